@@ -1,6 +1,7 @@
 // A trial is a job with assignments over its own; its memory is asked of what is allocated first,
 // which rules most out, and then of the caching allocator. From the second micro-batch on all are
-// alike: three of them show the peak.
+// alike: three of them show the peak, but for what a trainer's frame fetches of all before the
+// first.
 #include "planner/remedy.h"
 
 #include <fmt/format.h>
@@ -143,10 +144,15 @@ class Trials {
     Plan shorter = plan;
     shorter.batch.accumulation = std::min(shorter.batch.accumulation, kShownMicroBatches);
     const Cluster& cluster = job.cluster;
-    const EventGraph graph = build_training_step(changed->model, shorter);
-    const Bytes peak = peak_allocated(graph);
+    EventGraph graph = build_training_step(changed->model, shorter);
+    Bytes peak = peak_allocated(graph);
     const Bytes outside = total(memory_outside(graph, cluster, plan.runtime));
     if (!holds(fit_in(cluster, peak, peak, outside), terms_)) return std::nullopt;
+    if (plan.step_frame != StepFrame::kPlain) {
+      shorter.batch.accumulation = laid_out_of(plan.batch.accumulation);
+      graph = build_training_step(changed->model, shorter);
+      peak = peak_allocated(graph);
+    }
     const Fit fit = fit_in(cluster, peak, reserved_of(graph, plan, *changed), outside);
     if (!holds(fit, terms_)) return std::nullopt;
     const CostModel costs = cost_model(*changed);

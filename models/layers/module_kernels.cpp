@@ -70,42 +70,30 @@ constexpr EagerNorms kEagerNorms[] = {
     {.family = "t5", .normalizes_input = true},
 };
 
-// Autocast makes fp32 of what leaves it, whatever the norms within blocks are.
-bool ends_in_layer_norm(const LayerSpec& layer) {
-  return layer.role == LayerRole::kFinalNorm && !layer.operations.empty() &&
-         layer.operations.back().function == Function::kLayerNorm;
-}
-
-// A block, or an embedding, that ends in its norm hands on what the norm leaves.
-bool ends_in_norm(const LayerSpec& layer) {
-  const bool is_stream = layer.role == LayerRole::kBlock || layer.role == LayerRole::kEmbedding;
-  return is_stream && !layer.operations.empty() &&
-         layer.operations.back().kind == OperationKind::kNorm;
-}
+// What comes to a layer in fp32: its input, and what waited for it (LayerSpec::joins).
+struct Arrives {
+  bool input = false, joined = false;
+};
 
 class Rewriter {
  public:
-  Rewriter(LayerSpec layer, const Plan& plan, const ModelSpec& model)
+  // `streams_fp32`: what blocks hand on.
+  Rewriter(LayerSpec layer, const Plan& plan, const ModelSpec& model, Arrives arrives,
+           bool streams_fp32)
       : old_(std::move(layer)),
         plan_(plan),
         numerics_(model.numerics),
         norms_(row_of(kEagerNorms, model.family)),
         is_eager_(plan.kernels.norm == Norm::kEager || plan.kernels.norm == Norm::kEagerFp32),
-        ends_in_layer_norm_(
-            is_eager_ && std::any_of(model.kinds.begin(), model.kinds.end(), ends_in_layer_norm)),
         weighs_in_fp32_(norms_.weighs_in_fp32 || plan.kernels.norm == Norm::kEagerFp32),
         layer_(old_),
         renamed_(old_.tensors.size()),
         is_autocast_(is_under_autocast(plan)),
-        streams_fp32_(plan.kernels.residual == ModuleKernels::Residual::kFp32 ||
-                      (is_autocast_ && (is_eager_ || plan.kernels.norm == Norm::kFp32) &&
-                       std::any_of(model.kinds.begin(), model.kinds.end(), ends_in_norm))) {
+        streams_fp32_(streams_fp32) {
     layer_.operations.clear();
     for (std::size_t t = 0; t < renamed_.size(); ++t) renamed_[t] = static_cast<Index>(t);
-    if (streams_fp32_ && streams_in()) layer_.tensors[0].type = ElementType::kFp32;
-    if (old_.role == LayerRole::kHead && fp32_norm_output()) {
-      layer_.tensors[0].type = ElementType::kFp32;
-    }
+    if (arrives.input) widen(0);
+    if (arrives.joined) widen(old_.joins);
   }
 
   LayerSpec run() {
@@ -116,29 +104,27 @@ class Rewriter {
       }
       add(o, std::move(op));
     }
-    finish_stream();
     layer_.output = renamed_[at(old_.output)];
+    // An embedding of fp32 weights makes fp32; else the first sum or norm behind it would.
+    const bool streams = old_.role == LayerRole::kEmbedding || old_.role == LayerRole::kBlock;
+    if (streams && streams_fp32_ && !is_fp32(layer_.output)) widen(layer_.output);
+    hands_on_fp32_ = is_fp32(layer_.output);
     return std::move(layer_);
   }
+  // After run().
+  bool hands_on_fp32() const { return hands_on_fp32_; }
 
  private:
-  bool streams_in() const {
-    return old_.role == LayerRole::kBlock || old_.role == LayerRole::kFinalNorm ||
-           old_.role == LayerRole::kInner;
-  }
-
-  // What the final norm hands to the head.
-  bool fp32_norm_output() const {
-    return is_autocast_ && (plan_.kernels.norm == Norm::kFp32 || (is_eager_ && streams_fp32_) ||
-                            ends_in_layer_norm_);
-  }
-
   // --- tensors ---
 
   Index tensor(TensorSpec spec) {
     layer_.tensors.push_back(std::move(spec));
     fp32_.resize(layer_.tensors.size(), false);
     return static_cast<Index>(layer_.tensors.size() - 1);
+  }
+  void widen(Index t) {
+    ElementType& type = layer_.tensors[at(t)].type;
+    if (type == ElementType::kCompute) type = ElementType::kFp32;
   }
   Index like(Index t, const std::string& name, ElementType type) {
     TensorSpec spec = layer_.tensors[at(t)];
@@ -230,17 +216,26 @@ class Rewriter {
       renamed_[at(old_.operations[o].outputs.front())] = op.inputs.front();
       return;
     }
+    const bool narrows = sums_wide_rows(op);
     push(std::move(op));
+    if (!narrows) return;
+    const Index sum = layer_.operations.back().outputs.front();
+    renamed_[at(old_.operations[o].outputs.front())] = cast(sum, ElementType::kCompute);
   }
 
   void add_product(Operation op) {
     if (is_fp32_experts(op)) {
       const Index rows = op.inputs.front();
-      if (!is_fp32(rows)) replace(op, rows, cast(rows, ElementType::kFp32));
+      if (!is_fp32(rows)) {
+        widens_rows_ = true;
+        replace(op, rows, cast(rows, ElementType::kFp32));
+      }
       return push(std::move(op));
     }
     for (const Index t : Indices(op.inputs)) {
-      if (is_fp32(t)) replace(op, t, cast(t, ElementType::kCompute));
+      if (!is_fp32(t)) continue;
+      replace(op, t, cast(t, ElementType::kCompute));
+      if (t == old_.joins) op.saved.push_back(t);  // later blocks read it, too
     }
     // Of adapters and experts alike.
     if (plan_.autocast && plan_.param_dtype != *plan_.autocast && !op.packed) {
@@ -262,6 +257,12 @@ class Rewriter {
         plan_.runtime.kind == RuntimeKind::kDdp ? plan_.master_dtype : plan_.param_dtype;
     return is_autocast_ && held == DType::kFp32 && op.groups > 1 &&
            plan_.experts == ExpertKernels::kTransformers;
+  }
+
+  // ... and the sum over a token's rows the dtype that came in (grouped_mm_experts_forward).
+  bool sums_wide_rows(const Operation& op) const {
+    return widens_rows_ && op.function == Function::kAdd && op.inputs.size() == 1 &&
+           is_fp32(op.inputs.front());
   }
 
   void add_norm(Operation op) {
@@ -467,16 +468,6 @@ class Rewriter {
     push(std::move(sum));
   }
 
-  // --- ends ---
-
-  // An embedding of fp32 weights makes fp32; else the first sum or norm behind it would.
-  void finish_stream() {
-    if (!streams_fp32_) return;
-    if (old_.role != LayerRole::kEmbedding && !ends_in_norm(old_)) return;
-    TensorSpec& output = layer_.tensors[at(renamed_[at(old_.output)])];
-    if (output.type == ElementType::kCompute) output.type = ElementType::kFp32;
-  }
-
   bool is_loss_cast(const Operation& op) const {
     return plan_.autocast && !plan_.loss_in_forward && old_.role == LayerRole::kLoss &&
            plan_.loss.kind != Loss::Kind::kSmoothed && op.function == Function::kCast;
@@ -487,13 +478,14 @@ class Rewriter {
   const Numerics& numerics_;
   const EagerNorms norms_;
   const bool is_eager_;
-  const bool ends_in_layer_norm_;
   const bool weighs_in_fp32_;
   LayerSpec layer_;
   std::vector<Index> renamed_;
   const bool is_autocast_;
   const bool streams_fp32_;
   std::vector<bool> fp32_;
+  bool widens_rows_ = false;  // of this layer's experts
+  bool hands_on_fp32_ = false;
   std::int8_t part_ = 0;
 };
 
@@ -528,12 +520,42 @@ void add_train_metrics(LayerSpec& loss, const Plan& plan) {
   }
 }
 
+namespace {
+
+// Layer by layer, with what the ones before hand on. Whether a block hands on what it is not given.
+bool rewrite(const ModelSpec& model, const Plan& plan, bool streams_fp32, ModelSpec& rewritten) {
+  std::vector<bool> done(model.kinds.size(), false), hands_on(model.kinds.size(), false);
+  const auto kind_of = [&](std::int32_t layer) {
+    return static_cast<std::size_t>(model.order[static_cast<std::size_t>(layer)].kind);
+  };
+  bool widens = false;
+  for (std::int32_t l = 0; l < static_cast<std::int32_t>(model.order.size()); ++l) {
+    const std::size_t kind = kind_of(l);
+    if (done[kind]) continue;
+    const LayerSpec& layer = model.kinds[kind];
+    Arrives arrives;
+    arrives.input = l > 0 && layer.role != LayerRole::kEmbedding && hands_on[kind_of(l - 1)];
+    arrives.joined = layer.joins >= 0 && hands_on[kind_of(chain_joined_at(model, l) - 1)];
+    Rewriter rewriter(layer, plan, model, arrives, streams_fp32);
+    rewritten.kinds[kind] = rewriter.run();
+    hands_on[kind] = rewriter.hands_on_fp32();
+    done[kind] = true;
+    widens |= layer.role == LayerRole::kBlock && hands_on[kind] && !arrives.input;
+  }
+  return widens;
+}
+
+}  // namespace
+
 ModelSpec with_module_kernels(ModelSpec model, const Plan& plan) {
   ModuleKernels plain;
   plain.train_metrics = plan.kernels.train_metrics;
   if (plan.kernels == plain && !is_under_autocast(plan)) return model;
-  for (LayerSpec& layer : model.kinds) layer = Rewriter(layer, plan, model).run();
-  return model;
+  ModelSpec rewritten = model;
+  const bool asked = plan.kernels.residual == ModuleKernels::Residual::kFp32;
+  const bool widens = rewrite(model, plan, asked, rewritten);
+  if (widens && !asked) rewrite(model, plan, true, rewritten);
+  return rewritten;
 }
 
 }  // namespace foreshard

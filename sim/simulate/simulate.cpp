@@ -422,7 +422,7 @@ Carry Simulator::Scratch::simulate_step(const EventGraph& graph, const CostTable
 
   // Where all streams stand, relative to the run of rows that the compute stream has reached: what
   // decides how it goes on. What ended in the past decides nothing any more. Empty where a stream
-  // already looks beyond the runs.
+  // is not yet in the runs, whose rows are no others' like, or already looks beyond them.
   const auto stand = [&](EventId run) {
     std::vector<std::int64_t>& list = standing;
     list.clear();
@@ -434,7 +434,8 @@ Carry Simulator::Scratch::simulate_step(const EventGraph& graph, const CostTable
       const Head& head = heads[s];
       const bool is_at_work = ((scheduled | running) >> s & 1U) != 0;
       const bool is_beyond = head.row == kNoEvent || head.row >= repeats.end();
-      if (is_beyond && is_at_work) return list.clear();
+      const bool is_before = !is_beyond && head.row < repeats.begin;
+      if (is_before || (is_beyond && is_at_work)) return list.clear();
       list.push_back(is_beyond ? -1 : head.row - run);
       list.push_back(ahead(head.tail));
       if (!is_beyond) oldest = std::min(oldest, head.row);

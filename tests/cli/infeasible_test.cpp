@@ -61,6 +61,13 @@ TEST(Infeasible, MicroBatchKeepsTheSequencesOfAStep) {
   EXPECT_EQ(batch.at("micro_batch").get<int>() * batch.at("accumulation").get<int>(), 24);
 }
 
+// torchtitan's loop fetches the batches of all micro-batches before the first.
+TEST(Infeasible, ALoopThatFetchesAStepHoldsAllOfIt) {
+  expect_remedy(
+      "--model llama-3.1-8b --cluster 16xh100 --micro-batch 4 --accumulation 9 "
+      "--set stack=torchtitan_2026");
+}
+
 TEST(Infeasible, TwoKnobs) {
   const auto remedy = expect_remedy("--model llama-3.1-8b --cluster 64xh100 --micro-batch 16");
   EXPECT_GE(remedy.at("set").size(), 2U);

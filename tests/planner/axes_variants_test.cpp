@@ -14,6 +14,7 @@
 #include "planner/changes.h"
 #include "planner/job_search.h"
 #include "planner/search_space.h"
+#include "sim/graph/axes/rank_part.h"
 #include "sim/graph/training_step.h"
 #include "sim/search/bounds.h"
 #include "sim/simulate/simulate.h"
@@ -43,6 +44,25 @@ SearchOptions one_thread() {
   options.threads = 1;
   options.detail = SearchDetail::kBest;
   return options;
+}
+
+// Attention with a bias of its heads is of heads, and what an encoder hands over is gathered as
+// what the block itself has: each sum of a block is scattered, and each norm's output gathered,
+// once.
+TEST(TensorParallel, BlocksOfAnEncoderAndADecoderAreCutAlike) {
+  const Job job = job_of("t5-small", "8xh100", "512", {"mesh.tp=2"});
+  std::vector<std::pair<int, int>> found;  // all-gathers and reduce-scatters of each kind of block
+  for (const LayerSpec& layer : part_of_rank(job.model, job.resolved.plan).kinds) {
+    if (layer.role != LayerRole::kBlock) continue;
+    const auto count = [&](CollectiveKind kind) {
+      return static_cast<int>(
+          std::count_if(layer.operations.begin(), layer.operations.end(),
+                        [&](const Operation& op) { return op.collective.kind == kind; }));
+    };
+    found.emplace_back(count(CollectiveKind::kAllGather), count(CollectiveKind::kReduceScatter));
+  }
+  // With the bias and without; the decoder's first also gathers the encoder's states.
+  EXPECT_EQ(found, (std::vector<std::pair<int, int>>{{2, 2}, {2, 2}, {4, 3}, {3, 3}}));
 }
 
 TEST(AxesVariants, AreLegalAndDifferAndShareTheBatch) {

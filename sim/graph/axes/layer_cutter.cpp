@@ -28,7 +28,7 @@ constexpr const char* kOffsets = "offsets";
 
 class Cutter {
  public:
-  Cutter(const LayerSpec& layer, const Plan& plan, Placement input)
+  Cutter(const LayerSpec& layer, const Plan& plan, Placement input, Placement joined)
       : old_(layer),
         plan_(plan),
         tp_(plan.mesh.tp),
@@ -45,6 +45,7 @@ class Cutter {
         has_latents_(has_latents(layer)) {
     layer_.operations.clear();
     place(0, layer.role == LayerRole::kEmbedding ? Placement::kWhole : input);
+    if (layer.joins >= 0) place(layer.joins, joined);
     for (const Operation& op : layer.operations) experts_ = std::max(experts_, op.groups);
   }
 
@@ -788,8 +789,19 @@ class Cutter {
     of_last().rows = slices_;
   }
 
+  // A column for each head (T5's bias of positions): the rank reads those of its own heads.
+  void look_up_heads(Operation op) {
+    layer_.parameters[at(op.parameters.front())].shape.back() /= tp_;
+    const Index result = op.outputs.front();
+    known_[at(result)] = true;
+    placement_[at(result)] = Placement::kFeature;
+    layer_.tensors[at(result)].split *= tp_;
+    layer_.operations.push_back(std::move(op));
+  }
+
   // A masked lookup in a part of the vocabulary; the gradient is made for all of it.
   void cut_lookup(Operation op) {
+    if (old_.role == LayerRole::kBlock) return look_up_heads(std::move(op));
     if (native_ && op.inputs.front() != 0) return look_up_positions(std::move(op));
     if (tp_ == 1) {
       if (cuts()) place(op.outputs, Placement::kSequence);
@@ -1009,7 +1021,7 @@ std::int64_t chunk_of(std::int64_t all, std::int64_t parts, std::int64_t index) 
   return std::clamp<std::int64_t>(all - index * chunk, 0, chunk);
 }
 
-CutLayer cut_layer(const LayerSpec& layer, const Plan& plan, Placement input) {
+CutLayer cut_layer(const LayerSpec& layer, const Plan& plan, Placement input, Placement joined) {
   if (layer.role == LayerRole::kLoss && input == Placement::kFeature) {
     if (plan.runtime.kind != RuntimeKind::kNative) {
       return {cut_loss(layer, plan), {}, Placement::kWhole};
@@ -1019,7 +1031,7 @@ CutLayer cut_layer(const LayerSpec& layer, const Plan& plan, Placement input) {
                        {.columns = static_cast<std::int16_t>(slices_of_rank(plan))});
     return loss;
   }
-  return Cutter(layer, plan, input).run();
+  return Cutter(layer, plan, input, joined).run();
 }
 
 }  // namespace foreshard

@@ -23,8 +23,8 @@ struct CutLayer {
   Placement output = Placement::kWhole;
 };
 
-// `input`: of what the layer before hands on.
-CutLayer cut_layer(const LayerSpec& layer, const Plan& plan, Placement input);
+// `input`: of what the layer before hands on; `joined`: of what waited for the layer.
+CutLayer cut_layer(const LayerSpec& layer, const Plan& plan, Placement input, Placement joined);
 
 // Elements of part `index` of `all` that are cut into `parts` as torch.chunk does: the last parts
 // may have fewer, or none.

@@ -23,6 +23,7 @@
 #include <algorithm>
 #include <map>
 #include <string>
+#include <tuple>
 #include <utility>
 
 #include "sim/base/error.h"
@@ -108,18 +109,24 @@ bool parts_table(const Plan& plan) {
 // visit(kind, its cut), of each kind once. What a kind hands on follows from what arrives at it.
 template <typename Visit>
 void cut_kinds(const ModelSpec& model, const Plan& plan, const Visit& visit) {
-  Placement arrives = Placement::kWhole;
   std::vector<bool> done(model.kinds.size(), false);
-  std::map<std::pair<std::size_t, Placement>, Placement> outputs;
+  std::map<std::tuple<std::size_t, Placement, Placement>, Placement> outputs;
+  std::vector<Placement> handed_on;  // by the layers so far
   for (const LayerInstance& instance : model.order) {
     const auto kind = static_cast<std::size_t>(instance.kind);
-    const std::pair key(kind, arrives);
+    const LayerSpec& layer = model.kinds[kind];
+    const auto place = static_cast<std::int32_t>(handed_on.size());
+    const Placement arrives = place == 0 ? Placement::kWhole : handed_on.back();
+    const Placement joined =
+        layer.joins < 0 ? Placement::kWhole
+                        : handed_on[static_cast<std::size_t>(chain_joined_at(model, place)) - 1];
+    const std::tuple key(kind, arrives, joined);
     if (const auto known = outputs.find(key); known != outputs.end()) {
-      arrives = known->second;
+      handed_on.push_back(known->second);
       continue;
     }
-    CutLayer cut = cut_layer(as_executed(model.kinds[kind], plan), plan, arrives);
-    arrives = outputs[key] = cut.output;
+    CutLayer cut = cut_layer(as_executed(layer, plan), plan, arrives, joined);
+    handed_on.push_back(outputs[key] = cut.output);
     if (!done[kind]) visit(kind, std::move(cut));
     done[kind] = true;
   }

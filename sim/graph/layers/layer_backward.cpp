@@ -112,6 +112,7 @@ class Backward {
     if (op.is_collective()) return communicate(o, incoming.front());
     if (graph_.is_alias(op) && op.outputs.size() == 1) {
       const Index input = op.inputs.front();
+      recompute_before(o);
       accumulate({input, summed_over_copies(o, incoming.front())});
       free_dying();
       drop_saved(graph_.saves(o));
@@ -184,17 +185,27 @@ class Backward {
     return std::any_of(op.inputs.begin(), op.inputs.end(), [&](Index t) { return casts(op, t); });
   }
 
-  // Checkpointing runs the layer again when the first node unpacks what it saved. Where nothing was
-  // computed or communicated before, that is where backward begins.
+  // Checkpointing runs the layer again when the first node unpacks what it saved (a fused region's
+  // nodes are one). Where nothing was computed or communicated before, that is where backward
+  // begins.
   void recompute_before(std::size_t o) {
-    const Operation& op = graph_.operation(o);
-    const bool unpacks = !graph_.saves(o).empty() || op.kind == OperationKind::kGemm;
-    if (recomputed_ || !graph_.is_checkpointed() || !graph_.inside(o) || !unpacks) return;
+    if (recomputed_ || !graph_.is_checkpointed() || !graph_.inside(o) || !unpacks(o)) return;
     recomputed_ = true;
     const bool began = !writer_.phase().calls.empty() || !writer_.phase().kernels.empty();
     // The engine recomputes before backward begins.
     const bool first = graph_.is_flat() || graph_.options().recomputes_first;
-    if (began && !first) writer_.recompute_here();
+    if (!began || first) return;
+    writer_.enter(part_in_backward(graph_.operation(o)));
+    writer_.recompute_here();
+  }
+
+  bool unpacks(std::size_t o) const {
+    const Operation& op = graph_.operation(o);
+    if (!graph_.saves(o).empty() || op.kind == OperationKind::kGemm) return true;
+    for (std::size_t other = o; op.region >= 0 && other-- > 0;) {
+      if (graph_.operation(other).region == op.region && !graph_.saves(other).empty()) return true;
+    }
+    return false;
   }
 
   void communicate(std::size_t o, std::int32_t incoming) {

@@ -108,6 +108,33 @@ RC_GTEST_PROP(Repeats, AStepTellsThatOfFewerMicroBatches, ()) {
   }
 }
 
+// The first micro-batch's gradients are cast, those of later ones are added, too: a run that begins
+// while that is still to come is not as the next one.
+TEST(Repeats, ARunThatBeginsBehindOtherRowsIsNotTheNextOne) {
+  RandomStep step;
+  step.model = tiny_model(2);
+  step.plan.model = step.model.name;
+  step.plan.mesh = {2, 1};
+  step.plan.batch = {16, 1, 1};
+  step.plan.reduce_dtype = DType::kBf16;  // so that there is something to cast
+  const auto costs = [](const EventGraph& graph) {
+    return table_costs(graph, [&](const Work& work, int) {
+      const bool computes = work.kind == EventKind::kForward || work.kind == EventKind::kBackward;
+      Cost cost;
+      cost.duration = Time::ns(computes ? 20'000'000 : 1000);
+      if (work.kind == EventKind::kAccumulate) {
+        cost.duration = Time::ns(graph.kernels[work.kernels_end - 1].bytes.count() / 16);
+      }
+      return cost;
+    });
+  };
+  const EventGraph few = with_accumulation(step, 8), whole = with_accumulation(step, 30);
+  Simulator simulator;
+  const auto told = simulator.period(few, costs(few), find_repeats(few), 22);
+  ASSERT_TRUE(told.has_value());
+  EXPECT_EQ(*told, simulator.period(whole, costs(whole)));
+}
+
 // Nothing is told where the step has not settled, or the host ends it.
 TEST(Repeats, ASingleMicroBatchDoesNotRepeat) {
   const ModelSpec model = tiny_model(4);
