@@ -458,12 +458,14 @@ class Rewriter {
       op.attention.head_dim = tables.empty() ? 1 : old_.tensors[at(tables.front())].per_position;
       return op;
     };
-    push(over_heads("_rotate_half", Function::kCopy, {input}, half));
     push(over_heads("_times_cos", Function::kMultiply, {input}, cosine));
-    push(over_heads("_times_sin", Function::kMultiply, {half}, sine));
+    push(over_heads("_rotate_half", Function::kCopy, {input}, half));
+    Operation times_sine = over_heads("_times_sin", Function::kMultiply, {half}, sine);
+    times_sine.released = {half};
+    push(std::move(times_sine));
     Operation sum = over_heads("_sum", Function::kAdd, {cosine, sine}, output);
     sum.gradient = GradientRule::kAlias;
-    sum.released = {half, cosine, sine};
+    sum.released = {cosine, sine};
     push(std::move(sum));
   }
 
