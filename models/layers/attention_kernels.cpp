@@ -41,7 +41,9 @@ using Indices = std::vector<Index>;
 // modeling_FAMILY.py; torchtitan's models/gpt_oss and models/llama4).
 struct FamilyCode {
   std::string_view family;
-  bool softmax_as_scores = false;  // its own attention takes the softmax in the scores' dtype
+  // Its own attention takes the softmax in the scores' dtype, which under autocast is fp32.
+  bool softmax_as_scores = false;
+  bool narrows = false;      // ... and gives it the values' dtype before dropout, not behind it
   bool fp32_scores = false;  // ... queries and keys are cast to fp32 in front of their product
   bool only_eager = false;   // it knows none of scaled_dot_product_attention's kernels
   bool flexible = false;     // FlexAttention in place of PyTorch's other kernels: it takes windows
@@ -50,7 +52,7 @@ struct FamilyCode {
   bool sinks = false;        // eager: a learned logit of each head is one more score
 };
 constexpr FamilyCode kFamilyCode[] = {
-    {.family = "gpt2", .softmax_as_scores = true},
+    {.family = "gpt2", .softmax_as_scores = true, .narrows = true},
     {.family = "bert", .softmax_as_scores = true},
     {.family = "roberta", .softmax_as_scores = true},
     {.family = "falcon", .softmax_as_scores = true},
@@ -290,7 +292,7 @@ std::vector<Operation> eager(LayerSpec& layer, const Operation& op, const Plan& 
   };
   const bool repeats = shape.kv_heads != shape.heads;
   const bool widens = code.fp32_scores && plan.compute_dtype() != DType::kFp32;
-  const ElementType type = widens ? ElementType::kFp32 : kCompute;
+  ElementType type = widens ? ElementType::kFp32 : kCompute;
   const auto factor = [&](const char* name, Index t) {
     return widens ? out.cast(name, t, type) : t;
   };
@@ -310,8 +312,12 @@ std::vector<Operation> eager(LayerSpec& layer, const Operation& op, const Plan& 
     scores = out.pass(name, Function::kAdd, std::move(terms), out.scores(name, type));
     out.last().gradient = GradientRule::kAlias;
   };
+  // Embeddings under autocast are in fp32, and the mask is in their dtype.
+  const bool is_autocast = is_under_autocast(plan);
+  const bool masks = shape.causal || plan.batch.padded;
+  if (is_autocast && (masks || bias != ScoreBias::kNone)) type = ElementType::kFp32;
   if (bias != ScoreBias::kNone) add_to_scores("biased_scores", with_bias(scores, op));
-  if (shape.causal || plan.batch.padded) add_to_scores("masked_scores", {scores});
+  if (masks) add_to_scores("masked_scores", {scores});
   if (code.sinks) {
     // Joined, then less the largest, whose gradient is scattered into zeros and added.
     add_to_scores("scores_and_sinks", {scores});
@@ -321,17 +327,22 @@ std::vector<Operation> eager(LayerSpec& layer, const Operation& op, const Plan& 
                                      out.scores("shifted_scores.grad", type)};
   }
   Index probabilities = 0;
-  if (!code.softmax_as_scores) {
-    const Index wide = widens ? scores : out.cast("scores_fp32", scores, ElementType::kFp32);
-    const Index softmax = out.softmax(wide, ElementType::kFp32);
-    probabilities = out.cast("probabilities", softmax, kCompute);
-    out.release({scores, softmax});
-  } else {
-    probabilities = out.softmax(scores, kCompute);
-    out.add_bias_gradient(op);
-    out.release({scores});
-  }
+  const bool softmax_in_fp32 = !code.softmax_as_scores || is_autocast;
+  const ElementType kind = softmax_in_fp32 ? ElementType::kFp32 : kCompute;
+  const bool is_cast = softmax_in_fp32 && type != ElementType::kFp32;
+  const auto narrow = [&] {
+    if (!softmax_in_fp32) return;
+    const Index wide = std::exchange(probabilities, out.cast("probabilities", probabilities, kCompute));
+    out.release({wide});
+  };
+  const Index wide = is_cast ? out.cast("scores_fp32", scores, kind) : scores;
+  probabilities = out.softmax(wide, kind);
+  if (code.softmax_as_scores) out.add_bias_gradient(op);
+  const bool narrows_first = !code.softmax_as_scores || code.narrows;
+  if (narrows_first) narrow();
+  out.release({scores});
   probabilities = out.dropout(probabilities);
+  if (!narrows_first) narrow();
   const Index values = rows("v_heads", v, repeats);
   const Index made =
       out.product({probabilities, values}, shape.values(),
