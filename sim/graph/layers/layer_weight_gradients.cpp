@@ -89,10 +89,14 @@ bool WeightGradients::settle(const Fresh& fresh) {
                     (options.tied == Tying::kTokenTable && p == 0);
   std::int32_t slot = fresh.slot;
   if (adds) {
+    // A cast made the earlier one, to which the engine then adds in place (can_accumulate_inplace):
+    // the sum takes its bytes. What a product makes is a transposed view.
+    const bool in_place = graph_.gradient_dtype_of(p) != graph_.dtype_of(p);
+    if (in_place) writer_.free(LayerPhaseProgram::kEarlierGradient + p);
     slot = make_slot(p, graph_.gradient_dtype_of(p), ".grad sum");
     add_memory_kernel(writer_.phase(), Function::kAdd, Pass::kBackward,
                       3 * graph_.gradient_bytes(p));
-    writer_.free(LayerPhaseProgram::kEarlierGradient + p);
+    if (!in_place) writer_.free(LayerPhaseProgram::kEarlierGradient + p);
   }
   std::int32_t& place = writer_.program().weight_gradients[static_cast<std::size_t>(p)];
   FORESHARD_CHECK(place == LayerProgramWriter::kNoSlot,
