@@ -239,8 +239,11 @@ class Rewriter {
       if (!is_fp32(rows)) replace(op, rows, cast(rows, ElementType::kFp32));
       return push(std::move(op));
     }
+    // A product of fp32 copies (a router's) stays one where no autocast makes 16 bits of them.
+    const bool is_wide = !is_autocast_ &&
+                         layer_.tensors[at(op.outputs.front())].type == ElementType::kFp32;
     for (const Index t : Indices(op.inputs)) {
-      if (is_fp32(t)) replace(op, t, cast(t, ElementType::kCompute));
+      if (is_fp32(t) && !is_wide) replace(op, t, cast(t, ElementType::kCompute));
     }
     // Of adapters and experts alike.
     if (plan_.autocast && plan_.param_dtype != *plan_.autocast && !op.packed) {
