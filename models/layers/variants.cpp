@@ -635,8 +635,11 @@ ModelSpec with_variants(ModelSpec model, const Plan& plan) {
   } else if (plan.experts == ExpertKernels::kTransformers) {
     for (LayerSpec& layer : model.kinds) {
       use_transformers_experts(layer, model.family);
-      // ZeRO's flat groups and what it gathers one by one follow it.
-      if (is_zero(plan.runtime.kind)) order_as_transformers(layer, model.family);
+      // ZeRO's flat groups and what it gathers one by one follow it, as do the buckets of a
+      // DistributedDataParallel that makes them once.
+      const bool makes_once =
+          plan.runtime.kind == RuntimeKind::kDdp && plan.ddp.find_unused_parameters;
+      if (is_zero(plan.runtime.kind) || makes_once) order_as_transformers(layer, model.family);
     }
   }
   if (plan.recompute_keeps == SelectivePolicy::kDots) {
