@@ -123,7 +123,10 @@ bool Ddp::is_cast(const ParameterSpec& p) const {
 // what a product of backward reads.
 std::int64_t Ddp::cast_elements(std::int32_t layer) const {
   std::int64_t elements = 0;
-  if (spec_of(layer).role == LayerRole::kEmbedding) return 0;
+  const LayerRole role = spec_of(layer).role;
+  if (role == LayerRole::kEmbedding) return 0;
+  // A loss that takes the head's product by parts casts them itself.
+  if (role == LayerRole::kHead && plan_.loss.kind == Loss::Kind::kTiledLinear) return 0;
   for (const ParameterSpec& p : spec_of(layer).parameters) {
     elements += is_cast(p) ? p.numel() : 0;
   }
