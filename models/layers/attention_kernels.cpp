@@ -332,7 +332,8 @@ std::vector<Operation> eager(LayerSpec& layer, const Operation& op, const Plan& 
   const bool is_cast = softmax_in_fp32 && type != ElementType::kFp32;
   const auto narrow = [&] {
     if (!softmax_in_fp32) return;
-    const Index wide = std::exchange(probabilities, out.cast("probabilities", probabilities, kCompute));
+    const Index wide =
+        std::exchange(probabilities, out.cast("probabilities", probabilities, kCompute));
     out.release({wide});
   };
   const Index wide = is_cast ? out.cast("scores_fp32", scores, kind) : scores;

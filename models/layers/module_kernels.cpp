@@ -240,8 +240,8 @@ class Rewriter {
       return push(std::move(op));
     }
     // A product of fp32 copies (a router's) stays one where no autocast makes 16 bits of them.
-    const bool is_wide = !is_autocast_ &&
-                         layer_.tensors[at(op.outputs.front())].type == ElementType::kFp32;
+    const bool is_wide =
+        !is_autocast_ && layer_.tensors[at(op.outputs.front())].type == ElementType::kFp32;
     for (const Index t : Indices(op.inputs)) {
       if (is_fp32(t) && !is_wide) replace(op, t, cast(t, ElementType::kCompute));
     }

@@ -359,8 +359,8 @@ class ExpertRewriter {
   const MixtureCode code_;
   bool scales_ = false, has_biases_ = false;
   std::int64_t top_k_ = 1, hidden_ = 0;
-  Index expert_ = 0, sorted_ = 0, weights_ = 0, sorted_weights_ = 0, order_ = 0, rows_ = 0, offsets_ = 0,
-        made_ = 0;
+  Index expert_ = 0, sorted_ = 0, weights_ = 0, sorted_weights_ = 0, order_ = 0, rows_ = 0,
+        offsets_ = 0, made_ = 0;
   Index removed_ = -1;
   std::int8_t part_ = 0;
 };

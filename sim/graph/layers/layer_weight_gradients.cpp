@@ -24,7 +24,8 @@ WeightGradients::WeightGradients(LayerProgramWriter& writer)
 DType WeightGradients::made_dtype(const Operation& op) const {
   if (op.parameters.empty()) return graph_.element(op.outputs.front()).dtype;
   // In the weight's own dtype, which autocast leaves it.
-  if (op.function == Function::kCrossEntropy) return graph_.gradient_dtype_of(op.parameters.front());
+  if (op.function == Function::kCrossEntropy)
+    return graph_.gradient_dtype_of(op.parameters.front());
   return op.kind == OperationKind::kNorm ? graph_.dtype_of(op.parameters.front())
                                          : graph_.element(op.outputs.front()).dtype;
 }

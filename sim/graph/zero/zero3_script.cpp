@@ -70,7 +70,9 @@ void Zero3Script::add_parameters() {
 std::vector<std::int32_t> Zero3Script::as_defined() const {
   std::vector<std::int32_t> order;
   const auto name = [&](std::int32_t p) -> const std::string& {
-    return spec_of(parameter(p).layer).parameters[static_cast<std::size_t>(parameter(p).index)].name;
+    return spec_of(parameter(p).layer)
+        .parameters[static_cast<std::size_t>(parameter(p).index)]
+        .name;
   };
   for (std::int32_t p = 0; p < parameter_count(); ++p) {
     auto place = order.end();
