@@ -154,6 +154,11 @@ class Written {
   Index copy(const std::string& name, Index input) {
     return pass(name, Function::kCopy, {input}, like(input, name, at(input).type));
   }
+  // A product over several sequences wants each head's rows together; one head of one sequence is
+  // a view of all.
+  bool expands(const Plan& plan) const {
+    return shape_.kv_heads == 1 && plan.batch.micro_batch == 1;
+  }
   // Of `width` features, of every head.
   Index repeat(const std::string& name, Index input, std::int64_t width) {
     if (shape_.kv_heads == shape_.heads) return input;
@@ -244,12 +249,14 @@ std::vector<Operation> math(LayerSpec& layer, const Operation& op, const Plan& p
   const Indices qkv = out.heads(op.inputs);
   const Index q = out.scale("scaled_q", out.cast("q_fp32", qkv[0], kFp32));
   Index k = out.cast("k_fp32", qkv[1], kFp32);
+  Index v = out.cast("v_fp32", qkv[2], kFp32);
   if (shape.broadcasts) {  // heads are expanded for the product, after the scale
-    k = out.repeat("k_repeat", out.scale("scaled_k", k), shape.head_dim);
+    k = out.scale("scaled_k", k);
+    if (!out.expands(plan)) k = out.repeat("k_repeat", k, shape.head_dim);
   } else {
     k = out.scale("scaled_k", out.repeat("k_repeat", k, shape.head_dim));
   }
-  const Index v = out.repeat("v_repeat", out.cast("v_fp32", qkv[2], kFp32), shape.values());
+  if (!shape.broadcasts || !out.expands(plan)) v = out.repeat("v_repeat", v, shape.values());
   Index scores = out.product({q, k}, shape.head_dim, out.scores("scores", kFp32));
   if (shape.causal || plan.batch.padded || bias != ScoreBias::kNone) {
     scores = out.pass("masked_scores", Function::kAdd, with_bias(scores, op),
@@ -281,10 +288,8 @@ std::vector<Operation> eager(LayerSpec& layer, const Operation& op, const Plan& 
   const ScoreBias bias = bias_of(code, op, plan);
   Written out(layer, op, plan, bias);
   const Indices qkv = out.heads(op.inputs);
-  // A product over several sequences wants each head's rows together; one head of one sequence is
-  // a view of all.
   const bool copies = plan.batch.micro_batch > 1;
-  const bool expands = shape.kv_heads == 1 && !copies;
+  const bool expands = out.expands(plan);
   const Index k = expands ? qkv[1] : out.repeat("k_repeat", qkv[1], shape.head_dim);
   const Index v = expands ? qkv[2] : out.repeat("v_repeat", qkv[2], shape.values());
   const auto rows = [&](const char* name, Index t, bool is_copy) {
