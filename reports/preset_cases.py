@@ -52,6 +52,7 @@ def captured(args, case, folder):
             told.append(row)
     # A step ends with its optimizer: what gathers behind it is the next one's first. (Of ZeRO-3 that is what persists.)
     said_of_it = case["run"].get("deepspeed", {})  # of DeepSpeedPlugin, or a configuration of DeepSpeed's
+    said_of_it = said_of_it.get("hf_ds_config", said_of_it)
     zero = said_of_it.get("zero_optimization", {"stage": said_of_it.get("zero_stage", 0), **said_of_it})
     stage, persists = zero["stage"], zero.get("stage3_param_persistence_threshold", 100_000)
     if persists == "auto":  # transformers, integrations/deepspeed.py

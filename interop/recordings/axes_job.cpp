@@ -277,10 +277,12 @@ class HalvesRotation {
     const Index zeros = add({.name = name + " half in zeros", .per_token = width});
     operation("times_cosine", Function::kMultiply, {x, cosine_}, first).saved = {cosine_};
     operation("rotate_half", Function::kCopy, {x}, half).backward_temporaries = {zeros};
-    operation("times_sine", Function::kMultiply, {half, sine_}, second).saved = {sine_};
+    Operation& times_sine = operation("times_sine", Function::kMultiply, {half, sine_}, second);
+    times_sine.saved = {sine_};
+    times_sine.released = {half};
     Operation& sum = operation("rotary_sum", Function::kAdd, {first, second}, result);
     sum.gradient = GradientRule::kAlias;
-    sum.released = {half, first, second};
+    sum.released = {first, second};
     for (const Index t : back.released) {  // but what is no more
       const bool is_gone = t == to_fp32.outputs.front() || t == back.inputs.front();
       if (!is_gone) sum.released.push_back(t);

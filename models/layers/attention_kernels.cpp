@@ -41,7 +41,9 @@ using Indices = std::vector<Index>;
 // modeling_FAMILY.py; torchtitan's models/gpt_oss and models/llama4).
 struct FamilyCode {
   std::string_view family;
-  bool softmax_as_scores = false;  // its own attention takes the softmax in the scores' dtype
+  // Its own attention takes the softmax in the scores' dtype, which under autocast is fp32.
+  bool softmax_as_scores = false;
+  bool narrows = false;      // ... and gives it the values' dtype before dropout, not behind it
   bool fp32_scores = false;  // ... queries and keys are cast to fp32 in front of their product
   bool only_eager = false;   // it knows none of scaled_dot_product_attention's kernels
   bool flexible = false;     // FlexAttention in place of PyTorch's other kernels: it takes windows
@@ -50,7 +52,7 @@ struct FamilyCode {
   bool sinks = false;        // eager: a learned logit of each head is one more score
 };
 constexpr FamilyCode kFamilyCode[] = {
-    {.family = "gpt2", .softmax_as_scores = true},
+    {.family = "gpt2", .softmax_as_scores = true, .narrows = true},
     {.family = "bert", .softmax_as_scores = true},
     {.family = "roberta", .softmax_as_scores = true},
     {.family = "falcon", .softmax_as_scores = true},
@@ -152,6 +154,11 @@ class Written {
   Index copy(const std::string& name, Index input) {
     return pass(name, Function::kCopy, {input}, like(input, name, at(input).type));
   }
+  // A product over several sequences wants each head's rows together; one head of one sequence is
+  // a view of all.
+  bool expands(const Plan& plan) const {
+    return shape_.kv_heads == 1 && plan.batch.micro_batch == 1;
+  }
   // Of `width` features, of every head.
   Index repeat(const std::string& name, Index input, std::int64_t width) {
     if (shape_.kv_heads == shape_.heads) return input;
@@ -242,12 +249,14 @@ std::vector<Operation> math(LayerSpec& layer, const Operation& op, const Plan& p
   const Indices qkv = out.heads(op.inputs);
   const Index q = out.scale("scaled_q", out.cast("q_fp32", qkv[0], kFp32));
   Index k = out.cast("k_fp32", qkv[1], kFp32);
+  Index v = out.cast("v_fp32", qkv[2], kFp32);
   if (shape.broadcasts) {  // heads are expanded for the product, after the scale
-    k = out.repeat("k_repeat", out.scale("scaled_k", k), shape.head_dim);
+    k = out.scale("scaled_k", k);
+    if (!out.expands(plan)) k = out.repeat("k_repeat", k, shape.head_dim);
   } else {
     k = out.scale("scaled_k", out.repeat("k_repeat", k, shape.head_dim));
   }
-  const Index v = out.repeat("v_repeat", out.cast("v_fp32", qkv[2], kFp32), shape.values());
+  if (!shape.broadcasts || !out.expands(plan)) v = out.repeat("v_repeat", v, shape.values());
   Index scores = out.product({q, k}, shape.head_dim, out.scores("scores", kFp32));
   if (shape.causal || plan.batch.padded || bias != ScoreBias::kNone) {
     scores = out.pass("masked_scores", Function::kAdd, with_bias(scores, op),
@@ -279,10 +288,8 @@ std::vector<Operation> eager(LayerSpec& layer, const Operation& op, const Plan& 
   const ScoreBias bias = bias_of(code, op, plan);
   Written out(layer, op, plan, bias);
   const Indices qkv = out.heads(op.inputs);
-  // A product over several sequences wants each head's rows together; one head of one sequence is
-  // a view of all.
   const bool copies = plan.batch.micro_batch > 1;
-  const bool expands = shape.kv_heads == 1 && !copies;
+  const bool expands = out.expands(plan);
   const Index k = expands ? qkv[1] : out.repeat("k_repeat", qkv[1], shape.head_dim);
   const Index v = expands ? qkv[2] : out.repeat("v_repeat", qkv[2], shape.values());
   const auto rows = [&](const char* name, Index t, bool is_copy) {
@@ -290,7 +297,7 @@ std::vector<Operation> eager(LayerSpec& layer, const Operation& op, const Plan& 
   };
   const bool repeats = shape.kv_heads != shape.heads;
   const bool widens = code.fp32_scores && plan.compute_dtype() != DType::kFp32;
-  const ElementType type = widens ? ElementType::kFp32 : kCompute;
+  ElementType type = widens ? ElementType::kFp32 : kCompute;
   const auto factor = [&](const char* name, Index t) {
     return widens ? out.cast(name, t, type) : t;
   };
@@ -310,8 +317,12 @@ std::vector<Operation> eager(LayerSpec& layer, const Operation& op, const Plan& 
     scores = out.pass(name, Function::kAdd, std::move(terms), out.scores(name, type));
     out.last().gradient = GradientRule::kAlias;
   };
+  // Embeddings under autocast are in fp32, and the mask is in their dtype.
+  const bool is_autocast = is_under_autocast(plan);
+  const bool masks = shape.causal || plan.batch.padded;
+  if (is_autocast && (masks || bias != ScoreBias::kNone)) type = ElementType::kFp32;
   if (bias != ScoreBias::kNone) add_to_scores("biased_scores", with_bias(scores, op));
-  if (shape.causal || plan.batch.padded) add_to_scores("masked_scores", {scores});
+  if (masks) add_to_scores("masked_scores", {scores});
   if (code.sinks) {
     // Joined, then less the largest, whose gradient is scattered into zeros and added.
     add_to_scores("scores_and_sinks", {scores});
@@ -321,17 +332,23 @@ std::vector<Operation> eager(LayerSpec& layer, const Operation& op, const Plan& 
                                      out.scores("shifted_scores.grad", type)};
   }
   Index probabilities = 0;
-  if (!code.softmax_as_scores) {
-    const Index wide = widens ? scores : out.cast("scores_fp32", scores, ElementType::kFp32);
-    const Index softmax = out.softmax(wide, ElementType::kFp32);
-    probabilities = out.cast("probabilities", softmax, kCompute);
-    out.release({scores, softmax});
-  } else {
-    probabilities = out.softmax(scores, kCompute);
-    out.add_bias_gradient(op);
-    out.release({scores});
-  }
+  const bool softmax_in_fp32 = !code.softmax_as_scores || is_autocast;
+  const ElementType kind = softmax_in_fp32 ? ElementType::kFp32 : kCompute;
+  const bool is_cast = softmax_in_fp32 && type != ElementType::kFp32;
+  const auto narrow = [&] {
+    if (!softmax_in_fp32) return;
+    const Index wide =
+        std::exchange(probabilities, out.cast("probabilities", probabilities, kCompute));
+    out.release({wide});
+  };
+  const Index wide = is_cast ? out.cast("scores_fp32", scores, kind) : scores;
+  probabilities = out.softmax(wide, kind);
+  if (code.softmax_as_scores) out.add_bias_gradient(op);
+  const bool narrows_first = !code.softmax_as_scores || code.narrows;
+  if (narrows_first) narrow();
+  out.release({scores});
   probabilities = out.dropout(probabilities);
+  if (!narrows_first) narrow();
   const Index values = rows("v_heads", v, repeats);
   const Index made =
       out.product({probabilities, values}, shape.values(),

@@ -92,11 +92,14 @@ Index attend_and_project(LayerBuilder& layer, const ModelDims& dims, const Param
 Index parallel_branches(LayerBuilder& layer, const ModelDims& dims, const ParameterNames& names) {
   const bool one_norm = dims.residual == Residual::kParallelOfOneNorm;
   const Index norm1 = layer.norm(names.norm1, "norm1", dims.norm, dims.hidden, 0);
-  const Index norm2 =
-      one_norm ? norm1 : layer.norm(names.norm2, "norm2", dims.norm, dims.hidden, 0);
+  const auto second = [&] { return layer.norm(names.norm2, "norm2", dims.norm, dims.hidden, 0); };
+  // GPT-NeoX' second norm is an argument of its feed-forward layer, Falcon's is a name before.
+  const bool is_argument = dims.naming == Naming::kNeoX;
+  Index norm2 = one_norm ? norm1 : is_argument ? 0 : second();
   Index attention =
       attend_and_project(layer, dims, names, norm1, one_norm ? Input::kStays : Input::kEnds);
   attention = layer.dropout("attention_dropout", dims.dropout && !dims.drops_mlp_alone, attention);
+  if (!one_norm && is_argument) norm2 = second();
   Index down = mix(layer, dims, names, FeedForwardKind::kDense, norm2);
   down = layer.dropout("mlp_dropout", dims.dropout, down);
   const Index both = layer.residual_add("branches", dims.hidden, down, attention);

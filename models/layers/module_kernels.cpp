@@ -232,8 +232,11 @@ class Rewriter {
       }
       return push(std::move(op));
     }
+    // A product of fp32 copies (a router's) stays one where no autocast makes 16 bits of them.
+    const bool is_wide =
+        !is_autocast_ && layer_.tensors[at(op.outputs.front())].type == ElementType::kFp32;
     for (const Index t : Indices(op.inputs)) {
-      if (!is_fp32(t)) continue;
+      if (!is_fp32(t) || is_wide) continue;
       replace(op, t, cast(t, ElementType::kCompute));
       if (t == old_.joins) op.saved.push_back(t);  // later blocks read it, too
     }
@@ -459,12 +462,14 @@ class Rewriter {
       op.attention.head_dim = tables.empty() ? 1 : old_.tensors[at(tables.front())].per_position;
       return op;
     };
-    push(over_heads("_rotate_half", Function::kCopy, {input}, half));
     push(over_heads("_times_cos", Function::kMultiply, {input}, cosine));
-    push(over_heads("_times_sin", Function::kMultiply, {half}, sine));
+    push(over_heads("_rotate_half", Function::kCopy, {input}, half));
+    Operation times_sine = over_heads("_times_sin", Function::kMultiply, {half}, sine);
+    times_sine.released = {half};
+    push(std::move(times_sine));
     Operation sum = over_heads("_sum", Function::kAdd, {cosine, sine}, output);
     sum.gradient = GradientRule::kAlias;
-    sum.released = {half, cosine, sine};
+    sum.released = {cosine, sine};
     push(std::move(sum));
   }
 

@@ -67,14 +67,14 @@ class ExpertRewriter {
     const auto begin = named("router_to_fp32");
     const auto end = named("scatter_add");
     const auto first = std::find_if(old.begin(), old.end(), is_grouped);
-    // Experts with biases (gpt-oss) and Llama 4's, which are no grouped products and have their
-    // scores by a sigmoid without a factor, stay as models/layers/moe.cpp wrote them.
-    const bool has_biases = std::any_of(old.begin(), old.end(), [&](const Operation& op) {
+    // Llama 4's experts, which are no grouped products and have their scores by a sigmoid without a
+    // factor, stay as models/layers/moe.cpp wrote them.
+    has_biases_ = std::any_of(old.begin(), old.end(), [&](const Operation& op) {
       return is_grouped(op) && op.parameters.size() != 1;
     });
     scales_ = named("scale_scores") != old.end();
     const bool is_fused = std::count_if(old.begin(), old.end(), is_grouped) == 2;
-    if (begin == old.end() || end == old.end() || first == old.end() || has_biases ||
+    if (begin == old.end() || end == old.end() || first == old.end() ||
         (is_fused && named("sigmoid") != old.end())) {
       layer_.operations = std::move(old);
       return;
@@ -90,7 +90,11 @@ class ExpertRewriter {
         begin, end, [](const Operation& op) { return op.function == Function::kTopK; });
     top_k_ = layer_.tensors[at(topk.outputs.front())].per_token;
     hidden_ = last->n;
-    route(logits, old[static_cast<std::size_t>(begin - old.begin()) + 1].function, normalizes);
+    if (has_biases_) {
+      route_chosen(logits);
+    } else {
+      route(logits, old[static_cast<std::size_t>(begin - old.begin()) + 1].function, normalizes);
+    }
     gather(named("gather_rows")->inputs.front());
     compute(*first, *last);
     const bool shares = (last + 1)->name != "zeros_like";
@@ -145,6 +149,7 @@ class ExpertRewriter {
   // parallelism.
   // masked_fill_ of the rows of other ranks' experts; masked_fill fills a copy.
   Index masked(const std::string& name, Index rows, bool of_a_copy) {
+    if (has_biases_) return rows;
     const std::int64_t width = layer_.tensors[at(rows)].per_token;
     if (of_a_copy) {
       const Index copy = tensor(name + "_copy", width);
@@ -206,8 +211,20 @@ class ExpertRewriter {
     push("weights_cast", scales_ ? Function::kScale : Function::kCast, {chosen}, weights_);
   }
 
+  // gpt-oss' softmax is over the chosen logits alone, in their dtype.
+  void route_chosen(Index logits) {
+    const Index best = tensor("chosen_logits", top_k_);
+    expert_ = tensor("expert", top_k_, ElementType::kInt64);
+    Operation& topk = push("topk", Function::kTopK, {logits}, best);
+    topk.outputs.push_back(expert_);
+    topk.saved = {expert_};
+    topk.backward_temporaries = {tensor("topk_zeros", layer_.tensors[at(logits)].per_token)};
+    weights_ = tensor("expert_weights", top_k_);
+    push("router_scores", Function::kSoftmax, {best}, weights_).saved = {weights_};
+  }
+
   void gather(Index input) {
-    const Index sorted = tensor("sorted_experts", top_k_, ElementType::kInt64);
+    const Index sorted = sorted_ = tensor("sorted_experts", top_k_, ElementType::kInt64);
     order_ = tensor("order", top_k_, ElementType::kInt64);
     constant("sort", Function::kSort, {expert_}, sorted);
     layer_.operations.back().outputs.push_back(order_);
@@ -244,18 +261,15 @@ class ExpertRewriter {
     up.parameters = {place(gate)};
     layer_.operations.push_back(up);
     part_ = up.part;
-    const Index both = masked("masked_gate_up", gate_up, true);
+    const Index both = masked("masked_gate_up", add_bias(gate_up, first), true);
     const Index left = tensor("expert_gate", top_k_ * ffn),
                 right = tensor("expert_up", top_k_ * ffn);
     Operation& split = push("expert_chunk", Function::kCopy, {both}, left);
     split.outputs.push_back(right);
     split.view = true;
-    const Index silu = tensor("expert_silu", top_k_ * ffn);
-    push("expert_silu", Function::kSilu, {left}, silu).saved = {left};
-    const Index product = tensor("expert_silu_times_up", top_k_ * ffn);
-    Operation& times = push("expert_silu_times_up", Function::kMultiply, {silu, right}, product);
-    times.saved = {silu, right};
-    times.released = {silu, left, right, both};
+    const Index product = has_biases_ ? clamped(left, right) : activated(left, right);
+    Indices& released = layer_.operations.back().released;
+    released.insert(released.end(), {left, right, both});
     Operation down = last;
     const Index output = tensor("expert_output", top_k_ * hidden_);
     down.inputs = {product};
@@ -264,8 +278,53 @@ class ExpertRewriter {
     down.released = {product};
     down.parameters = {place(last.parameters.front())};
     layer_.operations.push_back(down);
-    made_ = masked("masked_output", output, true);
+    made_ = masked("masked_output", add_bias(output, last), true);
     part_ = 0;
+  }
+
+  // Every row's own expert's bias, copied first.
+  Index add_bias(Index rows, const Operation& product) {
+    if (!has_biases_) return rows;
+    const std::int64_t width = layer_.tensors[at(rows)].per_token;
+    const Index sum = tensor(product.name + " with bias", width);
+    Operation& add = push(product.name + " bias", Function::kAdd, {rows}, sum);
+    add.gradient = GradientRule::kAlias;
+    add.parameters = {place(product.parameters[1])};
+    add.saved = {sorted_};
+    add.forward_workspace = {tensor(product.name + " bias of rows", width)};
+    return sum;
+  }
+
+  Index activated(Index gate, Index up) {
+    const std::int64_t width = layer_.tensors[at(gate)].per_token;
+    const Index silu = tensor("expert_silu", width);
+    push("expert_silu", Function::kSilu, {gate}, silu).saved = {gate};
+    const Index product = tensor("expert_silu_times_up", width);
+    Operation& times = push("expert_silu_times_up", Function::kMultiply, {silu, up}, product);
+    times.saved = {silu, up};
+    times.released = {silu};
+    return product;
+  }
+
+  // gpt-oss: both are clamped, (up + 1) * gate * sigmoid(alpha gate).
+  Index clamped(Index gate, Index up) {
+    const std::int64_t width = layer_.tensors[at(gate)].per_token;
+    const auto made = [&](const char* name, Function function, Indices inputs, Indices saved) {
+      const Index output = tensor(name, width);
+      push(name, function, std::move(inputs), output).saved = std::move(saved);
+      return output;
+    };
+    const Index left = made("expert_gate_clamped", Function::kScale, {gate}, {gate});
+    const Index right = made("expert_up_clamped", Function::kScale, {up}, {up});
+    const Index scaled = made("expert_gate_scaled", Function::kScale, {left}, {});
+    const Index sigmoid = made("expert_sigmoid", Function::kSigmoid, {scaled}, {});
+    layer_.operations.back().saved = {sigmoid};
+    const Index glu = made("expert_glu", Function::kMultiply, {left, sigmoid}, {left, sigmoid});
+    const Index more = made("expert_up_plus_one", Function::kScale, {right}, {});
+    layer_.operations.back().gradient = GradientRule::kAlias;
+    const Index product = made("expert_gated", Function::kMultiply, {more, glu}, {more, glu});
+    layer_.operations.back().released = {left, right, glu, more};
+    return product;
   }
 
   void combine(Index sum) {
@@ -286,6 +345,7 @@ class ExpertRewriter {
     Indices& released = layer_.operations.back().released;
     released.insert(released.end(),
                     {made_, rows_, sorted_weights_, weights_, order_, expert_, offsets_});
+    if (has_biases_) released.push_back(sorted_);
   }
 
   // The gate's weight takes in the one behind it.
@@ -306,10 +366,10 @@ class ExpertRewriter {
 
   LayerSpec& layer_;
   const MixtureCode code_;
-  bool scales_ = false;
+  bool scales_ = false, has_biases_ = false;
   std::int64_t top_k_ = 1, hidden_ = 0;
-  Index expert_ = 0, weights_ = 0, sorted_weights_ = 0, order_ = 0, rows_ = 0, offsets_ = 0,
-        made_ = 0;
+  Index expert_ = 0, sorted_ = 0, weights_ = 0, sorted_weights_ = 0, order_ = 0, rows_ = 0,
+        offsets_ = 0, made_ = 0;
   Index removed_ = -1;
   std::int8_t part_ = 0;
 };

@@ -166,8 +166,15 @@ void fuse_loss_into_head(LayerSpec& head, const Plan& plan) {
         add_tensor(head, {.name = "tile of logits", .fixed = std::min(tokens, kTokens) * kWords});
     input.type = ElementType::kFp32;
     product->forward_workspace = {tile};
-    product->backward_workspace = {tile, add_weight(ElementType::kFp32),
-                                   add_tensor(head, std::move(input))};
+    product->backward_workspace = {tile, add_tensor(head, std::move(input))};
+    if (is_under_autocast(plan)) {  // parts of the weight are cast, and its gradient is its own
+      const Index part = add_tensor(
+          head, {.name = "part of the weight", .fixed = std::min(product->n, kWords) * product->k});
+      product->forward_workspace.push_back(part);
+      product->backward_workspace.push_back(part);
+    } else {
+      product->backward_workspace.push_back(add_weight(ElementType::kFp32));
+    }
     return fused_product(head, product);
   }
   const std::int64_t tiles = (product->n + product->k - 1) / product->k;
@@ -635,8 +642,11 @@ ModelSpec with_variants(ModelSpec model, const Plan& plan) {
   } else if (plan.experts == ExpertKernels::kTransformers) {
     for (LayerSpec& layer : model.kinds) {
       use_transformers_experts(layer, model.family);
-      // ZeRO's flat groups and what it gathers one by one follow it.
-      if (is_zero(plan.runtime.kind)) order_as_transformers(layer, model.family);
+      // ZeRO's flat groups and what it gathers one by one follow it, as do the buckets of a
+      // DistributedDataParallel that makes them once.
+      const bool makes_once =
+          plan.runtime.kind == RuntimeKind::kDdp && plan.ddp.find_unused_parameters;
+      if (is_zero(plan.runtime.kind) || makes_once) order_as_transformers(layer, model.family);
     }
   }
   if (plan.recompute_keeps == SelectivePolicy::kDots) {

@@ -2,7 +2,7 @@
 """transformers' own Trainer, or a loop as Accelerate's examples have it, on a model of a few blocks and words of zeros.
 
     hf_trainer_train.py CASE.json      `run`: arguments of TrainingArguments, `seq`, `padded`, `dtype` and `attn` of the model, `lora` (PEFT's arguments); `model` is a config.json
-with `loop`: accelerate also `accelerator`, `plugin`, `policy` (of mixed precision), `hsdp` (replicas, shards), `deepspeed` (arguments each), and `hold` the outputs
+with `loop`: accelerate also `accelerator`, `plugin`, `policy` (of mixed precision), `hsdp` (replicas, shards), `deepspeed`, `ddp` (arguments each), and `hold` the outputs; `frozen`: the table of words is
 """
 import tempfile
 
@@ -10,7 +10,7 @@ from watch import Words, said
 
 case = said()
 run = dict(case["run"])
-length, dtype, loop, padded, lora, attention = run.pop("seq"), run.pop("dtype", "float32"), run.pop("loop", "trainer"), run.pop("padded", False), run.pop("lora", None), run.pop("attn", "sdpa")
+length, frozen, dtype, loop, padded, lora, attention = run.pop("seq"), run.pop("frozen", []), run.pop("dtype", "float32"), run.pop("loop", "trainer"), run.pop("padded", False), run.pop("lora", None), run.pop("attn", "sdpa")
 
 import torch  # noqa: E402
 import transformers  # noqa: E402
@@ -23,6 +23,8 @@ def model():
         import peft
 
         made = peft.get_peft_model(made, peft.LoraConfig(**lora))
+    if frozen:
+        made.get_input_embeddings().requires_grad_(False)
     return made.train()
 
 
@@ -55,13 +57,15 @@ def policy():
 
 def accelerate():
     from accelerate import Accelerator, DeepSpeedPlugin, FullyShardedDataParallelPlugin, ParallelismConfig
-    from accelerate.utils import GradientAccumulationPlugin
+    from accelerate.utils import DistributedDataParallelKwargs, GradientAccumulationPlugin
 
     accum, more = run.get("accum", 1), dict(run.get("accelerator", {}))
     if run.get("plugin"):
         more["fsdp_plugin"] = FullyShardedDataParallelPlugin(**run["plugin"], **policy())
     if run.get("deepspeed"):
         more["deepspeed_plugin"] = DeepSpeedPlugin(gradient_accumulation_steps=accum, **run["deepspeed"])
+    if run.get("ddp"):
+        more["kwargs_handlers"] = [DistributedDataParallelKwargs(**run["ddp"])]
     if run.get("hsdp"):
         more["parallelism_config"] = ParallelismConfig(dp_replicate_size=run["hsdp"][0], dp_shard_size=run["hsdp"][1])
     accelerator = Accelerator(gradient_accumulation_plugin=GradientAccumulationPlugin(num_steps=accum, sync_each_batch=run.get("sync_each_batch", False)), **more)

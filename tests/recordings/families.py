@@ -287,17 +287,12 @@ class Parallel(nn.Module):
         self.attention, self.mlp = attention, mlp
 
     def forward(self, x, freqs):
-        n1 = self.norm1(x)
         if self.norm2 is None:
+            n1 = self.norm1(x)
             a = self.attention(n1, freqs)
             return self.mlp(n1) + a + x
-        n2 = self.norm2(x)
-        a = self.attend(n1, freqs)
-        del n1
-        return self.mlp(n2) + a + x
-
-    def attend(self, n1, freqs):
-        return self.attention(n1, freqs)
+        a = self.attention(self.norm1(x), freqs)
+        return self.mlp(self.norm2(x)) + a + x
 
 
 class Encoder(nn.Module):

@@ -119,10 +119,14 @@ bool Ddp::is_cast(const ParameterSpec& p) const {
 
 // Autocast casts the weights of matrix products once a forward. It lets go of them at its end,
 // which is that of the forward; backward keeps those of blocks that are not checkpointed, a
-// checkpointed one makes them again.
+// checkpointed one makes them again. Of what is not trained nothing is kept for a second use, only
+// what a product of backward reads.
 std::int64_t Ddp::cast_elements(std::int32_t layer) const {
   std::int64_t elements = 0;
-  if (spec_of(layer).role == LayerRole::kEmbedding) return 0;
+  const LayerRole role = spec_of(layer).role;
+  if (role == LayerRole::kEmbedding) return 0;
+  // A loss that takes the head's product by parts casts them itself.
+  if (role == LayerRole::kHead && plan_.loss.kind == Loss::Kind::kTiledLinear) return 0;
   for (const ParameterSpec& p : spec_of(layer).parameters) {
     elements += is_cast(p) ? p.numel() : 0;
   }
@@ -131,7 +135,7 @@ std::int64_t Ddp::cast_elements(std::int32_t layer) const {
 
 void Ddp::forward_begins(std::int32_t layer) {
   if (copies_parameters()) return wait(Stream::kCompute, tail(Stream::kCopyIn));
-  if (casts()) cast_weights(layer);
+  if (casts()) cast_weights(layer, recompute_of(layer) != Recompute::kFull);
 }
 
 void Ddp::forward_ended() {
@@ -143,10 +147,10 @@ void Ddp::forward_ended() {
 
 void Ddp::recompute_begins(std::int32_t layer) {
   const bool again = recompute_of(layer) == Recompute::kFull && !copies_parameters();
-  if (casts() && again) cast_weights(layer);
+  if (casts() && again) cast_weights(layer, true);
 }
 
-void Ddp::cast_weights(std::int32_t layer) {
+void Ddp::cast_weights(std::int32_t layer, bool is_read_again) {
   const std::int64_t elements = cast_elements(layer);
   if (elements == 0) return;
   const std::int64_t sizes = size_of(plan_.master_dtype) + size_of(plan_.param_dtype);
@@ -154,8 +158,10 @@ void Ddp::cast_weights(std::int32_t layer) {
   add_copy(EventKind::kQuantize, Stream::kCompute, elements * sizes, count);
   std::vector<Bytes> casts;
   for (const ParameterSpec& p : spec_of(layer).parameters) {
-    if (is_cast(p)) casts.push_back(allocated_size(p.numel() * size_of(plan_.param_dtype)));
+    if (!is_cast(p) || !(is_read_again || is_trained(layer, p))) continue;
+    casts.push_back(allocated_size(p.numel() * size_of(plan_.param_dtype)));
   }
+  if (casts.empty()) return;
   cast_[static_cast<std::size_t>(layer)] = allocate_parts(
       MemoryCategory::kUnshardedParam, Stream::kCompute, -1, add_part_list(std::move(casts)));
 }

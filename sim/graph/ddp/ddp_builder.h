@@ -73,7 +73,7 @@ class Ddp final : public GradientHooks {
   void forward_begins(std::int32_t layer) override;
   void forward_ended() override;
   void recompute_begins(std::int32_t layer) override;
-  void cast_weights(std::int32_t layer);
+  void cast_weights(std::int32_t layer, bool is_read_again);
   void backward_ended(std::int32_t layer) override;
   void gradient_ready(std::int32_t parameter) override;
   void mark_ready(std::int32_t parameter);

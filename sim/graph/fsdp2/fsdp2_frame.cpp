@@ -36,12 +36,17 @@ void Fsdp2::hold_gradients() {
     const UnitShape& s = shape(u);
     if (s.trained == 0 || !is_wrapped()) continue;
     Group& g = group(u);
+    const bool offloaded = plan_.offload != Offload::kNone;
+    std::int64_t bytes = offloaded ? 0 : s.trained_shard_numel * master_size();
+    for (const UnitParameter& p : s.list) {  // each comes to the host by itself, without padding
+      if (offloaded && p.trainable) bytes += allocated_size(p.local_numel * master_size()).count();
+    }
     const auto hold = [&] {
-      const std::int32_t gradient = allocate_persistent(
-          MemoryCategory::kShardedGrad, u, Bytes(s.trained_shard_numel * master_size()));
+      const std::int32_t gradient =
+          allocate_persistent(MemoryCategory::kShardedGrad, u, Bytes(bytes));
       graph().buffers.back().pool =
           replicated() && casts_gradients() ? Stream::kAllReduce : Stream::kReduceScatter;
-      graph().buffers.back().on_host = plan_.offload != Offload::kNone;
+      graph().buffers.back().on_host = offloaded;
       return gradient;
     };
     // The first step's stays, of which a gradient is a view that nobody lets go of; a recorded step

@@ -392,7 +392,10 @@ LayerPrograms::LayerPrograms(const ModelSpec& whole, const Plan& plan)
     options.flat_gradient = casts ? plan.reduce_dtype : options.compute;
     options.adds_gradients = plan.runtime.kind == RuntimeKind::kNative && !casts;
     const bool is_table = layer.role == LayerRole::kEmbedding && !layer.tower;
-    options.tied = has_shared_table(model) && is_table ? Tying::kTokenTable : Tying::kNone;
+    const bool is_shared = has_shared_table(model) && is_table;
+    options.tied = !is_shared                ? Tying::kNone
+                   : plan.loss.has_product() ? Tying::kHeld
+                                             : Tying::kTokenTable;
     options.sharing = variant.sharing;
     if (variant.frozen) options.frozen = frozen_parameters(layer);
     options.ignores_norms = setting_.ignored == Ignored::kNorms;
@@ -442,7 +445,7 @@ void LayerPrograms::derive(const LayerSpec& layer, ProgramOptions options,
     // Of a table that stacks share the gradients are added up before anything is reduced, unless it
     // is a unit by itself, which is reduced call by call.
     const bool is_with_others = layer.role == LayerRole::kEmbedding &&
-                                (!setting_.tokens_are_a_unit || options.tied == Tying::kTokenTable);
+                                (!setting_.tokens_are_a_unit || options.tied != Tying::kNone);
     if (options.sharing == Sharing::kNone || setting_.existing != ExistingGradients::kAll ||
         options.hooks || is_with_others) {
       continue;

@@ -30,27 +30,36 @@ class Ring {
     out_ = graph_.bytes(op.outputs[0]);
     statistics_ = graph_.bytes(op.outputs[1]);
     element_ = graph_.element(op.inputs[1]);
+    wide_ = size_of(DType::kFp32) / element_.size();
   }
 
   Slots forward() {
     pack_keys();
-    const std::int32_t sum = add("attention fp32");
+    std::int32_t sum = LayerProgramWriter::kNoSlot;
     for (std::int64_t step = 0; step < op_.ring.ranks; ++step) {
       receive_keys(step);
       send_keys(step);
       if (!op_.ring.computes(step)) continue;
       read_keys(step);
       compute(step);
-      if (step == 0) {
-        writer_.allocate(sum);
-        copy(out_ + 2 * out_);
-      } else {
+      if (step > 0) {
         merge(step);
+      } else if (widens()) {
+        sum = temporary(wide_ * out_, "attention fp32");
+        copy(out_ + wide_ * out_);
+      } else {
+        sum = step_out_.front();
+        step_out_.erase(step_out_.begin());
       }
     }
     free(lse_);
     // The results in the compute dtype are the operation's.
-    Slots ended = {sum};
+    Slots ended;
+    if (widens()) {
+      ended.push_back(sum);
+    } else {
+      free(sum);
+    }
     for (const Slots& rest : {received_keys(), packing_, step_out_}) {
       ended.insert(ended.end(), rest.begin(), rest.end());
     }
@@ -58,12 +67,12 @@ class Ring {
   }
 
   Slots backward() {
-    const std::int32_t dq = temporary(2 * q_, "q.grad fp32");
-    Slots sums = {temporary(2 * k_, "k.grad fp32"), temporary(2 * v_, "v.grad fp32")};
+    const std::int32_t dq = temporary(wide_ * q_, "q.grad fp32");
+    Slots sums = {temporary(wide_ * k_, "k.grad fp32"), temporary(wide_ * v_, "v.grad fp32")};
     pack_keys();
     const TensorElement element =
         op_.ring.narrow ? element_ : TensorElement{ElementType::kFp32, DType::kFp32};
-    const std::int64_t wide = (op_.ring.narrow ? 1 : 2) * (k_ + v_);
+    const std::int64_t wide = (op_.ring.narrow ? 1 : wide_) * (k_ + v_);
     std::int16_t gradients = 0;
     std::int32_t sent = LayerProgramWriter::kNoSlot, came = LayerProgramWriter::kNoSlot;
     std::int32_t held = LayerProgramWriter::kNoSlot, statistics = LayerProgramWriter::kNoSlot;
@@ -82,8 +91,8 @@ class Ring {
       }
       const bool adds_half = op_.ring.balanced && step > 0 && step <= op_.ring.rank;
       if (step == 0) {
-        const Slots flattened = {temporary(2 * k_, "k.grad flat"),
-                                 temporary(2 * v_, "v.grad flat")};
+        const Slots flattened = {temporary(wide_ * k_, "k.grad flat"),
+                                 temporary(wide_ * v_, "v.grad flat")};
         sent = temporary(wide, "k and v.grad to send");
         free(flattened);
       } else {
@@ -91,7 +100,9 @@ class Ring {
         free(sent);
         free(std::exchange(sums, {}));
         free(std::exchange(held, came));
-        if (adds_half) sums = {temporary(2 * k_, "k.grad sum"), temporary(2 * v_, "v.grad sum")};
+        if (adds_half) {
+          sums = {temporary(wide_ * k_, "k.grad sum"), temporary(wide_ * v_, "v.grad sum")};
+        }
         sent = temporary(wide, "k and v.grad to send");
       }
       copy(wide + (step > 0 ? 2 * wide : k_ + v_));
@@ -99,17 +110,22 @@ class Ring {
       gradients = launch(CollectiveKind::kAllToAll, wide, wide, element);
       if (adds_half) free(std::exchange(held, LayerProgramWriter::kNoSlot));
       if (op_.ring.halves(step)) {
-        free(temporary(2 * q_, "q.grad sum"));  // which takes the place of the one before
+        free(temporary(wide_ * q_, "q.grad sum"));  // which takes the place of the one before
       }
-      copy(3 * 2 * q_);
+      copy(3 * wide_ * q_);
     }
-    const std::int32_t query = temporary(q_, "q.grad");
-    free(dq);
+    std::int32_t query = dq, both = came;
+    if (widens()) {
+      query = temporary(q_, "q.grad");
+      free(dq);
+    }
     writer_.await(gradients);
-    const std::int32_t both = temporary(k_ + v_, "k and v.grad");
-    copy(3 * q_ + 3 * (k_ + v_));
+    if (widens()) {
+      both = temporary(k_ + v_, "k and v.grad");
+      copy(3 * q_ + 3 * (k_ + v_));
+      free(came);
+    }
     free(sent);
-    free(came);
     free(query);  // the operation's gradients
     free(both);
     Slots ended = {flat_, held, statistics};
@@ -120,9 +136,8 @@ class Ring {
   }
 
  private:
-  std::int32_t add(const char* what) {
-    return writer_.add_slot(category_, 2 * out_, op_.name + " " + what);
-  }
+  // What is in fp32 already is its own copy in fp32.
+  bool widens() const { return wide_ > 1; }
   std::int32_t temporary(std::int64_t bytes, const char* what) {
     const std::int32_t slot = writer_.add_slot(category_, bytes, op_.name + " " + what);
     writer_.allocate(slot);
@@ -224,8 +239,9 @@ class Ring {
   // Halves are put together with the other half again.
   void merge(std::int64_t step) {
     const std::int64_t part = op_.ring.halves(step) ? 2 : 1;
-    const std::int64_t wide = 2 * out_ / part, narrow = statistics_ / part;
-    const std::int32_t block = temporary(wide, "step fp32");
+    const std::int64_t wide = wide_ * out_ / part, narrow = statistics_ / part;
+    const std::int32_t block =
+        widens() ? temporary(wide, "step fp32") : LayerProgramWriter::kNoSlot;
     const std::int32_t difference = temporary(narrow, "logsumexp difference");
     const std::int32_t weight = temporary(narrow, "weight");
     free(difference);
@@ -239,12 +255,13 @@ class Ring {
     free(back);
     const std::int32_t statistics = temporary(narrow, "merged logsumexp");
     free(logarithm);
-    for (const std::int64_t passes : {3, 3, 3, 2}) copy(passes * wide);
+    for (const std::int64_t passes : {3, 3, 3}) copy(passes * wide);
+    if (widens()) copy(2 * wide);
     if (part > 1) {
       const std::int32_t whole = temporary(statistics_, "logsumexp");
       free(std::exchange(lse_, whole));
-      free(temporary(2 * out_, "attention fp32"));  // which takes the place of the one before
-      copy(2 * 2 * out_);
+      free(temporary(wide_ * out_, "attention fp32"));  // which takes the place of the one before
+      copy(2 * wide_ * out_);
       free(statistics);
     } else {
       free(std::exchange(lse_, statistics));
@@ -256,7 +273,7 @@ class Ring {
   void replace_by_zeros(Slots& made) {
     const std::int64_t sizes[] = {q_, k_, v_};
     for (std::size_t i = 0; i < made.size(); ++i) {
-      free(std::exchange(made[i], temporary(2 * sizes[i], "zeros")));
+      free(std::exchange(made[i], temporary(wide_ * sizes[i], "zeros")));
     }
   }
 
@@ -276,6 +293,7 @@ class Ring {
   const Pass pass_;
   std::int64_t q_ = 0, k_ = 0, v_ = 0, out_ = 0, statistics_ = 0;  // bytes
   TensorElement element_;
+  std::int64_t wide_ = 1;  // fp32's bytes over an element's
   Slots packing_, step_out_;
   // Keys and values: flat, being sent on; those that are read; those that come next.
   std::int32_t flat_ = LayerProgramWriter::kNoSlot;

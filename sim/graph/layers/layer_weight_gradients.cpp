@@ -22,9 +22,12 @@ WeightGradients::WeightGradients(LayerProgramWriter& writer)
 }
 
 DType WeightGradients::made_dtype(const Operation& op) const {
-  const bool makes_own = op.kind == OperationKind::kNorm || op.function == Function::kCrossEntropy;
-  return makes_own && !op.parameters.empty() ? graph_.dtype_of(op.parameters.front())
-                                             : graph_.element(op.outputs.front()).dtype;
+  if (op.parameters.empty()) return graph_.element(op.outputs.front()).dtype;
+  // In the weight's own dtype, which autocast leaves it.
+  if (op.function == Function::kCrossEntropy)
+    return graph_.gradient_dtype_of(op.parameters.front());
+  return op.kind == OperationKind::kNorm ? graph_.dtype_of(op.parameters.front())
+                                         : graph_.element(op.outputs.front()).dtype;
 }
 
 bool WeightGradients::hang_on_node(const Operation& op) const {
@@ -86,13 +89,18 @@ bool WeightGradients::settle(const Fresh& fresh) {
   const ProgramOptions& options = graph_.options();
   const bool adds = options.sharing == Sharing::kBetween ||
                     options.sharing == Sharing::kLastOfBackward ||
-                    (options.tied == Tying::kTokenTable && p == 0);
+                    (options.tied != Tying::kNone && p == 0);
   std::int32_t slot = fresh.slot;
   if (adds) {
+    // A cast made the earlier one, to which the engine then adds in place (can_accumulate_inplace):
+    // the sum takes its bytes. What a product makes is a transposed view.
+    const bool in_place =
+        options.tied != Tying::kHeld && graph_.gradient_dtype_of(p) != graph_.dtype_of(p);
+    if (in_place) writer_.free(LayerPhaseProgram::kEarlierGradient + p);
     slot = make_slot(p, graph_.gradient_dtype_of(p), ".grad sum");
     add_memory_kernel(writer_.phase(), Function::kAdd, Pass::kBackward,
                       3 * graph_.gradient_bytes(p));
-    writer_.free(LayerPhaseProgram::kEarlierGradient + p);
+    if (!in_place) writer_.free(LayerPhaseProgram::kEarlierGradient + p);
   }
   std::int32_t& place = writer_.program().weight_gradients[static_cast<std::size_t>(p)];
   FORESHARD_CHECK(place == LayerProgramWriter::kNoSlot,

@@ -217,8 +217,8 @@ void Zero3::keep_secondary(std::int32_t p) {
 // there again.
 void Zero3::gather_persistent() {
   if (logs()) note_ = "_post_step";
-  for (std::int32_t p = 0; p < script_->parameter_count() && plan_.mesh.fsdp() > 1; ++p) {
-    if (!parameter(p).persists) continue;
+  for (const std::int32_t p : script_->as_defined()) {
+    if (!parameter(p).persists || plan_.mesh.fsdp() == 1) continue;
     const std::int64_t whole = partition_of(p) * plan_.mesh.fsdp() * param_size();
     fetch_from_host({&p, 1});
     wait(Stream::kAllGather, tail(Stream::kCompute));

@@ -82,6 +82,8 @@ class Zero3Script {
   const Zero3Parameter& parameter(std::int32_t p) const {
     return parameters[static_cast<std::size_t>(p)];
   }
+  // Parameters as modules list them: a module's own in front of those of modules inside of it.
+  std::vector<std::int32_t> as_defined() const;
   std::int32_t parameter_count() const { return static_cast<std::int32_t>(parameters.size()); }
   // The first module that holds it; a tied head is a second one.
   std::int32_t owner(std::int32_t parameter) const {
