@@ -145,9 +145,8 @@ class ExpertRewriter {
     return output;
   }
 
-  // Rows of experts that other ranks have are set to zero, in place: none without expert
-  // parallelism.
-  // masked_fill_ of the rows of other ranks' experts; masked_fill fills a copy.
+  // Rows of experts that other ranks have are set to zero, none without expert parallelism:
+  // masked_fill_ in place, masked_fill in a copy.
   Index masked(const std::string& name, Index rows, bool of_a_copy) {
     if (has_biases_) return rows;
     const std::int64_t width = layer_.tensors[at(rows)].per_token;
