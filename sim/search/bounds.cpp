@@ -39,7 +39,8 @@ NeededWork needed_work(const EventGraph& graph, const CostTable& costs) {
     if (!is_needed) continue;
     const Time duration = costs.works[row.work].duration;
     if (s == kCompute) work.compute += duration;
-    if (is_communication) work.collectives.push_back(static_cast<EventId>(i));
+    // (Beside one on the compute stream nothing computes.)
+    if (is_communication && s != kCompute) work.collectives.push_back(static_cast<EventId>(i));
     needed_stream[s] = true;
     if (queues) {
       needed_fifo[row.communicator] = true;

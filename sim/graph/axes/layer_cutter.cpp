@@ -216,7 +216,7 @@ class Cutter {
     const std::int64_t all = old_.tensors[at(old_.output)].per_token;
     const std::int64_t widest = chunk_of(all, tp_, 0);
     const auto logits = [&](const char* suffix, std::int64_t width) {
-      TensorSpec spec = layer_.tensors[at(old_.output)];
+      TensorSpec spec = old_.tensors[at(old_.output)];
       spec.per_token = width;
       spec.name += suffix;
       return add_tensor(std::move(spec), Placement::kWhole);
