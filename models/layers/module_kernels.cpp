@@ -478,6 +478,11 @@ class Rewriter {
   void finish_stream() {
     if (!streams_fp32_) return;
     if (old_.role != LayerRole::kEmbedding && !ends_in_norm(old_)) return;
+    for (const Operation& op : layer_.operations) {
+      if (op.kind != OperationKind::kEmbedding) continue;
+      TensorSpec& looked_up = layer_.tensors[at(op.outputs.front())];
+      if (looked_up.type == ElementType::kCompute) looked_up.type = ElementType::kFp32;
+    }
     TensorSpec& output = layer_.tensors[at(renamed_[at(old_.output)])];
     if (output.type == ElementType::kCompute) output.type = ElementType::kFp32;
   }
