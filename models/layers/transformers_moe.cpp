@@ -36,6 +36,8 @@ struct MixtureCode {
   bool fp32_router = false;   // ... multiplies fp32 copies, though its scores have no factor
   bool frozen_bias = false;   // what corrects the scores is a parameter that is not trained
   bool router_last = false;   // defined behind the experts
+  // A block's norms are defined in front of all else, or everything where it is used.
+  bool norms_first = false, as_used = false;
 };
 constexpr MixtureCode kMixtureCode[] = {
     {.family = "qwen2_moe", .shared_first = true},
@@ -49,6 +51,8 @@ constexpr MixtureCode kMixtureCode[] = {
     {.family = "dots1", .router_last = true},
     {.family = "exaone_moe", .router_last = true},
     {.family = "llama4", .router_last = true},
+    {.family = "gpt_neox", .norms_first = true},
+    {.family = "bloom", .as_used = true},
     {.family = "ernie4_5_moe", .shared_first = true, .fp32_router = true, .frozen_bias = true},
 };
 
@@ -374,13 +378,20 @@ class ExpertRewriter {
 };
 
 // What comes first of a block's parameters, then of its attention's and its mixture's.
-int place_of(const std::string& name, bool router_last) {
+int place_of(const std::string& name, const MixtureCode& code) {
   const auto has = [&](std::string_view word) { return name.find(word) != std::string::npos; };
-  if (name.starts_with("self_attn.")) return has(".q_norm.") || has(".k_norm.") ? 1 : 0;
-  if (std::count(name.begin(), name.end(), '.') == 1) return 6;  // a norm of the block's own
+  if (name.starts_with("layer.")) {  // T5's sublayers, each with its norm behind what it is for
+    const int sublayer = 3 * (name[6] - '0');
+    return sublayer + (has("layer_norm.") ? 2 : has("relative_attention_bias.") ? 1 : 0);
+  }
+  if (name.starts_with("self_att") || name.starts_with("attention.")) {
+    return has(".q_norm.") || has(".k_norm.") ? 1 : 0;
+  }
+  // A norm of the block's own.
+  if (std::count(name.begin(), name.end(), '.') == 1) return code.norms_first ? -1 : 6;
   if (has(".experts.")) return 3;
   const bool is_router = has(".gate.") || has(".router.");
-  return is_router ? (router_last ? 4 : 2) : 5;
+  return is_router ? (code.router_last ? 4 : 2) : 5;
 }
 
 }  // namespace
@@ -391,12 +402,14 @@ void order_as_transformers(LayerSpec& layer, std::string_view family) {
     return std::any_of(list.begin(), list.end(),
                        [&](const ParameterSpec& p) { return p.name.starts_with(module); });
   };
-  if (layer.role != LayerRole::kBlock || !has("self_attn.") || !has("mlp.")) return;
-  const bool router_last = row_of(kMixtureCode, family).router_last;
+  const MixtureCode code = row_of(kMixtureCode, family);
+  const bool attends = has("self_attn.") || has("self_attention.") || code.norms_first;
+  const bool sorts = has("layer.0.") || (attends && (has("mlp.") || has("block_sparse_moe.")));
+  if (layer.role != LayerRole::kBlock || !sorts || code.as_used) return;
   std::vector<std::size_t> order(list.size());
   std::iota(order.begin(), order.end(), std::size_t{0});
   std::stable_sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) {
-    return place_of(list[a].name, router_last) < place_of(list[b].name, router_last);
+    return place_of(list[a].name, code) < place_of(list[b].name, code);
   });
   std::vector<ParameterSpec> sorted;
   Indices place(list.size());

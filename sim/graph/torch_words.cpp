@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+
 namespace foreshard {
 
 std::string_view torch_word(DType dtype) {
@@ -28,6 +30,26 @@ std::string group_word(std::int64_t first, std::int64_t size, std::int64_t strid
                        std::int64_t world) {
   if (size == world) return "world";
   return fmt::format("{}:{}:{}", first, first + (size - 1) * stride, size > 1 ? stride : 1);
+}
+
+std::vector<std::int32_t> as_defined(const std::vector<std::string>& names) {
+  const auto name = [&](std::int32_t p) -> const std::string& {
+    return names[static_cast<std::size_t>(p)];
+  };
+  std::vector<std::int32_t> order;
+  for (std::int32_t p = 0; p < static_cast<std::int32_t>(names.size()); ++p) {
+    const std::size_t dot = name(p).rfind('.');
+    auto place = order.end();
+    if (dot != std::string::npos) {
+      const std::string module = name(p).substr(0, dot + 1);
+      place = std::find_if(order.begin(), order.end(), [&](std::int32_t other) {
+        return name(other).starts_with(module) &&
+               name(other).find('.', module.size()) != std::string::npos;
+      });
+    }
+    order.insert(place, p);
+  }
+  return order;
 }
 
 }  // namespace foreshard

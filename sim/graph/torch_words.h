@@ -20,4 +20,8 @@ std::string span_of(const std::vector<std::string>& names);
 std::string group_word(std::int64_t first, std::int64_t size, std::int64_t stride,
                        std::int64_t world);
 
+// Numbers of parameters as named_parameters() lists them: a module's own in front of those of
+// modules inside of it. Where the name is empty, a parameter stays behind the one before.
+std::vector<std::int32_t> as_defined(const std::vector<std::string>& names);
+
 }  // namespace foreshard

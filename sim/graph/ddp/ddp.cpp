@@ -114,7 +114,7 @@ void Ddp::rebuild() {
 // (It has no rule for the grouped products of transformers' experts.)
 bool Ddp::is_cast(const ParameterSpec& p) const {
   return !p.is_norm && !p.stored_as_computed &&
-         !(p.is_expert && plan_.experts == ExpertKernels::kTransformers);
+         !(p.shape.size() == 3 && plan_.experts == ExpertKernels::kTransformers);
 }
 
 // Autocast casts the weights of matrix products once a forward. It lets go of them at its end,

@@ -64,6 +64,7 @@ class Ddp final : public GradientHooks {
 
   std::vector<DdpBucket> buckets_of(bool rebuilt) const;
   std::vector<std::int32_t> trained() const;
+  std::vector<std::int32_t> trained_as_defined() const;
   std::vector<std::int32_t> unused() const;
   void persistent_memory(bool stepped);
   void allocate_buckets(bool persistent);

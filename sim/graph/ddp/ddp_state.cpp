@@ -34,6 +34,18 @@ std::vector<std::int32_t> Ddp::trained() const {
   return list;
 }
 
+std::vector<std::int32_t> Ddp::trained_as_defined() const {
+  std::vector<std::string> names;
+  for (const Parameter& p : parameters()) {
+    const LayerSpec& layer = spec_of(p.layer);
+    const bool is_block = layer.role == LayerRole::kBlock;
+    names.push_back(is_block ? "" : layer.parameters[static_cast<std::size_t>(p.index)].name);
+  }
+  std::vector<std::int32_t> order = as_defined(names);
+  std::erase_if(order, [&](std::int32_t p) { return !parameter(p).trained; });
+  return order;
+}
+
 std::vector<std::int32_t> Ddp::unused() const {
   std::vector<std::int32_t> list;
   for (std::size_t p = 0; p < parameters().size(); ++p) {
@@ -53,7 +65,7 @@ std::vector<DdpBucket> Ddp::buckets_of(bool rebuilt) const {
     return assign_buckets(parameters(), order, limits);
   }
   if (rebuilds()) limits = {std::numeric_limits<std::int64_t>::max()};
-  return assign_initial_buckets(parameters(), trained(), limits);
+  return assign_initial_buckets(parameters(), trained_as_defined(), limits);
 }
 
 void Ddp::allocate_buckets(bool persistent) {

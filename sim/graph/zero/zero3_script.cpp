@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "sim/base/error.h"
+#include "sim/graph/torch_words.h"
 
 namespace foreshard {
 namespace {
@@ -68,24 +69,12 @@ void Zero3Script::add_parameters() {
 }
 
 std::vector<std::int32_t> Zero3Script::as_defined() const {
-  std::vector<std::int32_t> order;
-  const auto name = [&](std::int32_t p) -> const std::string& {
-    return spec_of(parameter(p).layer)
-        .parameters[static_cast<std::size_t>(parameter(p).index)]
-        .name;
-  };
-  for (std::int32_t p = 0; p < parameter_count(); ++p) {
-    auto place = order.end();
-    if (!is_block(parameter(p).layer)) {
-      const std::string module = parent_name(name(p)) + ".";
-      place = std::find_if(order.begin(), order.end(), [&](std::int32_t other) {
-        return !is_block(parameter(other).layer) && name(other).starts_with(module) &&
-               name(other).find('.', module.size()) != std::string::npos;
-      });
-    }
-    order.insert(place, p);
+  std::vector<std::string> names;
+  for (const Zero3Parameter& p : parameters) {
+    const ParameterSpec& spec = spec_of(p.layer).parameters[static_cast<std::size_t>(p.index)];
+    names.push_back(is_block(p.layer) ? "" : spec.name);
   }
-  return order;
+  return foreshard::as_defined(names);
 }
 
 std::int32_t Zero3Script::size_of(std::int64_t numel) {

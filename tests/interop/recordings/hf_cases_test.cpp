@@ -72,11 +72,12 @@ TEST(HfCases, PresetsAreWhatTheirCodesDo) {
       {"litgpt_true", 0.013},
       {"composer_full", 0.01},
       {"drawn_3_t5_plain", 0.01},  // its head's unit is never seen to end its forward
-      {"drawn_3_15_trl_hunyuan_v1_moe", 0.005},
+      {"drawn_3_15_trl_hunyuan_v1_moe", 0.008},
       {"drawn_3_31_accelerate_cwm", 0.006},
-      {"drawn_3_33_trainer_electra", 0.004}};
+      {"drawn_3_33_trainer_electra", 0.004},
+      {"ordered_bert", 0.004}};
   const ConformanceFolder folder = conform_hf_cases(kCases.parent_path() / "preset_cases", {});
-  ASSERT_EQ(folder.rows.size(), 78U);
+  ASSERT_EQ(folder.rows.size(), 81U);
   for (const Conformance& row : folder.rows) {
     SCOPED_TRACE(row.id);
     ASSERT_EQ(row.state, Conformance::State::kCompared) << row.reason;
