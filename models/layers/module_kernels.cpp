@@ -106,10 +106,12 @@ class Rewriter {
     }
     layer_.output = renamed_[at(old_.output)];
     // An embedding of fp32 weights makes fp32; else the first sum or norm behind it would.
+    const bool embeds = old_.role == LayerRole::kEmbedding;
     for (const Operation& op : layer_.operations) {
-      if (streams_fp32_ && op.kind == OperationKind::kEmbedding) widen(op.outputs.front());
+      if (embeds && streams_fp32_ && op.kind == OperationKind::kEmbedding)
+        widen(op.outputs.front());
     }
-    const bool streams = old_.role == LayerRole::kEmbedding || old_.role == LayerRole::kBlock;
+    const bool streams = embeds || old_.role == LayerRole::kBlock;
     if (streams && streams_fp32_ && !is_fp32(layer_.output)) widen(layer_.output);
     hands_on_fp32_ = is_fp32(layer_.output);
     return std::move(layer_);

@@ -58,11 +58,11 @@ TEST(Compiled, ForwardMovesWhatCrossesARegion) {
   EXPECT_EQ(memory_kernels(eager.forward).size() - memory_kernels(compiled.forward).size(), 2U);
 }
 
-// Eager: silu's product moves 6 f in two kernels and silu 3 f, where one kernel moves 5 f. Gradients that meet are
-// added in kernels of 3 d: two of q, k and v, one of gate and up, one at each residual; a norm's
-// derivative moves 3 d. Compiled, each norm's kernel reads the parts of its output's gradient
-// (three and two), its input, its statistic, the residual's gradient, and writes one; a second one
-// reads the gradient and the input for the weight's gradient.
+// Eager: silu's product moves 6 f in two kernels and silu 3 f, where one kernel moves 5 f.
+// Gradients that meet are added in kernels of 3 d: two of q, k and v, one of gate and up, one at
+// each residual; a norm's derivative moves 3 d. Compiled, each norm's kernel reads the parts of its
+// output's gradient (three and two), its input, its statistic, the residual's gradient, and writes
+// one; a second one reads the gradient and the input for the weight's gradient.
 TEST(Compiled, BackwardAddsGradientsWhereTheyAreRead) {
   const LayerProgram eager = block(plan_with(Compile::kNone));
   const LayerProgram compiled = block(plan_with(Compile::kBlocks));
