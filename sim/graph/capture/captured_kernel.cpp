@@ -234,6 +234,7 @@ Kernel attention(const KernelClass& row, std::string_view name, const CapturedCa
     k.heads = v[1];
     k.m = v[2];
     k.k = 64;
+    k.fp32 = name.find("_f32_") != std::string_view::npos;
   }
   return k;
 }

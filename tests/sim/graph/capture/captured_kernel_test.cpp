@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <string>
+#include <utility>
 
 namespace foreshard {
 namespace {
@@ -67,6 +68,15 @@ TEST(CapturedKernel, ABroadcastArrayIsAsLargeAsItsBlock) {
               (2.0 * kArray + kVector) / (3.0 * kArray), 1e-6);
   // Two views of one block: as many arrays as the functor takes.
   EXPECT_EQ(kernel_of(name, {kMany, 2 * kArray, kArray, 2}).bytes.count(), all);
+}
+
+TEST(CapturedKernel, MemoryEfficientAttentionSaysItsPrecision) {
+  for (const auto& [type, is_fp32] : {std::pair("f32", true), std::pair("bf16", false)}) {
+    const Kernel kernel =
+        kernel_of(std::string("fmha_cutlassF_") + type + "_aligned_64x64_rf_sm80(...)", {});
+    EXPECT_EQ(kernel.kind, KernelKind::kAttention);
+    EXPECT_EQ(kernel.fp32, is_fp32) << type;
+  }
 }
 
 TEST(CapturedKernel, NamesWithCommasAreRowsOfTheTable) {
