@@ -403,6 +403,19 @@ def kernels_of(step):
     return sorted(rows, key=lambda row: -row[2])
 
 
+def started(c):
+    """Config and loop of a case, and what makes its step."""
+    if c["axes"]:
+        import axes_steps
+        return axes_steps.prepare(c)
+    return *prepare(c), step_of
+
+
+def import_beside():
+    sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
+    sys.modules["torchao"] = None  # Accelerate imports it where it is installed, and it starts CUDA
+
+
 def run(c, folder):
     import gc
 
@@ -411,11 +424,7 @@ def run(c, folder):
     import fsdp2_steps
     torch.manual_seed(0)
     row = {"name": c["name"], "case": {k: v for k, v in c.items() if k not in ("name", "model")}, "torch": torch.__version__}
-    if c["axes"]:
-        import axes_steps
-        config, loop, make_step = axes_steps.prepare(c)
-    else:
-        (config, loop), make_step = prepare(c), step_of
+    config, loop, make_step = started(c)
     config.save_pretrained(folder / "configs" / c["name"])
     row["device"] = torch.cuda.get_device_name()
     row["parameters"] = sum(p.numel() for p in loop.model.parameters())
@@ -445,10 +454,9 @@ def run(c, folder):
 
 
 def capture(c):
-    sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
-    sys.modules["torchao"] = None
-    config, loop = prepare(c)
-    step = step_of(c, loop, config, c["sequence"], c["batch"])
+    import_beside()
+    config, loop, make_step = started(c)
+    step = make_step(c, loop, config, c["sequence"], c["batch"])
     for _ in range(3):
         step()
     return 0
@@ -530,8 +538,7 @@ def run_all(cases, out, seconds, run):
     """Appends the row of each case to the file `out`; 4 where one failed."""
     end = time.monotonic() + seconds
     out.parent.mkdir(parents=True, exist_ok=True)
-    sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
-    sys.modules["torchao"] = None  # Accelerate imports it where it is installed, and it starts CUDA
+    import_beside()
     import accelerate.parallelism_config  # noqa: F401  what every child would import again
     import transformers
     import torch._dynamo  # noqa: F401

@@ -311,7 +311,7 @@ void add_eager_backward(const Operation& op, std::int64_t output, LayerPhaseProg
       if (op.in_place) {  // masked_fill_: fills a copy
         add_copy(phase, kPass, 2 * output);
       } else if (op.inputs.size() == 1 && op.saved == op.inputs) {
-        // pow: another power, and the exponent times it.
+        // pow: another power, and the exponent times it; clamp: comparisons.
         add_memory_kernel(phase, Function::kScale, kPass, 2 * output);
         add_memory_kernel(phase, Function::kScale, kPass, 2 * output);
       }
@@ -413,7 +413,7 @@ void mark_parts_of_rows(const KernelCounts& counts, const Operation& op, std::si
 }
 
 // A cast to a wider type reads one element at a time (unrolled_elementwise_kernel): 1.5 to 1.8 of
-// the 2.8 TB/s at which an H100 casts to a narrower one (reports/gpu_kernels.py).
+// the 2.8 TB/s at which an H100 casts to a narrower one (reports/capture/gpu_kernels.py).
 void mark_widening_casts(const KernelCounts& counts, const Operation& op, std::size_t begin,
                          LayerPhaseProgram& phase) {
   if (op.kind != OperationKind::kElementwise || op.function != Function::kCast) return;

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Kernels of codes that ran on a GPU here, as their captures forecast them, against what they took: a table.
 
-    reports/gpu_kernels.py ROUND CAPTURES [build/bin/foreshard] [--names N]
+    reports/capture/gpu_kernels.py ROUND CAPTURES [build/bin/foreshard] [--names N]
 
 ROUND holds codes.jsonl (exec/gpu/code_steps.py); CAPTURES a folder of each case's name, made with the versions that
 the GPU's machine had:
