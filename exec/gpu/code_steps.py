@@ -501,7 +501,7 @@ def forked(c, folder, seconds, run):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--out", help="file of rows, one JSON object a line")
-    parser.add_argument("--capture", metavar="NAME", help="three steps of this case in this process, for foreshard-null; no row")
+    parser.add_argument("--capture", metavar="NAME", help="three steps of this case, for foreshard-null")
     parser.add_argument("--only", help="names of cases")
     parser.add_argument("--seconds", type=float, default=300, help="for all; what does not begin by then is left out")
     parser.add_argument("--held", action="store_true", help="the cases that no forecast has learnt of")
