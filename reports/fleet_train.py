@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
 """A model of a library as a training program on one GPU: a few layers, random weights, three optimizer steps.
 
-    fleet_train.py NAME [VARIANT]      prints what PyTorch's allocator says of the last step; --list says the names
+    fleet_train.py [--real] NAME [VARIANT]      prints what PyTorch's allocator says of the last step; --list says the names
 
-No model's code is touched, and nothing in it knows of the null GPU.
+--real: at a size that people train (REAL), as exec/gpu/program_steps.py times it on a GPU. No model's code is touched, and nothing in
+it knows of the null GPU.
 """
 import contextlib
 import os
@@ -33,37 +34,37 @@ def text(batch=2, length=256):
     return {"input_ids": ids, "labels": ids}
 
 
-def classes(size=224):
-    return {"pixel_values": images(size=size), "labels": zeros(2)}
+def classes(batch=2, size=224):
+    return {"pixel_values": images(batch, size), "labels": zeros(batch)}
 
 
-def waves():
-    return {"input_values": torch.randn(2, 16000, device="cuda"), "labels": torch.ones(2, 12, dtype=torch.long, device="cuda")}
+def waves(batch=2, samples=16000):
+    return {"input_values": torch.randn(batch, samples, device="cuda"), "labels": torch.ones(batch, 12, dtype=torch.long, device="cuda")}
 
 
-def mel():
-    return {"input_features": torch.randn(2, 80, 3000, device="cuda"), "labels": torch.ones(2, 32, dtype=torch.long, device="cuda")}
+def mel(batch=2, length=32):
+    return {"input_features": torch.randn(batch, 80, 3000, device="cuda"), "labels": torch.ones(batch, length, dtype=torch.long, device="cuda")}
 
 
-def pairs():
-    return {"input_ids": torch.ones(2, 16, dtype=torch.long, device="cuda"), "pixel_values": images(), "return_loss": True}
+def pairs(batch=2, length=16):
+    return {"input_ids": torch.ones(batch, length, dtype=torch.long, device="cuda"), "pixel_values": images(batch), "return_loss": True}
 
 
-def with_image(model, patches):
-    ids = torch.full((1, patches + 64), 5, dtype=torch.long, device="cuda")
+def with_image(model, patches, batch=1, words=64):
+    ids = torch.full((batch, patches + words), 5, dtype=torch.long, device="cuda")
     ids[:, :patches] = model.config.image_token_id
     return ids
 
 
-def llava(model):
-    ids = with_image(model, 256)
-    return {"input_ids": ids, "labels": ids, "pixel_values": images(batch=1)}
+def llava(model, batch=1, words=64):
+    ids = with_image(model, 256, batch, words)
+    return {"input_ids": ids, "labels": ids, "pixel_values": images(batch)}
 
 
-def qwen_vl(model):
-    ids = with_image(model, 64)
-    return {"input_ids": ids, "labels": ids, "pixel_values": torch.randn(256, 1176, device="cuda"),
-            "image_grid_thw": torch.tensor([[1, 16, 16]], device="cuda")}
+def qwen_vl(model, side=16, words=64):
+    ids = with_image(model, side * side // 4, 1, words)
+    return {"input_ids": ids, "labels": ids, "pixel_values": torch.randn(side * side, 1176, device="cuda"),
+            "image_grid_thw": torch.tensor([[1, side, side]], device="cuda")}
 
 
 TOWER = dict(hidden_size=256, num_hidden_layers=2, num_attention_heads=4, intermediate_size=512)
@@ -98,91 +99,100 @@ TRANSFORMERS = {
 }
 
 
-def transformer(name):
+def transformer(name, *real):
+    import inspect
+
     import transformers
 
     transformers.logging.set_verbosity_error()
     model_class, changes, inputs = TRANSFORMERS[name]
+    if real:
+        changes, inputs = real
     model_class = getattr(transformers, model_class)
-    model = model_class(model_class.config_class(**changes)).cuda().train()
-    takes_model = inputs in (llava, qwen_vl)
+    with torch.device("cuda") if real else contextlib.nullcontext():
+        model = model_class(model_class.config_class(**changes)).cuda().train()
+    takes_model = "model" in inspect.signature(inputs).parameters
     return model, lambda: model(**(inputs(model) if takes_model else inputs())).loss
 
 
 # ---- other libraries ----
 
 
-def timm_model(kind):
+def timm_model(kind, batch=2, size=224):
     import timm
 
     model = timm.create_model(kind, num_classes=100).cuda().train()
-    return model, lambda: torch.nn.functional.cross_entropy(model(images()), zeros(2))
+    return model, lambda: torch.nn.functional.cross_entropy(model(images(batch, size)), zeros(batch))
 
 
-def detector():
+def detector(batch=1, size=320):
     import torchvision
 
     model = torchvision.models.detection.retinanet_resnet50_fpn(weights=None, weights_backbone=None, num_classes=5).cuda().train()
-    boxes = [{"boxes": torch.tensor([[10.0, 10.0, 60.0, 60.0]]).cuda(), "labels": torch.ones(1, dtype=torch.long).cuda()}]
-    return model, lambda: sum(model([images(1, 320)[0]], boxes).values())
+    boxes = [{"boxes": torch.tensor([[10.0, 10.0, 60.0, 60.0]]).cuda(), "labels": torch.ones(1, dtype=torch.long).cuda()}] * batch
+    return model, lambda: sum(model(list(images(batch, size)), boxes).values())
 
 
-def segmenter():
+def segmenter(batch=2, size=224):
     import torchvision
 
     model = torchvision.models.segmentation.deeplabv3_resnet50(weights=None, weights_backbone=None, num_classes=5).cuda().train()
-    return model, lambda: torch.nn.functional.cross_entropy(model(images())["out"], zeros(2, 224, 224))
+    return model, lambda: torch.nn.functional.cross_entropy(model(images(batch, size))["out"], zeros(batch, size, size))
 
 
-def dit():
+def dit(batch=2, **changes):
     from diffusers import DiTTransformer2DModel
 
-    model = DiTTransformer2DModel(num_attention_heads=4, attention_head_dim=64, in_channels=4, out_channels=4, num_layers=4, sample_size=32).cuda().train()
+    model = DiTTransformer2DModel(**{**dict(num_attention_heads=4, attention_head_dim=64, in_channels=4, out_channels=4, num_layers=4, sample_size=32), **changes}).cuda().train()
 
     def loss():
-        noise = torch.randn(2, 4, 32, 32, device="cuda")
-        return torch.nn.functional.mse_loss(model(noise, timestep=zeros(2), class_labels=zeros(2)).sample.float(), noise)
+        noise = torch.randn(batch, 4, 32, 32, device="cuda")
+        return torch.nn.functional.mse_loss(model(noise, timestep=zeros(batch), class_labels=zeros(batch)).sample.float(), noise)
 
     return model, loss
 
 
-def sdxl():
+SMALL_UNET = dict(sample_size=32, block_out_channels=(64, 128), layers_per_block=1, attention_head_dim=(4, 8), cross_attention_dim=256,
+                  down_block_types=("DownBlock2D", "CrossAttnDownBlock2D"), up_block_types=("CrossAttnUpBlock2D", "UpBlock2D"),
+                  transformer_layers_per_block=(1, 2), addition_time_embed_dim=32, projection_class_embeddings_input_dim=32 * 6 + 64)
+
+
+def sdxl(batch=2, said=64, **changes):
     from diffusers import UNet2DConditionModel
 
-    model = UNet2DConditionModel(sample_size=32, in_channels=4, out_channels=4, block_out_channels=(64, 128), layers_per_block=1, attention_head_dim=(4, 8), cross_attention_dim=256,
-                                 down_block_types=("DownBlock2D", "CrossAttnDownBlock2D"), up_block_types=("CrossAttnUpBlock2D", "UpBlock2D"),
-                                 transformer_layers_per_block=(1, 2), use_linear_projection=True, addition_embed_type="text_time", addition_time_embed_dim=32,
-                                 projection_class_embeddings_input_dim=32 * 6 + 64).cuda().train()
+    shape = changes or SMALL_UNET
+    with torch.device("cuda"):
+        model = UNet2DConditionModel(in_channels=4, out_channels=4, use_linear_projection=True, addition_embed_type="text_time", **shape).train()
 
     def loss():
-        noise = torch.randn(2, 4, 32, 32, device="cuda")
-        said = {"text_embeds": torch.randn(2, 64, device="cuda"), "time_ids": torch.zeros(2, 6, device="cuda")}
-        made = model(noise, timestep=zeros(2), encoder_hidden_states=torch.randn(2, 77, 256, device="cuda"), added_cond_kwargs=said).sample
-        return torch.nn.functional.mse_loss(made.float(), noise)
+        noise = torch.randn(batch, 4, shape["sample_size"], shape["sample_size"], device="cuda")
+        more = {"text_embeds": torch.randn(batch, said, device="cuda"), "time_ids": torch.zeros(batch, 6, device="cuda")}
+        words = torch.randn(batch, 77, shape["cross_attention_dim"], device="cuda")
+        return torch.nn.functional.mse_loss(model(noise, timestep=zeros(batch), encoder_hidden_states=words, added_cond_kwargs=more).sample.float(), noise)
 
     return model, loss
 
 
-def torch_transformer():
-    layer = torch.nn.TransformerEncoderLayer(512, 8, 2048, batch_first=True)
-    model = torch.nn.Sequential(torch.nn.Embedding(4096, 512), torch.nn.TransformerEncoder(layer, 4), torch.nn.Linear(512, 4096)).cuda().train()
-    return model, lambda: torch.nn.functional.cross_entropy(model(zeros(2, 256)).flatten(0, 1), zeros(512))
+def torch_transformer(width=512, layers=4, words=4096, batch=2, length=256):
+    layer = torch.nn.TransformerEncoderLayer(width, width // 64, 4 * width, batch_first=True)
+    model = torch.nn.Sequential(torch.nn.Embedding(words, width), torch.nn.TransformerEncoder(layer, layers), torch.nn.Linear(width, words)).cuda().train()
+    return model, lambda: torch.nn.functional.cross_entropy(model(zeros(batch, length)).flatten(0, 1), zeros(batch * length))
 
 
-def lstm():
+def lstm(width=256, batch=2, length=64):
     class Tagger(torch.nn.Module):
         def __init__(self):
             super().__init__()
-            self.words, self.body, self.head = torch.nn.Embedding(4096, 256), torch.nn.LSTM(256, 256, 2, batch_first=True), torch.nn.Linear(256, 10)
+            self.words, self.body, self.head = torch.nn.Embedding(4096, width), torch.nn.LSTM(width, width, 2, batch_first=True), torch.nn.Linear(width, 10)
 
         def forward(self, ids):
             return self.head(self.body(self.words(ids))[0])
 
     model = Tagger().cuda().train()
-    return model, lambda: torch.nn.functional.cross_entropy(model(zeros(2, 64)).flatten(0, 1), zeros(128))
+    return model, lambda: torch.nn.functional.cross_entropy(model(zeros(batch, length)).flatten(0, 1), zeros(batch * length))
 
 
-def own_kernel():
+def own_kernel(width=512, batch=2, length=256):
     """A kernel in Triton that its author tunes, as a layer of its own."""
     import triton
     import triton.language as tl
@@ -210,13 +220,13 @@ def own_kernel():
     class Layer(torch.nn.Module):
         def __init__(self):
             super().__init__()
-            self.up, self.down = torch.nn.Linear(512, 2048), torch.nn.Linear(2048, 512)
+            self.up, self.down = torch.nn.Linear(width, 4 * width), torch.nn.Linear(4 * width, width)
 
         def forward(self, x):
             return x + self.down(SquaredRelu.apply(self.up(x)))
 
-    model = torch.nn.Sequential(torch.nn.Embedding(4096, 512), *[Layer() for _ in range(4)], torch.nn.Linear(512, 4096)).cuda().train()
-    return model, lambda: torch.nn.functional.cross_entropy(model(zeros(2, 256)).flatten(0, 1), zeros(512))
+    model = torch.nn.Sequential(torch.nn.Embedding(4096, width), *[Layer() for _ in range(4)], torch.nn.Linear(width, 4096)).cuda().train()
+    return model, lambda: torch.nn.functional.cross_entropy(model(zeros(batch, length)).flatten(0, 1), zeros(batch * length))
 
 
 OTHERS = {
@@ -224,6 +234,42 @@ OTHERS = {
     "timm ViT": lambda: timm_model("vit_tiny_patch16_224"), "timm EfficientNet": lambda: timm_model("efficientnet_b0"),
     "torchvision RetinaNet": detector, "torchvision DeepLabV3": segmenter, "diffusers DiT": dit, "diffusers SDXL UNet": sdxl,
     "torch.nn.TransformerEncoder": torch_transformer, "torch.nn.LSTM": lstm, "a Triton kernel of one's own": own_kernel,
+}
+
+# ---- sizes that people train, by their authors' configurations; of the largest some layers ----
+
+LLAMA = dict(hidden_size=2048, intermediate_size=8192, num_hidden_layers=16, num_attention_heads=32, num_key_value_heads=8, head_dim=64, vocab_size=128256, tie_word_embeddings=True)
+LARGE = dict(hidden_size=1024, num_hidden_layers=24, num_attention_heads=16, intermediate_size=4096)
+REAL = {name: lambda name=name, real=real: transformer(name, *real) for name, real in {
+    "Llama": (LLAMA, lambda: text(4, 2048)),
+    "ModernBERT": (dict(pad_token_id=0), lambda: text(32, 1024)),
+    "ViT": (LARGE, lambda: classes(64)), "DINOv2": (dict(hidden_size=1024, num_hidden_layers=24, num_attention_heads=16, patch_size=14), lambda: classes(64)),
+    "CLIP": (dict(text_config=dict(hidden_size=768, intermediate_size=3072, num_attention_heads=12), vision_config=dict(LARGE, patch_size=14), projection_dim=768), lambda: pairs(64, 77)),
+    "SigLIP": (dict(), lambda: pairs(64, 64)),
+    "LLaVA": (dict(text_config=dict(LLAMA, model_type="llama"), vision_config=dict(LARGE, model_type="clip_vision_model", image_size=224, patch_size=14), image_token_index=4000), lambda model: llava(model, 8, 256)),
+    "Qwen2.5-VL": (dict(text_config=dict(hidden_size=2048, intermediate_size=11008, num_hidden_layers=12, num_attention_heads=16, num_key_value_heads=2, vocab_size=151936, rope_parameters={"rope_type": "default", "rope_theta": 1e6, "mrope_section": [16, 24, 24]}), vision_config=dict(depth=32, hidden_size=1280, num_heads=16, intermediate_size=3420, out_hidden_size=2048, fullatt_block_indexes=[7, 15, 23, 31]), image_token_id=4000, vision_start_token_id=4001, video_token_id=4002, vision_end_token_id=4003), lambda model: qwen_vl(model, 64, 1024)),
+    "Whisper": (dict(d_model=1024, encoder_layers=24, decoder_layers=24, encoder_attention_heads=16, decoder_attention_heads=16, encoder_ffn_dim=4096, decoder_ffn_dim=4096), lambda: mel(8, 128)),
+    "Wav2Vec2": (dict(LARGE, vocab_size=32, feat_extract_norm="layer", do_stable_layer_norm=True), lambda: waves(8, 160000)),
+    "Mamba-2": (dict(hidden_size=1024, num_hidden_layers=12, num_heads=32, head_dim=64), lambda: text(2, 512)),
+    "ConvNeXt (transformers)": (dict(depths=[3, 3, 27, 3], hidden_sizes=[128, 256, 512, 1024]), lambda: classes(64)),
+    "Swin (transformers)": (dict(embed_dim=128, depths=[2, 2, 18, 2], num_heads=[4, 8, 16, 32]), lambda: classes(64)),
+    "ResNet (transformers)": (dict(), lambda: classes(128)),
+    "T5": (dict(d_model=1024, d_kv=64, num_layers=24, num_heads=16, d_ff=4096, decoder_start_token_id=0), lambda: text(8, 512)),
+    "GPT-2": (dict(n_embd=1024, n_layer=24, n_head=16), lambda: text(8, 1024)),
+    "gpt-oss": (dict(hidden_size=2880, intermediate_size=2880, num_hidden_layers=3, num_attention_heads=64, num_key_value_heads=8, head_dim=64, num_local_experts=32, num_experts_per_tok=4), lambda: text(1, 2048)),
+    "Qwen3-MoE": (dict(hidden_size=2048, moe_intermediate_size=768, num_hidden_layers=4, num_attention_heads=32, num_key_value_heads=4, head_dim=128, num_experts=64, num_experts_per_tok=8), lambda: text(4, 2048)),
+    "BLOOM": (dict(hidden_size=1536, n_layer=24, n_head=16), lambda: text(2, 2048)),
+}.items()} | {
+    "timm ConvNeXt": lambda: timm_model("convnextv2_base", 64), "timm Swin": lambda: timm_model("swinv2_base_window8_256", 32, 256),
+    "timm ResNet-50": lambda: timm_model("resnet50", 256), "timm ViT": lambda: timm_model("vit_large_patch16_224", 64),
+    "timm EfficientNet": lambda: timm_model("efficientnet_b4", 64, 320), "torchvision RetinaNet": lambda: detector(8, 800),
+    "torchvision DeepLabV3": lambda: segmenter(16, 512),
+    "diffusers DiT": lambda: dit(32, num_attention_heads=16, attention_head_dim=72, num_layers=28),
+    "diffusers SDXL UNet": lambda: sdxl(2, 1280, sample_size=64, block_out_channels=(320, 640, 1280), attention_head_dim=(5, 10, 20), cross_attention_dim=2048, transformer_layers_per_block=(1, 2, 10),
+                                        down_block_types=("DownBlock2D", "CrossAttnDownBlock2D", "CrossAttnDownBlock2D"), up_block_types=("CrossAttnUpBlock2D", "CrossAttnUpBlock2D", "UpBlock2D"),
+                                        addition_time_embed_dim=256, projection_class_embeddings_input_dim=2816),
+    "torch.nn.TransformerEncoder": lambda: torch_transformer(1024, 12, 32000, 16, 512), "torch.nn.LSTM": lambda: lstm(1024, 64, 256),
+    "a Triton kernel of one's own": lambda: own_kernel(4096, 4, 2048),
 }
 
 # ---- how it is trained ----
@@ -265,13 +311,13 @@ def optimizer_of(variant, model):
     return torch.optim.AdamW(trained, lr=1e-4)
 
 
-def build(name, variant):
+def build(name, variant, real):
     if variant == "qlora":
         return quantized(name)
-    model, loss = transformer(name) if name in TRANSFORMERS else OTHERS[name]()
+    model, loss = REAL[name]() if real else transformer(name) if name in TRANSFORMERS else OTHERS[name]()
     if variant == "lora":
         model = low_rank(model)
-        return model, lambda: model(**text()).loss
+        return model, lambda: model(**(text(4, 2048) if real else text())).loss
     if variant == "checkpointed":
         model.gradient_checkpointing_enable()
     if variant == "bf16":
@@ -287,23 +333,35 @@ VARIANTS = ["checkpointed", "compiled", "CUDA graphs", "fp32", "bf16", "accumula
 FLEET = [(name, "") for name in [*TRANSFORMERS, *OTHERS]] + [("Llama", variant) for variant in VARIANTS]
 
 
-def main():
-    if "--list" in sys.argv:
-        print("\n".join(f"{name}\t{variant}" for name, variant in FLEET))
-        return
-    name, variant = sys.argv[1], sys.argv[2] if len(sys.argv) > 2 else ""
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    model, loss = build(name, variant)
+def program(name, variant="", real=False):
+    """What runs a step of it."""
+    model, loss = build(name, variant, real)
     optimizer = optimizer_of(variant, model)
     autocast = contextlib.nullcontext if variant in ("fp32", "bf16") else lambda: torch.autocast("cuda", torch.bfloat16)
-    for _ in range(6 if variant == "CUDA graphs" else 3):  # which are captured in their second step
-        torch.cuda.reset_peak_memory_stats()
+
+    def step():
         for _ in range(4 if variant == "accumulation" else 1):
             with autocast():
                 made = loss()
             made.backward()
         optimizer.step()
         optimizer.zero_grad()
+
+    return step
+
+
+def main():
+    real = "--real" in sys.argv
+    said = [word for word in sys.argv[1:] if word != "--real"]
+    if said == ["--list"]:
+        print("\n".join(f"{name}\t{variant}" for name, variant in FLEET if not real or name in REAL))
+        return
+    name, variant = said[0], said[1] if len(said) > 1 else ""
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    step = program(name, variant, real)
+    for _ in range(6 if variant == "CUDA graphs" else 3):  # which are captured in their second step
+        torch.cuda.reset_peak_memory_stats()
+        step()
     print("PEAK", torch.cuda.max_memory_allocated())
 
 

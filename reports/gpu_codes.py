@@ -2,7 +2,7 @@
 """Forecasts of codes that ran on a GPU here and set no constant, against what they took: a table.
 
     reports/gpu_codes.py ROUND [build/bin/foreshard] [--frozen FILE]
-    reports/gpu_codes.py --freeze FILE GPU [build/bin/foreshard]    forecasts of --fresh cases before they run (transformers)
+    reports/gpu_codes.py --freeze FILE GPU LIST [build/bin/foreshard]    forecasts of a list of cases before they run (transformers)
 
 ROUND holds codes.jsonl and configs/ as exec/gpu/code_steps.py leaves them; the GPU is the one that round.json beside
 it names. Each model is given as its config.json, the plan in the words of somebody who knows the script: runtime,
@@ -84,14 +84,14 @@ def forecast(program, said):
     return {name: [float(f"{one[k]:.5g}") for k in ("value", "low", "high")] for name, one in found.items()}
 
 
-def freeze(program, gpu, file):
-    """Forecasts of the fresh cases of exec/gpu/code_steps.py before they run."""
+def freeze(program, gpu, file, which):
+    """Forecasts of a list of exec/gpu/code_steps.py before it runs."""
     sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "exec" / "gpu"))
     import code_steps
     import transformers
     lines = []
     with tempfile.TemporaryDirectory() as scratch:
-        for c in code_steps.FRESH:
+        for c in code_steps.LISTS[which]:
             config = code_steps.config_of(transformers, c)
             config.architectures = [code_steps.class_of(transformers, c).__name__]
             config.save_pretrained(pathlib.Path(scratch) / "configs" / c["name"])
@@ -107,7 +107,7 @@ def main():
     if not args:
         raise SystemExit(__doc__)
     if args[0] == "--freeze":
-        return freeze(args[3] if len(args) > 3 else PROGRAM, args[2], pathlib.Path(args[1]))
+        return freeze(args[4] if len(args) > 4 else PROGRAM, args[2], pathlib.Path(args[1]), args[3])
     frozen = {}
     if "--frozen" in args:
         at = args.index("--frozen")

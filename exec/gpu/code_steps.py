@@ -9,8 +9,8 @@ kernels by name. `configs/NAME/config.json` beside the rows is what `foreshard p
 `predict` of a row the other words (reports/gpu_codes.py joins the two). A world above 1 is rank 0 of it over the
 fake process group, as in fsdp2_steps.py: collectives move their bytes inside the GPU.
 
---held and --fresh take other lists of cases; of the last some are over axes (axes_steps.py). Where no round.json stands
-beside the folder of the rows, one is written that names the GPU.
+--of takes another list of cases; of the fresh ones some are over axes (axes_steps.py). Where no round.json stands beside
+the folder of the rows, one is written that names the GPU.
 
 Needs torch 2.11, transformers 5 and accelerate 1.13 or newer; random weights and tokens.
 """
@@ -189,6 +189,46 @@ FRESH = [
                                               num_key_value_heads=2, head_dim=128, vocab_size=65536, max_position_embeddings=8192,
                                               pad_token_id=0)), 2048, 4, plain="bfloat16", compiled="model"),
 ]
+
+# The same again, with adapters and families that came later.
+NEWER = [
+    case("olmo3-8", ("Olmo3", dict(hidden_size=2048, intermediate_size=8192, num_hidden_layers=16, num_attention_heads=16, num_key_value_heads=16,
+                                   vocab_size=100352, sliding_window=1024, max_position_embeddings=8192)), 4096, 1, world=8),
+    case("smollm3-3b-16-checkpointed", ("SmolLM3", dict(hidden_size=2048, intermediate_size=11008, num_hidden_layers=36, num_attention_heads=16,
+                                                        num_key_value_heads=4, vocab_size=128256, pad_token_id=0)), 4096, 2, world=16, checkpoint=True),
+    case("exaone4-8", ("Exaone4", dict(hidden_size=2048, intermediate_size=4096, num_hidden_layers=30, num_attention_heads=32, num_key_value_heads=8,
+                                       vocab_size=102400)), 2048, 2, world=8, loop="loop"),
+    case("mistral-7b-16-lora", ("Mistral", dict(MISTRAL[1], num_hidden_layers=24)), 4096, 1, world=16, checkpoint=True, lora=True),
+    case("qwen2-1.5b-8-lora", QWEN2, 2048, 4, world=8, lora=True),
+    case("granitemoe-8", ("GraniteMoe", dict(hidden_size=1536, intermediate_size=512, num_hidden_layers=16, num_attention_heads=24, num_key_value_heads=8,
+                                             num_local_experts=40, num_experts_per_tok=8, vocab_size=49155)), 4096, 1, world=8),
+    case("bloom-1b7-ddp-8", ("Bloom", dict(hidden_size=2048, n_layer=24, n_head=16, vocab_size=250880)), 1024, 2, world=8, runtime="ddp", attention="eager"),
+    case("persimmon-8", ("Persimmon", dict(hidden_size=4096, intermediate_size=16384, num_hidden_layers=6, num_attention_heads=64, vocab_size=65536)),
+         2048, 2, world=8),
+    case("cohere2-8-checkpointed", ("Cohere2", dict(hidden_size=4096, intermediate_size=14336, num_hidden_layers=8, num_attention_heads=32,
+                                                    num_key_value_heads=8, vocab_size=64000, sliding_window=1024)), 4096, 2, world=8, checkpoint=True),
+    case("helium-2b-8", ("Helium", dict(hidden_size=2560, intermediate_size=7040, num_hidden_layers=12, num_attention_heads=20, num_key_value_heads=20,
+                                        head_dim=128, vocab_size=48000)), 2048, 4, world=8),
+    case("ernie4-5-8", ("Ernie4_5", dict(hidden_size=1024, intermediate_size=3072, num_hidden_layers=18, num_attention_heads=16, num_key_value_heads=2,
+                                         head_dim=128, vocab_size=103424)), 4096, 2, world=8, accumulation=2),
+    case("seed-oss-8", ("SeedOss", dict(hidden_size=5120, intermediate_size=13824, num_hidden_layers=4, num_attention_heads=40, num_key_value_heads=8,
+                                        head_dim=128, vocab_size=155136)), 4096, 1, world=8),
+    case("glm4-moe-8", ("Glm4Moe", dict(hidden_size=2048, intermediate_size=6144, moe_intermediate_size=1024, num_hidden_layers=5, num_attention_heads=32,
+                                        num_key_value_heads=4, head_dim=128, n_routed_experts=32, num_experts_per_tok=4, first_k_dense_replace=1,
+                                        vocab_size=100000, pad_token_id=0)), 2048, 2, world=8),
+    case("gptj-fsdp1-16", ("GPTJ", dict(n_embd=4096, n_layer=8, n_head=16, vocab_size=50400)), 2048, 2, world=16, runtime="fsdp1", attention="eager"),
+    case("distilbert-ddp-8-padded", ("DistilBert", dict(dim=768, hidden_dim=3072, n_layers=6, n_heads=12, vocab_size=30522)), 512, 64, world=8,
+         task="mlm", runtime="ddp", padded=True),
+    case("gemma-2b-8", ("Gemma", dict(hidden_size=2048, intermediate_size=16384, num_hidden_layers=9, num_attention_heads=8, num_key_value_heads=1,
+                                      head_dim=256, vocab_size=256000)), 2048, 2, world=8, loop="loop"),
+    case("mpt-1b-fsdp1-8", ("Mpt", dict(d_model=2048, n_layers=24, n_heads=16, vocab_size=50432, max_seq_len=2048)), 2048, 2, world=8, runtime="fsdp1", attention="eager"),
+    case("electra-large-plain", ("Electra", dict(hidden_size=1024, embedding_size=1024, intermediate_size=4096, num_hidden_layers=24,
+                                                 num_attention_heads=16, vocab_size=30522)), 512, 32, task="mlm", plain="bfloat16"),
+    case("phimoe-8", ("Phimoe", dict(hidden_size=2048, intermediate_size=3200, num_hidden_layers=4, num_attention_heads=32, num_key_value_heads=8,
+                                     num_local_experts=16, num_experts_per_tok=2, vocab_size=32064, pad_token_id=0)), 2048, 2, world=8),
+    case("llama-1b-ddp-8-foreach-accumulate-2", LLAMA_1B, 1024, 4, world=8, runtime="ddp", fused=False, accumulation=2),
+]
+LISTS = {"first": CASES, "held": HELD, "fresh": FRESH, "newer": NEWER}
 
 
 def prepare(c):
@@ -420,29 +460,34 @@ def run(c, folder):
     import gc
 
     import torch
-
-    import fsdp2_steps
     torch.manual_seed(0)
     row = {"name": c["name"], "case": {k: v for k, v in c.items() if k not in ("name", "model")}, "torch": torch.__version__}
     config, loop, make_step = started(c)
     config.save_pretrained(folder / "configs" / c["name"])
-    row["device"] = torch.cuda.get_device_name()
     row["parameters"] = sum(p.numel() for p in loop.model.parameters())
     gc.collect()
     torch.cuda.empty_cache()
-    step = make_step(c, loop, config, c["sequence"], c["batch"])
+    return measured(row, make_step(c, loop, config, c["sequence"], c["batch"]),
+                    None if c["compiled"] else lambda: make_step(c, loop, config, HOST_TOKENS, 1))
+
+
+def measured(row, step, small=None):
+    """The row with what a step takes; `small` makes the same on few tokens, what the host needs for it."""
+    import torch
+
+    import fsdp2_steps
     for _ in range(WARMUP):
         step()
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
     times = fsdp2_steps.timed_steps(step, STEPS, "cuda")
     stats = torch.cuda.memory_stats()
-    row.update(step_s=statistics.median(times), steps_s=[round(t, 6) for t in times],
+    row.update(device=torch.cuda.get_device_name(), step_s=statistics.median(times), steps_s=[round(t, 6) for t in times],
                peak_allocated_bytes=stats["allocated_bytes.all.peak"], peak_requested_bytes=stats["requested_bytes.all.peak"],
                peak_reserved_bytes=stats["reserved_bytes.all.peak"], retries=stats["num_alloc_retries"],
                device_used_bytes=torch.cuda.mem_get_info()[1] - torch.cuda.mem_get_info()[0])
-    if not c["compiled"]:  # before the profiler, which slows launches down for good
-        small = make_step(c, loop, config, HOST_TOKENS, 1)
+    if small:  # before the profiler, which slows launches down for good
+        small = small()
         small()
         row["host_step_s"] = statistics.median(fsdp2_steps.timed_steps(small, 5, "cuda"))
     row["kernels"] = kernels_of(step)
@@ -504,16 +549,15 @@ def main():
     parser.add_argument("--capture", metavar="NAME", help="three steps of this case, for foreshard-null")
     parser.add_argument("--only", help="names of cases")
     parser.add_argument("--seconds", type=float, default=300, help="for all; what does not begin by then is left out")
-    parser.add_argument("--held", action="store_true", help="the cases that no forecast has learnt of")
-    parser.add_argument("--fresh", action="store_true", help="of families and runtimes that the others have not")
+    parser.add_argument("--of", choices=LISTS, default="first", help="which cases; the later lists were forecast before they ran")
     parser.add_argument("--list", action="store_true")
     args = parser.parse_args()
-    cases = [c for c in (FRESH if args.fresh else HELD if args.held else CASES) if not args.only or c["name"] in args.only.split(",")]
+    cases = [c for c in LISTS[args.of] if not args.only or c["name"] in args.only.split(",")]
     if args.list:
         print("\n".join(c["name"] for c in cases))
         return 0
     if args.capture:
-        return capture(next(c for c in CASES + HELD + FRESH if c["name"] == args.capture))
+        return capture(next(c for cases in LISTS.values() for c in cases if c["name"] == args.capture))
     if not args.out:
         parser.error("--out is missing")
     out = pathlib.Path(args.out).absolute()
@@ -534,12 +578,10 @@ def name_gpu(record):
     record.write_text(json.dumps(said, indent=1) + "\n", encoding="utf-8")
 
 
-def run_all(cases, out, seconds, run):
-    """Appends the row of each case to the file `out`; 4 where one failed."""
-    end = time.monotonic() + seconds
-    out.parent.mkdir(parents=True, exist_ok=True)
+def import_known(cases):
+    """What every child would import again."""
     import_beside()
-    import accelerate.parallelism_config  # noqa: F401  what every child would import again
+    import accelerate.parallelism_config  # noqa: F401
     import transformers
     import torch._dynamo  # noqa: F401
     for c in cases:
@@ -551,6 +593,13 @@ def run_all(cases, out, seconds, run):
     if any(c["axes"] for c in cases):
         import torch.distributed.tensor.experimental  # noqa: F401
         import torch.distributed.tensor.parallel  # noqa: F401
+
+
+def run_all(cases, out, seconds, run, known=import_known):
+    """Appends the row of each case to the file `out`; 4 where one failed."""
+    end = time.monotonic() + seconds
+    out.parent.mkdir(parents=True, exist_ok=True)
+    known(cases)
     bad = 0
     for c in cases:
         left = end - time.monotonic()
