@@ -6,22 +6,29 @@ usage: cmake/packed.py FOLDER/NAME.tar.xz [FILE...]   packs FILEs of FOLDER (def
        cmake/packed.py --check FOLDER...              exit 1 where a file is not what its pack holds
        cmake/packed.py --rows FILE.columns...         writes FILEs, whose tables were packed by columns
 
-Tables and logs that tests alone read are packed by columns, which makes them half to two thirds as large: what
-configures the program itself needs no Python. A column's values stand one a line, a NUL between columns.
+Tables and logs that tests alone read are packed by columns, which makes them a quarter to two thirds as large: what
+configures the program itself needs no Python. A column's values stand one a line, a NUL between columns; numbers as
+differences where that is shorter, since addresses, times and bytes in use hardly repeat, but their steps do.
 
 A file that was edited is packed again by the first form; the same files give the same bytes."""
 
+import collections
 import gzip
 import io
+import itertools
 import lzma
 import pathlib
+import re
 import subprocess
 import sys
 import tarfile
+import zlib
 
 # Of xz's strongest preset for text, with a window that spans all versions of a recording.
 FILTERS = [{"id": lzma.FILTER_LZMA2, "preset": 9 | lzma.PRESET_EXTREME, "dict_size": 96 << 20, "lc": 4, "pb": 0}]
 COLUMNS = ".columns"
+ABOVE, LEFT = b"\1", b"\2"  # begin a column of differences; behind it the numbers' decimals and what stands before each
+NUMBER, WHOLE = re.compile(rb"([^0-9]*?)-?[0-9]+(?:\.([0-9]{1,9}))?"), re.compile(rb"-?[0-9]+")
 SEPARATORS = {".csv": b",", ".txt": b" ", ".json": b","}
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 
@@ -43,25 +50,80 @@ def kind_of(words):
     return b"%d %s" % (len(words), words[0] if len(words[0]) == 1 and words[0].isalpha() else b"")
 
 
+def value_of(word, prefix, places):
+    """The number that word writes after prefix, in units of its last decimal; None where it is written in another way."""
+    digits = word[len(prefix):].replace(b".", b"", 1)
+    if not word.startswith(prefix) or not WHOLE.fullmatch(digits):
+        return None
+    value = int(digits)
+    return value if word_of(value, prefix, places) == word else None
+
+
+def word_of(value, prefix, places):
+    if not places:
+        return b"%s%d" % (prefix, value)
+    whole, decimals = divmod(abs(value), 10**places)
+    return b"%s%s%d.%0*d" % (prefix, b"-" if value < 0 else b"", whole, places, decimals)
+
+
+def as_differences(column, left):
+    """Numbers less those above them or, of the same row, left of them; the other words as they are. None where
+    hardly any word is a number, or one of the others would be read as a difference."""
+    forms = collections.Counter((found[1], len(found[2] or b"")) for found in map(NUMBER.fullmatch, column) if found)
+    if not forms:
+        return None
+    (prefix, places), _ = forms.most_common(1)[0]
+    above, words = 0, []
+    for word, beside in zip(column, left or column):
+        value = value_of(word, prefix, places)
+        if value is None and WHOLE.fullmatch(word):
+            return None
+        less = (value_of(beside, prefix, places) or 0) if left else above
+        words.append(word if value is None else b"%d" % (value - less))
+        above = above if value is None else value
+    return b"\n".join([b"%s%d%s" % (LEFT if left else ABOVE, places, prefix), *words])
+
+
+def from_differences(column, left):
+    form, *words = column.split(b"\n")
+    base, places, prefix = form[:1], int(form[1:2]), form[2:]
+    above = 0
+    for row, word in enumerate(words):
+        if WHOLE.fullmatch(word):
+            above = int(word) + (above if base == ABOVE else value_of(left[row], prefix, places) or 0)
+            words[row] = word_of(above, prefix, places)
+    return words
+
+
+def shortest(column, left):
+    ways = [b"\n".join(column), as_differences(column, None), as_differences(column, left) if left else None]
+    return min((way for way in ways if way is not None), key=lambda way: len(zlib.compress(way)))
+
+
 def by_columns(text, separator):
-    """The kind of each line, then the columns of each kind; None where text has a NUL or nothing ends its last line."""
-    if b"\0" in text or not text.endswith(b"\n"):
+    """The kind of each line, then the columns of each kind; None where text has one of the marks of columns or
+    nothing ends its last line."""
+    if any(mark in text for mark in (b"\0", ABOVE, LEFT)) or not text.endswith(b"\n"):
         return None
     lines, kinds = [line.split(separator) for line in text[:-1].split(b"\n")], {}
     for words in lines:
         kinds.setdefault(kind_of(words), []).append(words)
-    columns = [map(kind_of, lines)]
+    packed = [b"\n".join(map(kind_of, lines))]
     for several in kinds.values():
-        columns += zip(*several)
-    return b"\0".join(map(b"\n".join, columns))
+        columns = list(zip(*several))
+        packed += map(shortest, columns, [None, *columns])
+    return b"\0".join(packed)
 
 
-def by_rows(columns, separator):
-    order, *columns = (column.split(b"\n") for column in columns.split(b"\0"))
-    lines = {}
+def by_rows(packed, separator):
+    order, *packed = packed.split(b"\0")
+    order, packed, lines = order.split(b"\n"), iter(packed), {}
     for kind in dict.fromkeys(order):
-        words = int(kind.split()[0])
-        lines[kind], columns = zip(*columns[:words]), columns[words:]
+        columns = [None]
+        for column in itertools.islice(packed, int(kind.split()[0])):
+            differs = column.startswith((ABOVE, LEFT))
+            columns.append(from_differences(column, columns[-1]) if differs else column.split(b"\n"))
+        lines[kind] = zip(*columns[1:])
     return b"\n".join(separator.join(next(lines[kind])) for kind in order) + b"\n"
 
 
