@@ -1,284 +1,129 @@
-// One row per family. Everything that Hugging Face's implementation fixes in code, not in
-// config.json, stands here.
+// Reads families.txt, a row for each family.
 #include "models/families.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
-#include <array>
-#include <iterator>
 #include <string>
+#include <utility>
+#include <vector>
+
+#include "models/parameter_names.h"
+#include "sim/base/embedded.h"
+#include "sim/base/error.h"
+#include "sim/base/letters.h"
 
 namespace foreshard {
+
+std::span<const EmbeddedFile> family_files();
+
 namespace {
 
-// --- rotary decoders: Llama's block, and what each family does differently ---
+constexpr std::pair<std::string_view, bool ModelDims::*> kSwitches[] = {
+    {"fused_qkv", &ModelDims::fused_qkv},
+    {"regroups_heads", &ModelDims::regroups_heads},
+    {"qkv_bias", &ModelDims::qkv_bias},
+    {"output_bias", &ModelDims::output_bias},
+    {"mlp_bias", &ModelDims::mlp_bias},
+    {"embedding_norm", &ModelDims::embedding_norm},
+    {"conv1d", &ModelDims::conv1d},
+    {"fused_gate_up", &ModelDims::fused_gate_up},
+    {"embedding_scale", &ModelDims::embedding_scale},
+    {"logit_softcap", &ModelDims::logit_softcap},
+    {"branch_scale", &ModelDims::branch_scale},
+    {"logit_scale", &ModelDims::logit_scale},
+    {"head_bias", &ModelDims::head_bias},
+    {"sinks", &ModelDims::sinks},
+    {"bidirectional", &ModelDims::bidirectional},
+    {"dropout", &ModelDims::dropout},
+    {"drops_mlp_alone", &ModelDims::drops_mlp_alone},
+    {"embedding_dropout", &ModelDims::embedding_dropout},
+    {"attention_dropout", &ModelDims::attention_dropout},
+    {"ffn_dropout", &ModelDims::ffn_dropout}};
 
-void make_gemma(ModelDims& d) {
-  d.activation = Activation::kGeGlu;
-  d.embedding_scale = true;
-}
-void make_sandwich(ModelDims& d) {
-  make_gemma(d);
-  d.naming = Naming::kGemma2;
-  d.residual = Residual::kSandwich;
-}
-void make_post_branch(ModelDims& d, HeadNorm norm) {
-  d.naming = Naming::kPostBranch;
-  d.residual = Residual::kPostBranch;
-  d.qk_norm = norm;
-}
-void make_granite(ModelDims& d) { d.embedding_scale = d.branch_scale = d.logit_scale = true; }
-void make_deepseek(ModelDims& d) {
-  d.naming = Naming::kDeepSeek;
-  d.moe.scaled = true;
-}
-void make_sigmoid(ModelDims& d) { d.moe.normalized = d.moe.sigmoid = d.moe.corrected = true; }
-void make_deepseek_v3(ModelDims& d) {
-  make_deepseek(d);
-  make_sigmoid(d);
-}
-void make_late_normed(ModelDims& d) {
-  make_deepseek_v3(d);
-  d.qk_norm = HeadNorm::kEach;
-}
-void make_parallel(ModelDims& d, NormKind norm) {
-  d.norm = norm;
-  d.residual = Residual::kParallelOfOneNorm;
-}
-void make_gptj(ModelDims& d) {
-  d.naming = Naming::kGptJ;
-  d.activation = Activation::kGelu;
-  make_parallel(d, NormKind::kLayer);
-  d.mlp_bias = d.head_bias = true;
-}
+constexpr std::pair<std::string_view, bool Experts::*> kSwitchesOfExperts[] = {
+    {"shared_gate", &Experts::shared_gate},    {"sigmoid", &Experts::sigmoid},
+    {"normalized", &Experts::normalized},      {"scaled", &Experts::scaled},
+    {"corrected", &Experts::corrected},        {"bias", &Experts::bias},
+    {"fused_gate_up", &Experts::fused_gate_up}};
 
-struct RotaryFamily {
-  std::string_view name;
-  void (*apply)(ModelDims& d);
-};
-constexpr RotaryFamily kRotary[] = {
-    {"llama", [](ModelDims&) {}},
-    {"mistral", [](ModelDims&) {}},
-    {"qwen2", [](ModelDims& d) { d.qkv_bias = true; }},
-    {"qwen3", [](ModelDims& d) { d.qk_norm = HeadNorm::kEach; }},
-    {"internlm", [](ModelDims& d) { d.qkv_bias = d.output_bias = true; }},
-    {"gemma", make_gemma},
-    {"gemma2",
-     [](ModelDims& d) {
-       make_sandwich(d);
-       d.logit_softcap = true;
-     }},
-    {"gemma3",
-     [](ModelDims& d) {
-       make_sandwich(d);
-       d.qk_norm = HeadNorm::kEach;
-     }},
-    {"phi3", [](ModelDims& d) { d.fused_qkv = d.fused_gate_up = true; }},
-    {"starcoder2",
-     [](ModelDims& d) {
-       d.naming = Naming::kStarcoder2;
-       d.activation = Activation::kGelu;
-       add_biases(d);
-     }},
-    {"olmo", [](ModelDims& d) { d.norm = NormKind::kLayerUnweighted; }},
-    {"olmo2", [](ModelDims& d) { make_post_branch(d, HeadNorm::kWhole); }},
-    {"olmo3", [](ModelDims& d) { make_post_branch(d, HeadNorm::kWhole); }},
-    {"exaone4", [](ModelDims& d) { make_post_branch(d, HeadNorm::kEach); }},
-    {"smollm3", [](ModelDims&) {}},
-    {"cwm", [](ModelDims&) {}},
-    {"gptj", make_gptj},
-    {"codegen",
-     [](ModelDims& d) {
-       make_gptj(d);
-       d.fused_qkv = d.regroups_heads = true;
-     }},
-    {"persimmon",
-     [](ModelDims& d) {
-       d.naming = Naming::kPersimmon;
-       d.activation = Activation::kRelu2;
-       add_biases(d);
-       d.fused_qkv = d.drops_mlp_alone = true;
-       d.qk_norm = HeadNorm::kEach;
-       d.head_norm = NormKind::kLayer;
-     }},
-    {"granite", make_granite},
-    {"cohere",
-     [](ModelDims& d) {
-       make_parallel(d, NormKind::kLayerWithoutBias);
-       d.head_norm = NormKind::kLayerWithoutBias;
-       d.logit_scale = true;
-     }},
-    {"phi",
-     [](ModelDims& d) {
-       d.naming = Naming::kPhi;
-       d.activation = Activation::kGelu;
-       add_biases(d);
-       make_parallel(d, NormKind::kLayer);
-       d.head_bias = true;
-     }},
-    {"stablelm", [](ModelDims& d) { d.norm = NormKind::kLayer; }},
-    {"glm", [](ModelDims& d) { d.qkv_bias = d.fused_gate_up = true; }},
-    {"glm4",
-     [](ModelDims& d) {
-       d.naming = Naming::kGlm4;
-       d.residual = Residual::kSandwich;
-       d.qkv_bias = d.fused_gate_up = true;
-     }},
-    {"seed_oss", [](ModelDims& d) { d.qkv_bias = true; }},
-    {"ernie4_5", [](ModelDims&) {}},
-    {"helium", [](ModelDims&) {}},
-    {"hunyuan_v1_dense",
-     [](ModelDims& d) {
-       d.naming = Naming::kHunYuan;
-       d.qk_norm = HeadNorm::kEach;
-     }},
-    {"arcee", [](ModelDims& d) { d.activation = Activation::kRelu2; }},
-    {"nemotron",
-     [](ModelDims& d) {
-       d.norm = NormKind::kLayer;
-       d.activation = Activation::kRelu2;
-     }},
-    {"mixtral",
-     [](ModelDims& d) {
-       d.naming = Naming::kMixtral;
-       d.moe.normalized = true;
-     }},
-    {"qwen2_moe", [](ModelDims& d) { d.qkv_bias = d.moe.shared_gate = true; }},
-    {"qwen3_moe",
-     [](ModelDims& d) {
-       d.qk_norm = HeadNorm::kEach;
-       d.moe.normalized = true;
-     }},
-    {"olmoe", [](ModelDims& d) { d.qk_norm = HeadNorm::kWhole; }},
-    {"flex_olmo", [](ModelDims& d) { make_post_branch(d, HeadNorm::kWhole); }},
-    {"ernie4_5_moe", [](ModelDims& d) { d.moe.normalized = d.moe.corrected = true; }},
-    {"granitemoe",
-     [](ModelDims& d) {
-       make_granite(d);
-       d.naming = Naming::kMixtral;
-       d.moe.normalized = d.moe.fused_gate_up = true;
-     }},
-    {"granitemoeshared",
-     [](ModelDims& d) {
-       make_granite(d);
-       d.naming = Naming::kMixtral;
-       d.fused_gate_up = true;
-       d.moe.normalized = d.moe.fused_gate_up = true;
-     }},
-    {"phimoe",
-     [](ModelDims& d) {
-       d.naming = Naming::kGptOss;
-       d.norm = NormKind::kLayer;
-       d.moe.fused_gate_up = true;
-     }},
-    {"minimax_m2",
-     [](ModelDims& d) {
-       d.qk_norm = HeadNorm::kWhole;
-       make_sigmoid(d);
-     }},
-    {"hunyuan_v1_moe",
-     [](ModelDims& d) {
-       d.naming = Naming::kHunYuan;
-       d.qk_norm = HeadNorm::kEach;
-       d.moe.normalized = true;
-     }},
-    {"gpt_oss",
-     [](ModelDims& d) {
-       d.naming = Naming::kGptOss;
-       d.qkv_bias = d.output_bias = d.sinks = true;
-       d.moe.normalized = d.moe.bias = d.moe.fused_gate_up = true;
-     }},
-    {"llama4",
-     [](ModelDims& d) {
-       d.naming = Naming::kLlama4;
-       d.qk_norm = HeadNorm::kUnweighted;
-       d.moe.sigmoid = d.moe.fused_gate_up = true;
-     }},
-    {"deepseek_v2", make_deepseek},
-    {"deepseek_v3", make_deepseek_v3},
-    {"glm4_moe", make_deepseek_v3},
-    {"glm4_moe_lite", make_deepseek_v3},
-    {"solar_open", make_deepseek_v3},
-    {"youtu", make_deepseek},
-    {"dots1", make_late_normed},
-    {"exaone_moe", make_late_normed},
-};
+// Words of enumerations, in their order.
+constexpr std::string_view kActivations[] = {"swiglu", "geglu", "gelu", "relu", "relu2"};
+constexpr std::string_view kPositions[] = {"rotary", "learned", "alibi", "none"};
+constexpr std::string_view kResiduals[] = {"pre_norm",  "sandwich", "post_branch",
+                                           "post_norm", "parallel", "parallel_of_one_norm"};
+constexpr std::string_view kNorms[] = {"rms", "layer", "layer_without_bias", "layer_unweighted"};
+constexpr std::string_view kHeadNorms[] = {"none", "each", "whole", "unweighted"};
 
-// The others, each built by a function below.
-constexpr std::string_view kOthers[] = {"gpt2",    "gpt3",       "gpt_bigcode", "gpt_neo", "opt",
-                                        "mpt",     "bloom",      "gpt_neox",    "falcon",  "bert",
-                                        "roberta", "distilbert", "electra",     "t5"};
-
-constexpr auto kFamilies = [] {
-  std::array<std::string_view, std::size(kRotary) + std::size(kOthers)> names;
-  std::size_t count = 0;
-  for (const RotaryFamily& family : kRotary) names[count++] = family.name;
-  for (const std::string_view name : kOthers) names[count++] = name;
-  return names;
-}();
-
-ModelDims parallel_family(Naming naming) {
-  ModelDims dims;
-  dims.naming = naming;
-  dims.activation = Activation::kGelu;
-  dims.fused_qkv = true;
-  dims.norm = NormKind::kLayer;
-  dims.residual = naming == Naming::kNeoX ? Residual::kParallel : Residual::kParallelOfOneNorm;
-  dims.numerics.gelu_tanh = false;
-  if (naming == Naming::kNeoX) add_biases(dims);
-  return dims;
+template <typename Kind>
+void set_kind(Kind& kind, std::span<const std::string_view> words, std::string_view word) {
+  const auto found = std::find(words.begin(), words.end(), word);
+  FORESHARD_CHECK(found != words.end(), fmt::format("families have no {}", word));
+  kind = static_cast<Kind>(found - words.begin());
 }
 
-ModelDims encoder_family(Naming naming) {
-  ModelDims dims;
-  dims.naming = naming;
-  dims.positions = Positions::kLearned;
-  dims.activation = Activation::kGelu;
-  dims.residual = Residual::kPostNorm;
-  dims.embedding_norm = dims.bidirectional = true;
-  dims.numerics.gelu_tanh = false;
-  dims.drops_mlp_alone = naming == Naming::kDistilBert;
-  add_biases(dims);
-  return dims;
+template <typename Part, typename Switches>
+void set_switch(Part& part, const Switches& switches, std::string_view word) {
+  const auto found = std::find_if(std::begin(switches), std::end(switches),
+                                  [&](const auto& each) { return each.first == word; });
+  FORESHARD_CHECK(found != std::end(switches), fmt::format("families have no {}", word));
+  part.*found->second = true;
 }
 
-ModelDims encoder_decoder_family() {
-  ModelDims dims;
-  dims.naming = Naming::kT5;
-  dims.activation = Activation::kRelu;
-  dims.positions = Positions::kNone;
-  dims.position_buckets = 32;
-  dims.dropout = dims.embedding_dropout = dims.attention_dropout = dims.ffn_dropout = true;
-  return dims;
-}
-
-ModelDims learned_family(Naming naming) {
-  ModelDims dims;
-  dims.naming = naming;
-  dims.positions = Positions::kLearned;
-  dims.activation = naming == Naming::kOpt ? Activation::kRelu : Activation::kGelu;
-  dims.fused_qkv = naming != Naming::kOpt;
-  add_biases(dims);
-  return dims;
-}
-
-ModelDims alibi_family(Naming naming) {
-  ModelDims dims;
-  dims.naming = naming;
-  dims.norm = NormKind::kLayerWithoutBias;
-  dims.positions = Positions::kAlibi;
-  dims.activation = Activation::kGelu;
-  dims.fused_qkv = true;
-  dims.numerics.gelu_tanh = naming == Naming::kBloom;
-  if (naming == Naming::kBloom) {
-    dims.embedding_norm = true;
+// "naming=gemma2", "moe.normalized", "fused_qkv".
+void apply(std::string_view value, ModelDims& dims) {
+  const std::string_view key = cut(value, "=");
+  if (key == "naming") {
+    dims.naming = naming_of(value);
+  } else if (key == "positions") {
+    set_kind(dims.positions, kPositions, value);
+  } else if (key == "position_buckets") {
+    dims.position_buckets = std::stoll(std::string(value));
+  } else if (key == "activation") {
+    set_kind(dims.activation, kActivations, value);
+  } else if (key == "exact_gelu") {
+    dims.numerics.gelu_tanh = false;
+  } else if (key == "residual") {
+    set_kind(dims.residual, kResiduals, value);
+  } else if (key == "biases") {
     add_biases(dims);
+  } else if (key == "norm") {
+    set_kind(dims.norm, kNorms, value);
+  } else if (key == "head_norm") {
+    set_kind(dims.head_norm, kNorms, value);
+  } else if (key == "qk_norm") {
+    set_kind(dims.qk_norm, kHeadNorms, value);
+  } else if (constexpr std::string_view kMoe = "moe."; key.starts_with(kMoe)) {
+    set_switch(dims.moe, kSwitchesOfExperts, key.substr(kMoe.size()));
+  } else {
+    set_switch(dims, kSwitches, key);
   }
-  return dims;
+}
+
+const std::vector<ModelDims>& families() {
+  static const std::vector<ModelDims> read = [] {
+    std::vector<ModelDims> rows;
+    for (const auto& cells : rows_of_table(family_files().front().content)) {
+      ModelDims& dims = rows.emplace_back();
+      dims.family = cells.at(0);
+      std::string_view words = cells.size() > 1 ? cells[1] : std::string_view();
+      while (!words.empty()) apply(cut(words, " "), dims);
+    }
+    return rows;
+  }();
+  return read;
 }
 
 }  // namespace
 
-std::span<const std::string_view> family_names() { return kFamilies; }
+std::span<const std::string_view> family_names() {
+  static const std::vector<std::string_view> names = [] {
+    std::vector<std::string_view> all;
+    for (const ModelDims& dims : families()) all.emplace_back(dims.family);
+    return all;
+  }();
+  return names;
+}
 
 void add_biases(ModelDims& dims) {
   dims.norm = NormKind::kLayer;
@@ -286,35 +131,10 @@ void add_biases(ModelDims& dims) {
 }
 
 std::optional<ModelDims> family_dims(std::string_view family) {
-  ModelDims dims;
-  const auto rotary = std::find_if(std::begin(kRotary), std::end(kRotary),
-                                   [&](const RotaryFamily& each) { return each.name == family; });
-  if (rotary != std::end(kRotary)) {
-    rotary->apply(dims);
-  } else if (std::find(kFamilies.begin(), kFamilies.end(), family) == kFamilies.end()) {
-    return std::nullopt;
-  } else if (family == "gpt2" || family == "gpt3" || family == "gpt_bigcode") {
-    dims = learned_family(Naming::kGpt2);
-    dims.conv1d = family == "gpt2";
-  } else if (family == "gpt_neo") {
-    dims = learned_family(Naming::kGptNeo);
-    dims.fused_qkv = dims.qkv_bias = false;
-  } else if (family == "opt") {
-    dims = learned_family(Naming::kOpt);
-  } else if (family == "mpt" || family == "bloom") {
-    dims = alibi_family(family == "mpt" ? Naming::kMpt : Naming::kBloom);
-  } else if (family == "gpt_neox" || family == "falcon") {
-    dims = parallel_family(family == "falcon" ? Naming::kFalcon : Naming::kNeoX);
-  } else if (family == "t5") {
-    dims = encoder_decoder_family();
-  } else {
-    dims = encoder_family(family == "bert"         ? Naming::kBert
-                          : family == "distilbert" ? Naming::kDistilBert
-                          : family == "electra"    ? Naming::kElectra
-                                                   : Naming::kRoberta);
+  for (const ModelDims& dims : families()) {
+    if (dims.family == family) return dims;
   }
-  dims.family = family;
-  return dims;
+  return std::nullopt;
 }
 
 }  // namespace foreshard

@@ -35,4 +35,7 @@ struct ParameterNames {
 
 const ParameterNames& parameter_names(const ModelDims& dims);
 
+// By its name in parameter_names.txt.
+Naming naming_of(std::string_view name);
+
 }  // namespace foreshard

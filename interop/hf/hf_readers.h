@@ -1,7 +1,7 @@
 // How the keys of each group of model types become ModelDims; internal to interop/.
 //
 // Defaults are those of transformers' configuration classes, where a key is absent or null
-// (hf_families.cpp, or beside the key).
+// (hf_families.txt, or beside the key).
 // Every failure is a ConfigError at the value.
 #pragma once
 

@@ -11,6 +11,7 @@
 #include <string>
 
 #include "sim/base/error.h"
+#include "sim/base/letters.h"
 
 namespace foreshard {
 namespace {
@@ -43,6 +44,17 @@ EmbeddedText::operator std::string_view() const {
   const auto [text, is_new] = texts.try_emplace(packed_.data());
   if (is_new) text->second = unpack(packed_);
   return text->second;
+}
+
+std::vector<std::vector<std::string_view>> rows_of_table(std::string_view text) {
+  std::vector<std::vector<std::string_view>> rows;
+  while (!text.empty()) {
+    std::string_view line = cut(text, "\n");
+    if (line.empty() || line.starts_with('#')) continue;
+    std::vector<std::string_view>& cells = rows.emplace_back();
+    while (!line.empty()) cells.push_back(cut(line, " | "));
+  }
+  return rows;
 }
 
 }  // namespace foreshard

@@ -2,13 +2,15 @@
 //
 // foreshard_embed(target symbol globs...) in CMakeLists.txt defines one function per set of files:
 //     std::span<const EmbeddedFile> symbol();      sorted by path
-// Declare it in the folder that embeds the files; today: stack_files
-// and trainer_files (sim/spec), models_files (models/zoo), calibration_files (calibration/machines,
+// Declare it in the folder that embeds the files; today: stack_files, trainer_files and
+// capability_files (sim/spec), hf_family_files (interop/hf), models_files (models/zoo),
+// family_files and parameter_name_files (models), calibration_files (calibration/machines,
 // profiles, published), schema_files (cli/schemas) and page_files (reports/page, and d3).
 #pragma once
 
 #include <span>
 #include <string_view>
+#include <vector>
 
 namespace foreshard {
 
@@ -27,5 +29,8 @@ struct EmbeddedFile {
   std::string_view path;  // relative to the repository root, with forward slashes
   EmbeddedText content;
 };
+
+// Of a table that is data: a row a line, "cell | cell"; a line that begins with # is a comment.
+std::vector<std::vector<std::string_view>> rows_of_table(std::string_view text);
 
 }  // namespace foreshard

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cstddef>
 #include <initializer_list>
 #include <string>
 #include <string_view>
@@ -21,6 +22,14 @@ inline std::string lower(std::string_view text) {
 inline bool has_any(std::string_view text, std::initializer_list<std::string_view> words) {
   return std::any_of(words.begin(), words.end(),
                      [&](std::string_view word) { return text.find(word) != text.npos; });
+}
+
+// What stands in front of the separator, which leaves `text` with it; all where there is none.
+inline std::string_view cut(std::string_view& text, std::string_view separator) {
+  const std::size_t at = std::min(text.find(separator), text.size());
+  const std::string_view part = text.substr(0, at);
+  text.remove_prefix(std::min(at + separator.size(), text.size()));
+  return part;
 }
 
 }  // namespace foreshard

@@ -1,5 +1,5 @@
 // What fully_shard does otherwise from one PyTorch version to the next, as data; what can be asked
-// of each is checks/capability_rows.cpp.
+// of each is checks/capabilities.txt.
 //
 // Source: recordings of twelve versions (tests/recordings/README.md has the table of changes with
 // the files and lines of PyTorch); pg = _fsdp_param_group.py, st = _fsdp_state.py, co =

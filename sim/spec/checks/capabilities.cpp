@@ -10,20 +10,56 @@
 #include <nlohmann/json.hpp>
 #include <vector>
 
+#include "sim/base/embedded.h"
+#include "sim/base/letters.h"
 #include "sim/spec/checks/condition.h"
 #include "sim/spec/checks/plan_runtime_check.h"
 #include "sim/spec/fsdp2_version.h"
 
 namespace foreshard {
+
+std::span<const EmbeddedFile> capability_files();
+
 namespace {
+
+constexpr std::size_t kRuntimes = static_cast<std::size_t>(RuntimeKind::kZero3) + 1;
+
+RuntimeSet runtimes_named(std::string_view names) {
+  RuntimeSet set = 0;
+  while (!names.empty()) {
+    const std::string_view name = cut(names, " ");
+    std::size_t kind = 0;
+    while (to_string(static_cast<RuntimeKind>(kind)) != name) {
+      FORESHARD_CHECK(++kind < kRuntimes, fmt::format("a capability is of runtime {}", name));
+    }
+    set |= runtimes_of(kind);
+  }
+  return set;
+}
+
+Capability capability_of(const std::vector<std::string_view>& cells) {
+  FORESHARD_CHECK(cells.size() == 4 || cells.size() == 5,
+                  fmt::format("a capability has {} cells", cells.size()));
+  Capability row = {runtimes_named(cells[0]), cells[1], cells[2], cells[3]};
+  std::string_view how = cells.size() == 5 ? cells[4] : std::string_view();
+  if (how == "fails") {
+    row.fails = true;
+  } else if (how == "axes") {
+    row.of = Capability::Of::kAxes;
+  } else if (how == "tensors") {
+    row.of = Capability::Of::kPlainTensors;
+  } else if (!how.empty()) {
+    row.since = fsdp2_minor(cut(how, ": ")).value();
+    row.came = how;
+  }
+  return row;
+}
 
 struct AskedRow {
   const Capability* capability = nullptr;
   std::string_view key;
   Condition asked;
 };
-
-constexpr std::size_t kRuntimes = static_cast<std::size_t>(RuntimeKind::kZero3) + 1;
 
 const std::vector<AskedRow>& rows_of(RuntimeKind kind) {
   static std::array<std::vector<AskedRow>, kRuntimes> all;
@@ -60,6 +96,17 @@ std::int32_t minor_of(const Runtime& runtime) {
 }
 
 }  // namespace
+
+std::span<const Capability> capability_table() {
+  static const std::vector<Capability> table = [] {
+    std::vector<Capability> rows;
+    for (const auto& cells : rows_of_table(capability_files().front().content)) {
+      rows.push_back(capability_of(cells));
+    }
+    return rows;
+  }();
+  return table;
+}
 
 std::optional<PlanProblem> problem_of_capability(const Plan& plan, Capability::Of of,
                                                  std::string_view who) {

@@ -1,4 +1,4 @@
-// What a runtime cannot execute or forecast of a plan: rows of data (capability_rows.cpp) that one
+// What a runtime cannot execute or forecast of a plan: rows of data (capabilities.txt) that one
 // reader holds plans against, and docs/capabilities.md lists.
 #pragma once
 

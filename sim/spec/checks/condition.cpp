@@ -10,6 +10,7 @@
 #include <string>
 
 #include "sim/base/error.h"
+#include "sim/base/letters.h"
 #include "sim/spec/checks/plan_check.h"
 #include "sim/spec/fsdp2_version.h"
 #include "sim/spec/plan_keys.h"
@@ -101,13 +102,6 @@ bool compares(const Json& value, char comparison, const Json& with) {
 }
 
 }  // namespace
-
-std::string_view cut(std::string_view& text, std::string_view separator) {
-  const std::size_t at = std::min(text.find(separator), text.size());
-  const std::string_view part = text.substr(0, at);
-  text.remove_prefix(std::min(at + separator.size(), text.size()));
-  return part;
-}
 
 bool stacks_share_table(const ModelSpec& model) {
   return std::any_of(model.order.begin(), model.order.end(), [&](const LayerInstance& layer) {

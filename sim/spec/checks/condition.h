@@ -15,9 +15,6 @@
 
 namespace foreshard {
 
-// What stands in front of the separator, which leaves `text` with it; all where there is none.
-std::string_view cut(std::string_view& text, std::string_view separator);
-
 using PlanValue = Json (*)(const Plan&);
 
 // Of a key of a plan, or of a fact that follows from the plan alone: host (device, cpu), ranks,

@@ -1,6 +1,6 @@
 // find_problem runs a list of small rules in the order of the plan's keys; each looks at one matter
 // and returns the first contradiction it sees. Rules about values hold for every runtime; what a
-// runtime cannot express is capability_rows.cpp's.
+// runtime cannot express is capabilities.txt's.
 #include "sim/spec/checks/plan_check.h"
 
 #include <fmt/format.h>

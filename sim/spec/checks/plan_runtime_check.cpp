@@ -1,4 +1,4 @@
-// Whether a version is modelled and has what is asked of it (capability_rows.cpp), then what fails
+// Whether a version is modelled and has what is asked of it (capabilities.txt), then what fails
 // once a model is there: values that PyTorch takes and fails on, layers that the engine does not
 // execute.
 #include "sim/spec/checks/plan_runtime_check.h"

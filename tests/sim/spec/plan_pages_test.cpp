@@ -115,7 +115,7 @@ std::string keys_page() {
 
 std::string capabilities_page() {
   std::string text =
-      "# What runtimes lack\n\nThe table of `sim/spec/checks/capability_rows.cpp`, which has the "
+      "# What runtimes lack\n\nThe table of `sim/spec/checks/capabilities.txt`, which has the "
       "sources (the test `PlanPages` writes this page). A plan that asks for it is refused\nwith "
       "exit 6, the reason and the nearest plan; with exit 3 where the library has the knob and "
       "fails (*fails*).\nWhat depends on the model or the GPU is in "
