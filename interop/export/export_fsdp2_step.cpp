@@ -4,6 +4,7 @@
 #include <string>
 
 #include "interop/export/export_fsdp2_parts.h"
+#include "sim/base/letters.h"
 
 namespace foreshard {
 namespace {
@@ -107,15 +108,7 @@ if torch.cuda.is_available():
 }  // namespace
 
 const char* torch_dtype(DType dtype) {
-  switch (dtype) {
-    case DType::kBf16:
-      return "torch.bfloat16";
-    case DType::kFp16:
-      return "torch.float16";
-    case DType::kFp32:
-      return "torch.float32";
-  }
-  return "?";
+  return word_at(dtype, {"torch.bfloat16", "torch.float16", "torch.float32"});
 }
 
 std::string python_step(const Plan& plan) {

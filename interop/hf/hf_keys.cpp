@@ -6,18 +6,12 @@
 #include <algorithm>
 #include <utility>
 
+#include "sim/base/letters.h"
+
 namespace foreshard {
 
 std::string_view to_string(KeyUse use) {
-  switch (use) {
-    case KeyUse::kMapped:
-      return "mapped";
-    case KeyUse::kDefaulted:
-      return "defaulted";
-    case KeyUse::kIgnored:
-      return "ignored";
-  }
-  return "";
+  return word_at(use, {"mapped", "defaulted", "ignored"}, "");
 }
 
 KeyReader::KeyReader(ConfigNode node, std::string prefix, std::vector<HfKey>& ledger)

@@ -8,8 +8,6 @@
 #include <fmt/format.h>
 
 #include <map>
-#include <memory>
-#include <set>
 #include <tuple>
 
 #include "calibration/fit/fit.h"
@@ -18,6 +16,7 @@
 #include "calibration/published.h"
 #include "reports/accuracy/score_kernels.h"
 #include "reports/accuracy/score_rows.h"
+#include "sim/base/letters.h"
 
 namespace foreshard {
 namespace {
@@ -28,19 +27,7 @@ constexpr std::size_t kSurface = 100;
 constexpr double kLeftOutOverOwn = 1.2;
 
 const char* type_word(GemmType type) {
-  switch (type) {
-    case GemmType::kFp8:
-      return "fp8";
-    case GemmType::kFp32:
-      return "fp32";
-    case GemmType::kTf32:
-      return "tf32";
-    case GemmType::kFp4:
-      return "fp4";
-    case GemmType::k16Bit:
-      return "16 bit";
-  }
-  return "";
+  return word_at(type, {"16 bit", "fp8", "fp32", "tf32", "fp4"}, "");
 }
 
 double flops_of(const GemmRow& row) { return 2 * row.m * row.n * row.k; }

@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "reports/conform/conform.h"
+#include "sim/base/letters.h"
 
 namespace foreshard {
 namespace {
@@ -13,33 +14,11 @@ namespace {
 using State = Conformance::State;
 
 const char* word(State state) {
-  switch (state) {
-    case State::kCompared:
-      return "compared";
-    case State::kPartlyStored:
-      return "partly_stored";
-    case State::kNotRecorded:
-      return "not_recorded";
-    case State::kNotForecast:
-      return "not_forecast";
-  }
-  return "";
+  return word_at(state, {"compared", "partly_stored", "not_recorded", "not_forecast"}, "");
 }
 
 const char* word(Difference::What what) {
-  switch (what) {
-    case Difference::What::kSchedule:
-      return "schedule";
-    case Difference::What::kBytes:
-      return "bytes";
-    case Difference::What::kUnits:
-      return "units";
-    case Difference::What::kMemory:
-      return "memory";
-    case Difference::What::kAllocations:
-      return "allocations";
-  }
-  return "";
+  return word_at(what, {"schedule", "bytes", "memory", "units", "allocations"}, "");
 }
 
 std::string counts(const ConformanceSummary& s) {

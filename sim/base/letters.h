@@ -32,4 +32,12 @@ inline std::string_view cut(std::string_view& text, std::string_view separator) 
   return part;
 }
 
+// What an enumerator is called, of words in the order of its enumeration.
+template <typename Enum>
+constexpr const char* word_at(Enum value, std::initializer_list<const char*> words,
+                              const char* beyond = "?") {
+  const auto index = static_cast<std::size_t>(value);
+  return index < words.size() ? words.begin()[index] : beyond;
+}
+
 }  // namespace foreshard

@@ -4,22 +4,13 @@
 #include <algorithm>
 #include <array>
 
+#include "sim/base/letters.h"
+
 namespace foreshard {
 
 const char* to_string(Evidence evidence) {
-  switch (evidence) {
-    case Evidence::kMeasured:
-      return "measured";
-    case Evidence::kInterpolated:
-      return "interpolated";
-    case Evidence::kExtrapolated:
-      return "extrapolated";
-    case Evidence::kDatasheet:
-      return "datasheet";
-    case Evidence::kAssumed:
-      return "assumed";
-  }
-  return "assumed";
+  return word_at(evidence, {"measured", "interpolated", "extrapolated", "datasheet", "assumed"},
+                 "assumed");
 }
 
 Evidence weaker(Evidence a, Evidence b) { return std::max(a, b); }

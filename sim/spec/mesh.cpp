@@ -2,6 +2,7 @@
 #include "sim/spec/mesh.h"
 
 #include "sim/base/error.h"
+#include "sim/base/letters.h"
 
 namespace foreshard {
 
@@ -10,31 +11,8 @@ const char* to_string(MeshInner inner) {
 }
 
 const char* to_string(MeshDim dim) {
-  switch (dim) {
-    case MeshDim::kWorld:
-      return "world";
-    case MeshDim::kBatch:
-      return "batch";
-    case MeshDim::kLoss:
-      return "loss";
-    case MeshDim::kReplicate:
-      return "replicate";
-    case MeshDim::kFsdp:
-      return "fsdp";
-    case MeshDim::kCp:
-      return "cp";
-    case MeshDim::kTp:
-      return "tp";
-    case MeshDim::kEp:
-      return "ep";
-    case MeshDim::kEfsdp:
-      return "efsdp";
-    case MeshDim::kExpertReplicate:
-      return "expert_replicate";
-    case MeshDim::kEtp:
-      return "etp";
-  }
-  return "?";
+  return word_at(dim, {"world", "batch", "loss", "replicate", "fsdp", "cp", "tp", "ep", "efsdp",
+                       "expert_replicate", "etp"});
 }
 
 std::vector<MeshAxis> Mesh::axes() const {

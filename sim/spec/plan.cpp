@@ -1,82 +1,27 @@
 // The words of a plan's enumerations; the rules that check() applies are in plan_check.cpp.
 #include "sim/spec/plan.h"
 
+#include "sim/base/letters.h"
 #include "sim/spec/checks/plan_check.h"
 
 namespace foreshard {
 
 std::int64_t size_of(DType dtype) { return dtype == DType::kFp32 ? 4 : 2; }
 
-const char* to_string(DType dtype) {
-  switch (dtype) {
-    case DType::kBf16:
-      return "bf16";
-    case DType::kFp16:
-      return "fp16";
-    case DType::kFp32:
-      return "fp32";
-  }
-  return "?";
-}
+const char* to_string(DType dtype) { return word_at(dtype, {"bf16", "fp16", "fp32"}); }
 
 const char* to_string(RuntimeKind kind) {
-  switch (kind) {
-    case RuntimeKind::kFsdp2:
-      return "fsdp2";
-    case RuntimeKind::kNative:
-      return "native";
-    case RuntimeKind::kFsdp1:
-      return "fsdp1";
-    case RuntimeKind::kDdp:
-      return "ddp";
-    case RuntimeKind::kMegatron:
-      return "megatron";
-    case RuntimeKind::kZero1:
-      return "zero1";
-    case RuntimeKind::kZero2:
-      return "zero2";
-    case RuntimeKind::kZero3:
-      return "zero3";
-  }
-  return "?";
+  return word_at(kind, {"fsdp2", "native", "fsdp1", "ddp", "megatron", "zero1", "zero2", "zero3"});
 }
 
-const char* to_string(ZeroOffload offload) {
-  switch (offload) {
-    case ZeroOffload::kNone:
-      return "none";
-    case ZeroOffload::kCpu:
-      return "cpu";
-    case ZeroOffload::kNvme:
-      return "nvme";
-  }
-  return "?";
-}
+const char* to_string(ZeroOffload offload) { return word_at(offload, {"none", "cpu", "nvme"}); }
 
 const char* to_string(MegatronOptions::CudaGraphs graphs) {
-  switch (graphs) {
-    case MegatronOptions::CudaGraphs::kNone:
-      return "none";
-    case MegatronOptions::CudaGraphs::kModules:
-      return "modules";
-    case MegatronOptions::CudaGraphs::kIteration:
-      return "iteration";
-    case MegatronOptions::CudaGraphs::kRouters:
-      return "routers";
-  }
-  return "?";
+  return word_at(graphs, {"none", "modules", "iteration", "routers"});
 }
 
 const char* to_string(ContextParallel::Rotate rotate) {
-  switch (rotate) {
-    case ContextParallel::Rotate::kAllGather:
-      return "allgather";
-    case ContextParallel::Rotate::kAllToAll:
-      return "alltoall";
-    case ContextParallel::Rotate::kUlysses:
-      return "ulysses";
-  }
-  return "?";
+  return word_at(rotate, {"allgather", "alltoall", "ulysses"});
 }
 const char* to_string(ExpertParallel::Dispatcher dispatcher) {
   return dispatcher == ExpertParallel::Dispatcher::kAllToAll ? "alltoall" : "deepep";
@@ -87,80 +32,26 @@ const char* to_string(ContextParallel::Balance balance) {
 }
 
 const char* to_string(StepFrame frame) {
-  switch (frame) {
-    case StepFrame::kPlain:
-      return "plain";
-    case StepFrame::kTorchtitan:
-      return "torchtitan";
-    case StepFrame::kTorchtitanLog:
-      return "torchtitan_log";
-  }
-  return "?";
+  return word_at(frame, {"plain", "torchtitan", "torchtitan_log"});
 }
 
 const char* to_string(UnitPlacement placement) {
-  switch (placement) {
-    case UnitPlacement::kOwn:
-      return "own";
-    case UnitPlacement::kRoot:
-      return "root";
-    case UnitPlacement::kWithNorm:
-      return "with_norm";
-    case UnitPlacement::kWithHead:
-      return "with_head";
-    case UnitPlacement::kNorm:
-      return "norm_only";
-  }
-  return "?";
+  return word_at(placement, {"own", "root", "with_norm", "with_head", "norm_only"});
 }
 
 const char* to_string(CollectiveKernels kernels) {
-  switch (kernels) {
-    case CollectiveKernels::kDefault:
-      return "default";
-    case CollectiveKernels::kSymmetric:
-      return "symmetric";
-    case CollectiveKernels::kCopyEngine:
-      return "copy_engine";
-  }
-  return "?";
+  return word_at(kernels, {"default", "symmetric", "copy_engine"});
 }
 
 const char* to_string(Recompute recompute) {
-  switch (recompute) {
-    case Recompute::kNone:
-      return "none";
-    case Recompute::kFull:
-      return "full";
-    case Recompute::kSelective:
-      return "selective";
-  }
-  return "?";
+  return word_at(recompute, {"none", "full", "selective"});
 }
 
 const char* to_string(SelectivePolicy policy) {
-  switch (policy) {
-    case SelectivePolicy::kEverySecondMm:
-      return "every_second_mm";
-    case SelectivePolicy::kDots:
-      return "dots";
-    case SelectivePolicy::kDotsExceptMlp:
-      return "dots_except_mlp";
-  }
-  return "?";
+  return word_at(policy, {"every_second_mm", "dots", "dots_except_mlp"});
 }
 
-const char* to_string(Compile compile) {
-  switch (compile) {
-    case Compile::kNone:
-      return "none";
-    case Compile::kBlocks:
-      return "blocks";
-    case Compile::kModel:
-      return "model";
-  }
-  return "?";
-}
+const char* to_string(Compile compile) { return word_at(compile, {"none", "blocks", "model"}); }
 
 const char* to_string(AttentionKernel kernel) {
   static constexpr const char* kWords[] = {
@@ -201,28 +92,12 @@ const char* to_string(Float8 recipe) {
 }
 
 const char* to_string(AccumulationMode mode) {
-  switch (mode) {
-    case AccumulationMode::kReduceEach:
-      return "reduce_each";
-    case AccumulationMode::kKeepUnsharded:
-      return "keep_unsharded";
-  }
-  return "?";
+  return word_at(mode, {"reduce_each", "keep_unsharded"});
 }
 
 const char* to_string(When when) { return when == When::kEach ? "each" : "last"; }
 
-const char* to_string(Lora::Base base) {
-  switch (base) {
-    case Lora::Base::kMaster:
-      return "master";
-    case Lora::Base::kParam:
-      return "param";
-    case Lora::Base::kNf4:
-      return "nf4";
-  }
-  return "";
-}
+const char* to_string(Lora::Base base) { return word_at(base, {"master", "param", "nf4"}, ""); }
 
 const char* to_string(ExpertKernels kernels) {
   static constexpr const char* kWords[] = {"grouped", "loop", "transformers"};
@@ -231,36 +106,14 @@ const char* to_string(ExpertKernels kernels) {
 
 const char* to_string(Ignored ignored) { return ignored == Ignored::kNone ? "none" : "norms"; }
 
-const char* to_string(Offload offload) {
-  switch (offload) {
-    case Offload::kNone:
-      return "none";
-    case Offload::kCpu:
-      return "cpu";
-    case Offload::kCpuUnpinned:
-      return "cpu_unpinned";
-  }
-  return "?";
-}
+const char* to_string(Offload offload) { return word_at(offload, {"none", "cpu", "cpu_unpinned"}); }
 
 const char* to_string(CheckpointWraps wraps) {
   return wraps == CheckpointWraps::kModule ? "module" : "unit";
 }
 
 const char* to_string(ReductionOrder order) {
-  switch (order) {
-    case ReductionOrder::kMicrobatch:
-      return "microbatch";
-    case ReductionOrder::kLibrary:
-      return "library";
-    case ReductionOrder::kMicrobatch2:
-      return "microbatch_2";
-    case ReductionOrder::kMicrobatch4:
-      return "microbatch_4";
-    case ReductionOrder::kMicrobatch8:
-      return "microbatch_8";
-  }
-  return "?";
+  return word_at(order, {"microbatch", "library", "microbatch_2", "microbatch_4", "microbatch_8"});
 }
 
 std::int64_t slices_of(ReductionOrder order) {

@@ -7,44 +7,22 @@
 #include <utility>
 #include <vector>
 
+#include "sim/base/letters.h"
 #include "sim/base/spelling.h"
 #include "sim/spec/checks/plan_check.h"
 
 namespace foreshard {
 
 const char* word_of(Optimizer::Kind kind) {
-  switch (kind) {
-    case Optimizer::Kind::kAdamW:
-      return "adamw";
-    case Optimizer::Kind::kSgd:
-      return "sgd";
-    case Optimizer::Kind::kMomentum:
-      return "sgd-momentum";
-    case Optimizer::Kind::kAdafactor:
-      return "adafactor";
-    case Optimizer::Kind::kAdamW8bit:
-      return "adamw-8bit";
-    case Optimizer::Kind::kPagedAdamW:
-      return "paged-adamw";
-    case Optimizer::Kind::kPagedAdamW8bit:
-      return "paged-adamw-8bit";
-  }
-  return "?";
+  return word_at(kind, {"adamw", "sgd", "sgd-momentum", "adafactor", "adamw-8bit", "paged-adamw",
+                        "paged-adamw-8bit"});
 }
 const char* word_of(Optimizer::Groups groups) {
   return groups == Optimizer::Groups::kDecay ? "decay" : "one";
 }
 
 const char* word_of(Optimizer::Implementation implementation) {
-  switch (implementation) {
-    case Optimizer::Implementation::kForeach:
-      return "foreach";
-    case Optimizer::Implementation::kFused:
-      return "fused";
-    case Optimizer::Implementation::kLoop:
-      return "loop";
-  }
-  return "?";
+  return word_at(implementation, {"foreach", "fused", "loop"});
 }
 const char* word_of(Communicators communicators) {
   return communicators == Communicators::kShared ? "shared" : "separate";

@@ -1,20 +1,11 @@
 // The host log of runtime fsdp2, and the waits that it names.
+#include "sim/base/letters.h"
 #include "sim/graph/fsdp2/fsdp2_builder.h"
 
 namespace foreshard {
 
 std::string_view Fsdp2::word(Training training) {
-  switch (training) {
-    case Training::kIdle:
-      return "idle";
-    case Training::kForward:
-      return "forward";
-    case Training::kPreBackward:
-      return "pre_backward";
-    case Training::kPostBackward:
-      return "post_backward";
-  }
-  return "";
+  return word_at(training, {"idle", "forward", "pre_backward", "post_backward"}, "");
 }
 
 namespace {
