@@ -1,8 +1,6 @@
 // Protocols are keys of their own, in NCCL's words; times in seconds (`_s`), all else ratios.
 #include "calibration/fabric_json.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <array>
 #include <nlohmann/json.hpp>

@@ -3,8 +3,6 @@
 // by its letters and digits alone.
 #include "calibration/clusters/cluster_names.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <array>
 

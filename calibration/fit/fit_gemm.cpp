@@ -18,10 +18,8 @@
 
 #include <algorithm>
 #include <cmath>
-#include <limits>
 #include <map>
 #include <optional>
-#include <set>
 #include <utility>
 
 #include "calibration/fit/fit.h"

@@ -15,7 +15,6 @@
 #include <cstdlib>
 #include <fstream>
 #include <new>
-#include <string_view>
 
 #include "cli/output.h"
 #include "sim/base/error.h"

@@ -2,7 +2,6 @@
 // every key goes to standard error, so that a pipe holds the file and nothing else.
 #include <fmt/format.h>
 
-#include <algorithm>
 #include <functional>
 #include <nlohmann/json.hpp>
 #include <optional>

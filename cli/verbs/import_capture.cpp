@@ -1,7 +1,5 @@
 #include "cli/verbs/import_capture.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <filesystem>
 #include <nlohmann/json.hpp>

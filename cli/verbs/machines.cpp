@@ -4,7 +4,6 @@
 #include "calibration/machines.h"
 
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <nlohmann/json.hpp>

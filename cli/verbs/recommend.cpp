@@ -7,7 +7,6 @@
 #include <functional>
 #include <nlohmann/json.hpp>
 #include <stdexcept>
-#include <utility>
 
 #include "calibration/machines.h"
 #include "cli/interrupt.h"

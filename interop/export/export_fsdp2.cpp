@@ -9,7 +9,6 @@
 #include <algorithm>
 #include <span>
 #include <string>
-#include <vector>
 
 #include "interop/export/export_fsdp2_parts.h"
 #include "models/parameter_names.h"

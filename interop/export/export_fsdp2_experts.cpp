@@ -3,7 +3,6 @@
 // As torchtitan's ExpertParallel (distributed/expert_parallel.py of 0.2.2): how many rows, by an
 // all-to-all of counts whose sums the host reads; the rows; then the same way back. Experts are
 // sharded on a mesh of their own, of the same ranks.
-#include <fmt/format.h>
 
 #include <string>
 

@@ -5,7 +5,6 @@
 
 #include <set>
 #include <string>
-#include <vector>
 
 #include "interop/export/export_fsdp2.h"
 #include "interop/export/export_fsdp2_parts.h"

@@ -2,7 +2,6 @@
 // sharded modules that the plan asks for.
 #include <fmt/format.h>
 
-#include <algorithm>
 #include <string>
 #include <string_view>
 #include <vector>

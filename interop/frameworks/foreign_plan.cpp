@@ -6,7 +6,6 @@
 #include <map>
 #include <nlohmann/json.hpp>
 #include <optional>
-#include <set>
 
 #include "sim/base/spelling.h"
 #include "sim/spec/plan_keys.h"

@@ -4,7 +4,6 @@
 #include "interop/hf/hf_config.h"
 
 #include <algorithm>
-#include <utility>
 
 #include "interop/hf/hf_families.h"
 #include "interop/hf/hf_keys.h"

@@ -3,7 +3,6 @@
 // from first_k_dense_replace on.
 #include <algorithm>
 #include <string>
-#include <utility>
 
 #include "interop/hf/hf_readers.h"
 #include "sim/base/error.h"

@@ -1,7 +1,6 @@
 // One function per model; a nested object that is absent is read as an empty one, all defaults.
 #include "interop/hf/hf_vision.h"
 
-#include <algorithm>
 #include <array>
 #include <string>
 

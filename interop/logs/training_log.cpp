@@ -3,8 +3,6 @@
 // quarter, in which caches fill and kernels are chosen.
 #include "interop/logs/training_log.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <regex>
 #include <sstream>

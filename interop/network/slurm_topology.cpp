@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <map>
-#include <set>
 
 #include "calibration/clusters/host_list.h"
 #include "interop/network/topology_lines.h"

@@ -8,10 +8,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <cctype>
-#include <functional>
 #include <map>
-#include <optional>
 #include <set>
 
 #include "calibration/clusters/host_list.h"

@@ -14,7 +14,6 @@
 #include <cmath>
 #include <istream>
 #include <map>
-#include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <streambuf>

@@ -17,7 +17,6 @@
 #include <functional>
 #include <map>
 #include <optional>
-#include <tuple>
 
 #include "calibration/fit/micro_attention.h"
 #include "calibration/gpu_names.h"

@@ -4,13 +4,10 @@
 // measured takes three times the widest of the networks, for all that is known is that it differs.
 #include "reports/accuracy/score_collectives.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <cmath>
 #include <map>
 #include <set>
-#include <tuple>
 
 #include "calibration/fit/fit_fabric.h"
 #include "calibration/fit/nccl_rows.h"

@@ -6,8 +6,6 @@
 
 #include <algorithm>
 #include <functional>
-#include <map>
-#include <optional>
 
 #include "calibration/fit/fit.h"
 #include "calibration/gpu_names.h"

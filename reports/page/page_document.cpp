@@ -1,7 +1,6 @@
 // Views are added in the order of their importance; each costs what its JSON takes. First they come
 // with their timelines, then without, then not at all. Timelines that are the same (a prefetch that
 // changes nothing, say) are stored once.
-#include <fmt/format.h>
 
 #include <memory>
 #include <nlohmann/json.hpp>

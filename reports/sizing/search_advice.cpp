@@ -1,7 +1,6 @@
 #include "reports/sizing/search_advice.h"
 
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <map>

@@ -4,8 +4,6 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
-#include <algorithm>
-
 #include "reports/validate/validate.h"
 #include "reports/view/plan_words.h"
 

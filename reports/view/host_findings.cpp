@@ -1,7 +1,6 @@
 // The host runs ahead of the device, so that what it does costs nothing until it is late. How late:
 // the gaps of the compute stream that end when the host issues the row behind them, and what rows
 // take beyond their kernels because those were enqueued too slowly.
-#include <fmt/format.h>
 
 #include <nlohmann/json.hpp>
 #include <numeric>
