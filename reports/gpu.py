@@ -33,6 +33,33 @@ def of_errors(rows, kind, quantity):
     return f"{len(found)}: {percent(statistics.median(sizes))}, {percent(max(sizes))}; {hits}" if found else ""
 
 
+def of_programs(folder):
+    """Programs of many libraries (exec/gpu/program_steps.py), as their captures forecast them before they ran."""
+    rows = [r for r in read_rows(folder / "programs" / "codes.jsonl") if r["status"] == "ok"]
+    if not rows:
+        return []
+    lines = ["## Programs of many libraries", "",
+             "`reports/fleet_train.py --real` under bf16 autocast, captured on the null GPU and forecast before they ran (`exec/gpu/program_steps.py`); what was",
+             "mended since: [docs/capture.md](../docs/capture.md).", "", f"{folder.name}:", "", "```",
+             f"{'program':30} {'step ms':>9} {'forecast':>9} {'off':>7} in  {'kernels':>8} {'off':>7} {'GiB':>6} {'off':>8} {'reserved':>8}"]
+    errors = {name: [] for name in ("step", "kernels", "allocated", "reserved")}
+    inside = 0
+    for r in rows:
+        f = r["forecast"]
+        value, low, high = f["step_s"]
+        found = [value / r["step_s"] - 1, f["kernels_s"] / r["kernels_s"] - 1,
+                 *(f[k][0] / r[k] - 1 for k in ("peak_allocated_bytes", "peak_reserved_bytes"))]
+        for of, e in zip(errors.values(), found):
+            of.append(abs(e))
+        hit = low <= r["step_s"] <= high
+        inside += hit
+        lines.append(f"{r['name']:30} {r['step_s'] * 1e3:9.1f} {value * 1e3:9.1f} {100 * found[0]:+6.1f}% {'y' if hit else 'n'}  {r['kernels_s'] * 1e3:8.1f} "
+                     f"{100 * found[1]:+6.1f}% {r['peak_allocated_bytes'] / 2**30:6.2f} {100 * found[2]:+7.2f}% {100 * found[3]:+7.1f}%")
+    lines += [f"{name}: median {100 * statistics.median(e):.2f} %, p90 {100 * sorted(e)[int(0.9 * (len(e) - 1))]:.2f} %, worst {100 * max(e):.1f} %"
+              for name, e in errors.items()]
+    return [*lines, f"inside the 90 % interval: {inside} of {len(rows)}", "```", ""]
+
+
 def main():
     lines = ["# What GPUs said", "", "Written by `reports/gpu.py` from `reports/validation/` (raw rows with date, versions, command and clocks; how they",
              "came about: [exec/gpu/README.md](../exec/gpu/README.md)). **Measured** unless it says forecast.", "",
@@ -84,6 +111,8 @@ def main():
                 text = subprocess.run([sys.executable, ROOT / "reports" / "gpu_codes.py", folder / "codes", PROGRAM, *more], capture_output=True,
                                       text=True, check=True).stdout
                 lines += [f"{folder.name}{title}", "", "```", text.rstrip(), "```", ""]
+    for folder in folders:
+        lines += of_programs(folder)
     (ROOT / "reports" / "gpu.md").write_text("\n".join(lines).rstrip() + "\n", encoding="utf-8")
 
 

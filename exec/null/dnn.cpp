@@ -1,7 +1,8 @@
 // cuDNN: its graph interface as the frontend in PyTorch uses it (attention, convolutions), and
 // batch norm of the older one. A descriptor keeps the attributes it is given and hands them out
-// again; a query of engines is answered with one, without workspace. What a plan runs is read off
-// its graph: convolutions are products, and a graph with attention in it is one call.
+// again; a query of engines is answered with one. What a plan runs is read off
+// its graph: convolutions are products and transpositions, and a graph with attention in it is one
+// call.
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
@@ -9,6 +10,7 @@
 #include <map>
 #include <mutex>
 #include <numeric>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -23,9 +25,10 @@ namespace {
 // cudnnBackendDescriptorType_t, cudnnBackendAttributeName_t, cudnnBackendAttributeType_t.
 constexpr int kConvolutionForward = 10, kConvolutionFilter = 11, kConvolutionData = 12;
 constexpr int kTensor = 17, kMatmul = 19, kSdpaForward = 41, kSdpaBackward = 43;
-constexpr int kHeuristicResults = 202, kHeuristicGraph = 201, kPlanConfig = 401;
+constexpr int kHeuristicResults = 202, kHeuristicGraph = 201, kPlanConfig = 401,
+              kWorkspaceSize = 402;
 constexpr int kConfigEngine = 300, kEngineGraph = 1300, kOperations = 801;
-constexpr int kTensorType = 901, kTensorDimensions = 902;
+constexpr int kTensorType = 901, kTensorDimensions = 902, kTensorStrides = 903;
 constexpr int kMatmulA = 1520, kMatmulB = 1521;
 constexpr int kTypeDescriptor = 15;
 constexpr int kPointwise = 13, kPointwiseMode = 0, kPointwiseOf = 750, kModeIndex = 501;
@@ -52,13 +55,19 @@ struct Descriptor {
     const auto all = parts(name);
     return all.empty() ? nullptr : all.front();
   }
-  std::vector<std::int64_t> dimensions() const {
-    const auto it = attributes.find(kTensorDimensions);
+  std::vector<std::int64_t> numbers(int name) const {
+    const auto it = attributes.find(name);
     if (it == attributes.end()) return {};
     std::vector<std::int64_t> d(it->second.bytes.size() / sizeof(std::int64_t));
     if (!d.empty()) std::memcpy(d.data(), it->second.bytes.data(), it->second.bytes.size());
     return d;
   }
+  std::vector<std::int64_t> dimensions() const { return numbers(kTensorDimensions); }
+  bool channels_innermost() const {
+    const std::vector<std::int64_t> strides = numbers(kTensorStrides);
+    return strides.size() > 1 && strides[1] == 1;
+  }
+  std::int64_t element_bytes() const;
   int data_type() const {  // cudnnDataType_t
     const auto it = attributes.find(kTensorType);
     int type = 0;
@@ -70,6 +79,10 @@ struct Descriptor {
 // cudnnDataType_t: float 0, double 1, half 2, bfloat16 9, to cudaDataType_t.
 int cuda_type(int type) {
   return type == 0 ? 0 : type == 1 ? 1 : type == 2 ? 2 : type == 9 ? 14 : 3;
+}
+
+std::int64_t Descriptor::element_bytes() const {
+  return static_cast<std::int64_t>(bytes_of_type(cuda_type(data_type())));
 }
 
 std::size_t size_of_attribute(int type) {
@@ -105,36 +118,108 @@ const Descriptor* graph_of(const Descriptor* plan) {
   return engine == nullptr ? nullptr : engine->part(kEngineGraph);
 }
 
-// A convolution as the product that it is: of the pixels of its output, its filters, and what each
-// of these sees.
-void run_convolution(const Descriptor& operation, StreamHandle stream) {
-  const bool forward = operation.type == kConvolutionForward;
-  const bool data = operation.type == kConvolutionData;
-  const Descriptor* const w = operation.part(forward ? 703 : data ? 709 : 715);
-  const Descriptor* const y = operation.part(forward ? 705 : data ? 711 : 717);
-  if (w == nullptr || y == nullptr) return;
-  const std::vector<std::int64_t> filter = w->dimensions(), out = y->dimensions();
-  if (filter.size() < 3 || out.size() < 3) return;
-  const std::int64_t seen = volume(filter) / filter[0], filters = filter[0];
-  const std::int64_t pixels = volume(out) / out[1];
-  const int type = cuda_type(y->data_type());
-  Product p{name_id(forward ? "cudnn convolution_forward"
-                    : data  ? "cudnn convolution_backward_data"
-                            : "cudnn convolution_backward_filter"),
-            stream,
-            pixels,
-            filters,
-            seen,
-            1,
-            type,
-            type,
-            false,
-            false,
-            nullptr};
-  if (data) std::swap(p.n, p.k);
-  if (!forward && !data)
-    p = {p.name, stream, filters, seen, pixels, 1, type, type, false, false, nullptr};
-  record_product(p);
+// cuDNN's tensor cores read channels innermost, eight at once.
+constexpr std::int64_t kAligned = 8;
+
+// A convolution: its tensors, and whether they are laid out anew on the way in and out.
+struct Convolution {
+  const Descriptor *w = nullptr, *x = nullptr, *y = nullptr;
+  const Descriptor* result = nullptr;
+  std::int64_t channels = 0, filters = 0, groups = 0, taps = 0;  // the first two of a group
+  std::int64_t in_pixels = 0, out_pixels = 0;                    // of all images
+  bool transposes = false;
+
+  bool by_channel() const { return channels == 1 && filters == 1; }
+  bool few() const { return channels < kAligned && !by_channel(); }
+
+  static std::optional<Convolution> of(const Descriptor& operation) {
+    if (operation.type < kConvolutionForward || operation.type > kConvolutionData) return {};
+    const bool forward = operation.type == kConvolutionForward;
+    const bool data = operation.type == kConvolutionData;
+    const int first = forward ? 703
+                      : data  ? 709
+                              : 715;  // the filter's; input's and output's follow
+    Convolution c;
+    c.w = operation.part(first);
+    c.x = operation.part(first + 1);
+    c.y = operation.part(first + 2);
+    if (c.w == nullptr || c.x == nullptr || c.y == nullptr) return {};
+    const std::vector<std::int64_t> filter = c.w->dimensions(), in = c.x->dimensions(),
+                                    out = c.y->dimensions();
+    if (filter.size() < 3 || in.size() != filter.size() || out.size() != filter.size()) return {};
+    c.result = forward ? c.y : data ? c.x : c.w;
+    c.channels = filter[1];
+    c.groups = in[1] / filter[1];
+    c.filters = filter[0] / c.groups;
+    c.taps = volume(filter) / (filter[0] * filter[1]);
+    c.in_pixels = volume(in) / in[1];
+    c.out_pixels = volume(out) / out[1];
+    // A product as it stands, image by image.
+    const bool pointwise =
+        c.taps == 1 && c.in_pixels == c.out_pixels && c.in_pixels / in[0] % kAligned == 0;
+    c.transposes = !c.x->channels_innermost() && !pointwise && !c.by_channel();
+    return c;
+  }
+};
+
+std::int64_t tiled(std::int64_t n, std::int64_t tile) { return (n + tile - 1) / tile * tile; }
+
+// Of a tensor with its channels innermost; 0 where it is that already.
+std::int64_t transposed_bytes(const Descriptor& tensor, std::int64_t channel_tile,
+                              std::int64_t pixel_tile) {
+  const std::vector<std::int64_t> d = tensor.dimensions();
+  const std::int64_t pixels = volume(d) / (d[0] * d[1]);
+  if (pixels == 1) return 0;
+  return d[0] * tiled(d[1], channel_tile) * tiled(pixels, pixel_tile) * tensor.element_bytes();
+}
+
+// Tiles of 32 channels and 32 pixels are read and written, full or not.
+void record_transpose(const Descriptor& tensor, bool in, StreamHandle stream) {
+  const std::int64_t bytes = 2 * transposed_bytes(tensor, 32, 32);
+  if (bytes == 0) return;
+  record_library_call({in ? "cudnn nchwToNhwc" : "cudnn nhwcToNchw",
+                       stream,
+                       static_cast<std::uint64_t>(bytes),
+                       {}});
+}
+
+// As the product of each of its groups. Shape: m, n, k, groups, type.
+void record_convolution(const Convolution& c, StreamHandle stream) {
+  const bool forward = c.result == c.y, data = c.result == c.x;
+  const std::int64_t seen = c.taps * (c.few() ? kAligned : c.channels);
+  std::vector<std::int64_t> shape = {c.out_pixels, c.filters, seen};
+  if (data)
+    shape = {c.in_pixels, c.channels, c.out_pixels * c.filters * c.taps / c.in_pixels};
+  else if (!forward)
+    shape = {c.filters, seen, c.out_pixels};
+  shape.insert(shape.end(), {c.groups, cuda_type(c.y->data_type())});
+  std::string name = forward ? "cudnn convolution_forward"
+                     : data  ? "cudnn convolution_backward_data"
+                             : "cudnn convolution_backward_filter";
+  if (c.few()) name += " of few channels";
+  if (c.by_channel()) name += " by channel";
+  if (c.groups > 1 && !c.few() && !c.by_channel()) name += " in groups";
+  std::int64_t elements = 0;
+  for (const Descriptor* tensor : {c.x, c.w, c.y}) {
+    elements += volume(tensor->dimensions());
+    if (c.transposes && tensor != c.result) record_transpose(*tensor, true, stream);
+  }
+  record_library_call(
+      {name, stream, static_cast<std::uint64_t>(elements * c.y->element_bytes()), shape});
+  if (c.transposes) record_transpose(*c.result, false, stream);
+}
+
+// What is laid out anew stands beside.
+std::int64_t workspace_of(const Descriptor* graph) {
+  std::int64_t bytes = 0;
+  if (graph == nullptr) return bytes;
+  for (const Descriptor* operation : graph->parts(kOperations)) {
+    const std::optional<Convolution> c = Convolution::of(*operation);
+    if (!c || !c->transposes) continue;
+    for (const Descriptor* tensor : {c->x, c->w, c->y})
+      bytes += transposed_bytes(*tensor, kAligned, 1);
+  }
+  return bytes;
 }
 
 // Shape: batch, heads, queries, keys, head dimension, and 1 where positions are compared (a causal
@@ -144,8 +229,8 @@ void run_graph(const Descriptor& graph, StreamHandle stream) {
   const Descriptor* whole = nullptr;
   bool masked = false;
   for (const Descriptor* operation : graph.parts(kOperations)) {
-    if (operation->type >= kConvolutionForward && operation->type <= kConvolutionData) {
-      run_convolution(*operation, stream);
+    if (const auto convolution = Convolution::of(*operation)) {
+      record_convolution(*convolution, stream);
     }
     if (operation->type == kMatmul) products.push_back(operation);
     const Descriptor* const pointwise =
@@ -274,6 +359,12 @@ API Status cudnnBackendGetAttribute(void* descriptor, int name, int type, std::i
     if (requested > 0 && values != nullptr) {
       static_cast<Descriptor**>(values)[0]->graph = of->part(kHeuristicGraph);
     }
+    return kSuccess;
+  }
+  if (name == kWorkspaceSize && requested > 0 && values != nullptr) {
+    const std::int64_t bytes = workspace_of(graph_of(of));
+    std::memcpy(values, &bytes, sizeof bytes);
+    if (count != nullptr) *count = 1;
     return kSuccess;
   }
   const auto it = of->attributes.find(name);

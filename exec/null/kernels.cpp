@@ -1,6 +1,7 @@
 // Kernels: the binaries that hold them, their names, and their launches, as the CUDA runtime is
 // called for them.
 #include <algorithm>
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -107,13 +108,32 @@ struct GroupedPlaces {
   }
 };
 
+std::int64_t first_number(void** arguments) { return *static_cast<const int*>(arguments[0]); }
+
+// Products of a convolution with a filter for each channel (ATen/native/cuda/DepthwiseConv2d.cu):
+// its kernels take three accessors of four dimensions (GenericPackedTensorAccessor: data, sizes,
+// strides), input and output in either order, and the filter.
+std::int64_t by_channel_products(void** arguments) {
+  const auto sizes = [&](int i) {
+    std::array<std::int32_t, 4> made{};  // index_t is 32 bits but where a tensor has 2^31 elements
+    std::memcpy(made.data(), static_cast<const char*>(arguments[i]) + sizeof(void*), sizeof made);
+    return made;
+  };
+  const auto elements = [&](int i) {
+    const auto of = sizes(i);
+    return std::int64_t{of[0]} * of[1] * of[2] * of[3];
+  };
+  const auto filter = sizes(2);
+  return std::min(elements(0), elements(1)) * filter[2] * filter[3];
+}
+
 // Names of kernels by their host functions, which are what a launch names.
 struct Kernels {
   struct Known {
     std::int64_t name = -1;
-    bool counts_elements = false;
     bool multiplies_groups = false;
-    std::vector<ArgumentWords> words;  // argument_words
+    std::int64_t (*count)(void** arguments) = nullptr;  // of elements
+    std::vector<ArgumentWords> words;                   // argument_words
     std::optional<GroupedPlaces> grouped;
   };
   std::mutex mutex;
@@ -140,7 +160,8 @@ const Kernels::Known& kernel(const void* function) {
       known.grouped = GroupedPlaces::of(types);
     known.multiplies_groups = name.find("GroupProblemShape") != std::string::npos;
     // at::native: vectorized_, unrolled_ and plain elementwise_kernel(int N, ...)
-    known.counts_elements = name.find("elementwise_kernel") != std::string::npos;
+    if (name.find("elementwise_kernel") != std::string::npos) known.count = first_number;
+    if (name.find("conv_depthwise2d") != std::string::npos) known.count = by_channel_products;
   }
   return known;
 }
@@ -159,8 +180,9 @@ Status launch(const void* function, Dim3 grid, Dim3 block, void** arguments,
     record_product(product);
     return kSuccess;
   }
+  const bool knows = known.count != nullptr && arguments != nullptr;
   record_launch({known.name, grid, block, shared_bytes, stream, arguments, &known.words,
-                 known.counts_elements});
+                 knows ? known.count(arguments) : -1});
   return kSuccess;
 }
 

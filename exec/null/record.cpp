@@ -256,12 +256,9 @@ void record_launch(const Launch& l) {
   std::vector<std::uint64_t> addresses;
   for (const Use& use : uses) addresses.push_back(use.at);
   const Touched touched = touch(addresses.data(), addresses.size());
-  std::int64_t elements = -1;
-  if (l.counts_elements && l.arguments != nullptr)
-    elements = *static_cast<const int*>(l.arguments[0]);
   enqueue(l.stream, kNominalKernel + static_cast<double>(touched.bytes) / kNominalBandwidth);
   Line('L') << handle_id(l.stream) << l.name << l.grid.x << l.grid.y << l.grid.z << l.block.x
-            << l.block.y << l.block.z << l.shared_bytes << elements << touched.bytes
+            << l.block.y << l.block.z << l.shared_bytes << l.elements << touched.bytes
             << touched.largest << touched.blocks;
 }
 

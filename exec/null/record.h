@@ -38,7 +38,7 @@ struct Launch {
   StreamHandle stream = nullptr;
   void** arguments = nullptr;  // addresses of the kernel's arguments, or nullptr
   const std::vector<ArgumentWords>* words = nullptr;  // nullptr: one of each, as many as there are
-  bool counts_elements = false;  // its first argument is the number of elements, an int
+  std::int64_t elements = -1;  // -1: not known
 };
 void record_launch(const Launch& launch);
 // Of a kernel's mangled name.

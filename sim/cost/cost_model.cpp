@@ -161,14 +161,22 @@ std::string known_kernel(const Calibration& calibration, const std::string& want
   return calibration.attention.empty() ? "" : calibration.attention.front().kernel;
 }
 
+// Of a kernel whose threads wait for what they read, or count: as many run at once as it starts, or
+// as fit (CUDA C++ Programming Guide: 2,048 a multiprocessor).
+double thread_seconds(const Kernel& kernel, const Gpu& gpu) {
+  if (kernel.cycles == 0 || gpu.clock <= 0) return 0;
+  const std::int64_t at_once = std::min(kernel.threads, gpu.multiprocessors * 2048);
+  return as_double(kernel.cycles) / (as_double(std::max<std::int64_t>(at_once, 1)) * gpu.clock);
+}
+
 std::size_t hash_of(const Kernel& kernel) {
   std::uint64_t h = static_cast<std::uint64_t>(kernel.kind) | std::uint64_t{kernel.fp32} << 8 |
                     std::uint64_t{kernel.fp8} << 9 | std::uint64_t{kernel.causal} << 10 |
                     static_cast<std::uint64_t>(kernel.pass) << 16 |
                     static_cast<std::uint64_t>(kernel.memory_class) << 24 |
                     static_cast<std::uint64_t>(kernel.function) << 32;
-  for (const std::int64_t value :
-       {kernel.m, kernel.n, kernel.k, kernel.heads, kernel.groups, kernel.bytes.count()}) {
+  for (const std::int64_t value : {kernel.m, kernel.n, kernel.k, kernel.heads, kernel.groups,
+                                   kernel.bytes.count(), kernel.threads, kernel.cycles}) {
     h = (h ^ static_cast<std::uint64_t>(value)) * 0x9E3779B97F4A7C15ULL;
     h ^= h >> 29;
   }
@@ -364,8 +372,9 @@ KernelPrice CostModel::curve_price(const Kernel& kernel) const {
     }
     case KernelKind::kMemory: {
       const MemoryCurve& curve = calibration_.memory_curve(kernel.memory_class);
-      return {curve_seconds(curve, kernel.bytes, cluster_.gpu), Factor::kMemoryBound,
-              curve.evidence};
+      return {std::max(curve_seconds(curve, kernel.bytes, cluster_.gpu),
+                       thread_seconds(kernel, cluster_.gpu)),
+              Factor::kMemoryBound, curve.evidence};
     }
   }
   FORESHARD_CHECK(false, "unknown kernel kind");

@@ -238,6 +238,24 @@ TEST(NullGpu, RecurrentLayersAreProducts) {
   EXPECT_EQ(report["capture"]["launches"], 4 * (2 * (1 + 5 + 1) + 2));
 }
 
+TEST(NullGpu, ConvolutionsAreProductsOfChannelsInnermost) {
+  ASSERT_EQ(null("--gpu h100 --out c", "convolutions").exit_code, 0);
+  const std::string calls = read_temporary("c/calls.txt");
+  // 128 pixels of 32 filters, each of 9 * 64; groups; bf16. Operands and result once.
+  const std::string product =
+      std::to_string(2 * (2 * 64 * 64 + 32 * 64 * 9 + 2 * 32 * 64)) + " 128 32 576 1 14\n";
+  const std::size_t first = calls.find(product);
+  ASSERT_NE(first, std::string::npos);
+  EXPECT_NE(calls.find(product, first + 1), std::string::npos);
+  // Read and written by tiles of 32 by 32: 9 taps of a filter are one. Channels innermost: none.
+  for (const int bytes : {2 * 2 * 64 * 64 * 2, 2 * 32 * 64 * 32 * 2, 2 * 2 * 32 * 64 * 2}) {
+    const std::string transposed = " " + std::to_string(bytes) + "\n";
+    const std::size_t at = calls.find(transposed);
+    ASSERT_NE(at, std::string::npos) << bytes;
+    EXPECT_EQ(calls.find(transposed, at + 1), std::string::npos) << bytes;
+  }
+}
+
 TEST(NullGpu, OperandsOnTheDeviceAreKnown) {
   ASSERT_EQ(null("--gpu h100 --out c", "tables").exit_code, 0);
   const std::string calls = read_temporary("c/calls.txt");

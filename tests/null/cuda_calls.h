@@ -39,6 +39,10 @@ void** __cudaRegisterFatBinary(void*);
 int cudnnCreate(void**);
 int cudnnCreateTensorDescriptor(void**);
 int cudnnGetTensorNdDescriptor(const void*, int, int*, int*, int*, int*);
+int cudnnBackendCreateDescriptor(int, void**);
+int cudnnBackendSetAttribute(void*, int, int, std::int64_t, const void*);
+int cudnnBackendGetAttribute(void*, int, int, std::int64_t, std::int64_t*, void*);
+int cudnnBackendExecute(void*, void*, void*);
 int cudnnCreateRNNDescriptor(void**);
 int cudnnSetRNNDescriptor_v8(void*, int, int, int, int, int, int, int, int, std::int32_t,
                              std::int32_t, std::int32_t, std::int32_t, void*, std::uint32_t);

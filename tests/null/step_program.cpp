@@ -176,6 +176,50 @@ void graph() {
   for (int launch = 0; launch < 3; ++launch) cudaGraphLaunch(step, nullptr);
 }
 
+// A convolution forward, 3 x 3, of 64 to 32 channels of two images of 8 x 8 in bf16, as PyTorch's
+// plans are made; attributes and their types by cudnn_graph.h. `innermost`: where channels are.
+void convolution(void* dnn, bool innermost, std::int64_t workspace) {
+  constexpr int kConvolution = 10, kTensor = 17, kInt64 = 3, kDataType = 1, kDescriptor = 15;
+  const auto made = [](int type) {
+    void* descriptor = nullptr;
+    cudnnBackendCreateDescriptor(type, &descriptor);
+    return descriptor;
+  };
+  const auto tensor = [&](std::int64_t images, std::int64_t channels, std::int64_t side) {
+    constexpr int kBf16 = 9;
+    const std::int64_t sizes[] = {images, channels, side, side}, pixels = side * side;
+    const std::int64_t planes[] = {channels * pixels, pixels, side, 1};
+    const std::int64_t points[] = {channels * pixels, 1, side * channels, channels};
+    void* const of = made(kTensor);
+    cudnnBackendSetAttribute(of, 901, kDataType, 1, &kBf16);
+    cudnnBackendSetAttribute(of, 902, kInt64, 4, sizes);
+    cudnnBackendSetAttribute(of, 903, kInt64, 4, innermost ? points : planes);
+    return of;
+  };
+  void* const operation = made(kConvolution);
+  void* const operands[] = {tensor(32, 64, 3), tensor(2, 64, 8), tensor(2, 32, 8)};
+  for (int i = 0; i < 3; ++i)
+    cudnnBackendSetAttribute(operation, 703 + i, kDescriptor, 1, &operands[i]);
+  void* held = operation;  // by a graph, that by an engine, its configuration, a plan
+  for (const int attribute : {801, 1300, 300, 401}) {
+    void* const holder = made(0);
+    cudnnBackendSetAttribute(holder, attribute, kDescriptor, 1, &held);
+    held = holder;
+  }
+  std::int64_t bytes = -1;
+  cudnnBackendGetAttribute(held, 402, kInt64, 1, nullptr, &bytes);
+  expect(bytes == workspace, "a workspace for what is laid out anew");
+  cudnnBackendExecute(dnn, held, made(0));
+}
+
+void convolutions() {
+  void* dnn = nullptr;
+  cudnnCreate(&dnn);
+  // Input, filter and output, each in bf16.
+  convolution(dnn, false, 2 * (2 * 64 * 64 + 32 * 64 * 9 + 2 * 32 * 64));
+  convolution(dnn, true, 0);
+}
+
 // Two layers of an LSTM in both directions: where PyTorch looks for weights, and a step of it.
 void recurrent() {
   constexpr int kStandard = 0, kLstm = 2, kBoth = 1, kFloat = 0;
@@ -341,6 +385,7 @@ int main(int, char** argv) {
   if (part == "list") list();
   if (part == "graph") graph();
   if (part == "recurrent") recurrent();
+  if (part == "convolutions") convolutions();
   if (part == "tables") tables();
   if (part == "architecture") return architecture();
   if (part == "unanswered") unanswered();

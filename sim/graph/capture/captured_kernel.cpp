@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <array>
 #include <charconv>
+#include <cmath>
 #include <span>
 #include <string>
 #include <utility>
@@ -24,7 +25,7 @@ std::span<const EmbeddedFile> kernel_class_files();
 
 namespace {
 
-enum class BytesRule : std::uint8_t { kElements, kOperands, kRows, kChunks };
+enum class BytesRule : std::uint8_t { kElements, kOperands, kRows, kChunks, kLargest };
 
 struct KernelClass {
   std::string name;
@@ -32,7 +33,8 @@ struct KernelClass {
   Pass pass = Pass::kForward;
   MemoryClass memory_class = MemoryClass::kElementwise;
   BytesRule rule = BytesRule::kOperands;
-  double factor = 1;
+  bool binds_threads = false;
+  double factor = 1;  // where threads bind: cycles of a thread for each element
 };
 
 MemoryClass memory_class_of(std::string_view word) {
@@ -66,13 +68,18 @@ KernelClass parse_class(std::string_view line) {
   if (cells[1].starts_with("attention_")) {
     made.kind = KernelKind::kAttention;
     made.pass = cells[1] == "attention_forward" ? Pass::kForward : Pass::kBackward;
+  } else if (cells[1] == "product") {
+    made.kind = KernelKind::kGemm;
+  } else if (cells[1] == "threads") {
+    made.binds_threads = true;
   } else {
     made.memory_class = memory_class_of(cells[1]);
   }
-  made.rule = cells[2] == "elements" ? BytesRule::kElements
-              : cells[2] == "rows"   ? BytesRule::kRows
-              : cells[2] == "chunks" ? BytesRule::kChunks
-                                     : BytesRule::kOperands;
+  made.rule = cells[2] == "elements"  ? BytesRule::kElements
+              : cells[2] == "rows"    ? BytesRule::kRows
+              : cells[2] == "chunks"  ? BytesRule::kChunks
+              : cells[2] == "largest" ? BytesRule::kLargest
+                                      : BytesRule::kOperands;
   made.factor = std::stod(std::string(cells[3]));
   return made;
 }
@@ -131,11 +138,26 @@ std::vector<std::int64_t> numbers_after(std::string_view name, std::string_view 
   return numbers;
 }
 
+constexpr std::pair<std::string_view, double> kTypes[] = {
+    {"BFloat16", 2}, {"bfloat16", 2}, {"Half", 2},  {"float", 4},
+    {"double", 8},   {"<long", 8},    {"(long", 8}, {"bool", 1}};
+
+// Bytes of an element of the type that a name holds first: its input's.
+double first_element_bytes(std::string_view name) {
+  std::size_t first = std::string_view::npos;
+  double bytes = 4;
+  for (const auto& [type, size] : kTypes) {
+    const std::size_t at = name.find(type);
+    if (at < first) {
+      first = at;
+      bytes = size;
+    }
+  }
+  return bytes;
+}
+
 // Mean bytes of an element by the types that a name holds; 0: none is named.
 double element_bytes(std::string_view name) {
-  constexpr std::pair<std::string_view, double> kTypes[] = {
-      {"BFloat16", 2}, {"bfloat16", 2}, {"Half", 2},  {"float", 4},
-      {"double", 8},   {"<long", 8},    {"(long", 8}, {"bool", 1}};
   std::array<bool, 9> seen{};
   // Loads and stores that cast have a half precision on one side, whatever they compute in.
   if (name.find("WithCast") != std::string_view::npos) seen[2] = true;
@@ -204,10 +226,25 @@ std::int64_t moved_bytes(const KernelClass& row, std::string_view name, const Ca
           static_cast<std::int64_t>(static_cast<double>(elements * arrays) * (size > 0 ? size : 4));
       return blocks >= arrays ? std::min(all, operands) : all;
     }
+    case BytesRule::kLargest:
+      return largest;
     case BytesRule::kOperands:
       break;
   }
   return operands;
+}
+
+// Where its threads bind: elements of its largest block, or those that the capture counted (of a
+// convolution by channels, times its filter's).
+void set_cycles(Kernel& k, const KernelClass& row, std::string_view name,
+                const CapturedCall& call) {
+  const auto& v = call.values;
+  const double elements = row.rule == BytesRule::kLargest
+                              ? static_cast<double>(v[9]) / first_element_bytes(name)
+                              : static_cast<double>(std::max<std::int64_t>(v[7], 0));
+  k.bytes = Bytes(v[8]);
+  k.threads = v[0] * v[1] * v[2] * v[3] * v[4] * v[5];
+  k.cycles = static_cast<std::int64_t>(row.factor * elements);
 }
 
 Kernel attention(const KernelClass& row, std::string_view name, const CapturedCall& call) {
@@ -287,8 +324,40 @@ Kernel product(std::string_view name, const CapturedCall& call) {
   return k;
 }
 
+// A convolution of cuDNN as a product: m, n, k, groups, type. With few channels, or a filter for
+// each channel, threads bind.
+Kernel convolution(const KernelClass& row, const CapturedCall& call) {
+  const auto& v = call.values;
+  Kernel k;
+  k.bytes = Bytes(v[0]);
+  if (row.binds_threads) {
+    k.threads = v[1] * v[2] * v[3] * v[4];
+    k.cycles = static_cast<std::int64_t>(row.factor * static_cast<double>(k.threads));
+    return k;
+  }
+  // fp32 convolutions run in TF32, at half the rate of 16 bits (cudnn.allow_tf32 is PyTorch's
+  // default). What takes longer is priced as a longer product, aligned as its own.
+  constexpr std::int64_t kAligned = 64;
+  const double longer = row.factor * (v[5] == 0 ? 2 : 1);
+  k.kind = KernelKind::kGemm;
+  k.function = Function::kMatrixProduct;
+  k.m = v[1] * v[4];
+  k.n = v[2];
+  k.k = static_cast<std::int64_t>(std::ceil(longer * static_cast<double>(v[3]) / kAligned)) *
+        kAligned;
+  k.flops = Flops(2.0 * static_cast<double>(k.m) * static_cast<double>(k.n * v[3]));
+  return k;
+}
+
 Kernel library_call(std::string_view name, const CapturedCall& call) {
   const auto& v = call.values;
+  if (const KernelClass* const row = class_of(name); row != nullptr) {
+    if (row->kind == KernelKind::kGemm || row->binds_threads) return convolution(*row, call);
+    Kernel k;
+    k.memory_class = row->memory_class;
+    k.bytes = Bytes(static_cast<std::int64_t>(row->factor * static_cast<double>(v[0])));
+    return k;
+  }
   Kernel k;
   k.bytes = Bytes(v[0]);
   if (name.find("attention") == std::string_view::npos) {
@@ -331,6 +400,8 @@ std::optional<CapturedKernel> captured_kernel(const Capture& capture, const Capt
     made.kernel.bytes = Bytes(call.values[8]);
     set_attention_flops(made.kernel);
     return made;
+  } else if (row->binds_threads) {
+    set_cycles(made.kernel, *row, name, call);
   } else {
     made.kernel.memory_class = row->memory_class;
     made.kernel.bytes = Bytes(static_cast<std::int64_t>(

@@ -75,6 +75,9 @@ struct Kernel {
   std::int64_t groups = 1;
   Bytes bytes;  // read plus written
   Flops flops;
+  // kMemory: how many threads it starts, and the cycles of all of them on a full multiprocessor,
+  // where these may bind and not its bytes; else 0.
+  std::int64_t threads = 0, cycles = 0;
   bool operator==(const Kernel&) const = default;
 };
 

@@ -85,5 +85,37 @@ TEST(CapturedKernel, NamesWithCommasAreRowsOfTheTable) {
   EXPECT_EQ(kernel_of(strided(functor, 4), {kMany}).memory_class, MemoryClass::kStrided);
 }
 
+// A norm over a batch has a block for each channel, and as many cycles as its input has elements.
+TEST(CapturedKernel, WhereThreadsBindTheirCyclesAreCounted) {
+  const std::string name =
+      "void at::native::batch_norm_collect_statistics_kernel<at::native::Var, ";
+  const Kernel half = kernel_of(name + "c10::BFloat16, c10::BFloat16, float, int>(...)",
+                                {-1, 2 * kMany + 1024, 2 * kMany, 3});
+  EXPECT_EQ(half.threads, 256 * 128);
+  EXPECT_GT(half.cycles, kMany);
+  const Kernel whole =
+      kernel_of(name + "float, float, float, int>(...)", {-1, 4 * kMany + 1024, 4 * kMany, 3});
+  EXPECT_EQ(whole.cycles, half.cycles);  // as many elements
+}
+
+TEST(CapturedKernel, AConvolutionIsAProductAndLongerInTf32) {
+  const auto kernel = [](std::int64_t type) {
+    Capture capture;
+    capture.names = {"cudnn convolution_forward"};
+    CapturedCall call;
+    call.kind = CapturedCall::Kind::kLibrary;
+    call.name = 0;
+    call.values = {1 << 20, 6400, 256, 576, 1, type};
+    return captured_kernel(capture, call, Pass::kForward)->kernel;
+  };
+  constexpr std::int64_t kFloat = 0, kBf16 = 14;
+  EXPECT_EQ(kernel(kBf16).m, 6400);
+  EXPECT_EQ(kernel(kBf16).n, 256);
+  EXPECT_EQ(kernel(kBf16).flops.count(), 2.0 * 6400 * 256 * 576);
+  EXPECT_EQ(kernel(kFloat).flops.count(), kernel(kBf16).flops.count());
+  EXPECT_NEAR(static_cast<double>(kernel(kFloat).k) / static_cast<double>(kernel(kBf16).k), 2, 0.1);
+  EXPECT_FALSE(kernel(kFloat).fp32);
+}
+
 }  // namespace
 }  // namespace foreshard
