@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "exec/null/abi.h"
+#include "exec/null/counts.h"
 #include "exec/null/device.h"
 #include "exec/null/log.h"
 #include "exec/null/record.h"
@@ -115,6 +116,7 @@ struct Kernels {
     bool multiplies_groups = false;
     std::vector<ArgumentWords> words;  // argument_words
     std::optional<GroupedPlaces> grouped;
+    std::optional<Counts> counts;
   };
   std::mutex mutex;
   std::map<const void*, std::string> names;
@@ -138,6 +140,7 @@ const Kernels::Known& kernel(const void* function) {
     known.words = argument_words(types);
     if (name.find("prepare_grouped_gemm_data") != std::string::npos)
       known.grouped = GroupedPlaces::of(types);
+    known.counts = Counts::of(name, types);
     known.multiplies_groups = name.find("GroupProblemShape") != std::string::npos;
     // at::native: vectorized_, unrolled_ and plain elementwise_kernel(int N, ...)
     known.counts_elements = name.find("elementwise_kernel") != std::string::npos;
@@ -159,8 +162,11 @@ Status launch(const void* function, Dim3 grid, Dim3 block, void** arguments,
     record_product(product);
     return kSuccess;
   }
+  const bool counts = known.counts && arguments != nullptr;
+  const std::vector<char> result = counts ? known.counts->result(arguments) : std::vector<char>{};
   record_launch({known.name, grid, block, shared_bytes, stream, arguments, &known.words,
                  known.counts_elements});
+  if (counts) known.counts->write(arguments, result);
   return kSuccess;
 }
 

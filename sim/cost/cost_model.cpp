@@ -164,11 +164,12 @@ std::string known_kernel(const Calibration& calibration, const std::string& want
 std::size_t hash_of(const Kernel& kernel) {
   std::uint64_t h = static_cast<std::uint64_t>(kernel.kind) | std::uint64_t{kernel.fp32} << 8 |
                     std::uint64_t{kernel.fp8} << 9 | std::uint64_t{kernel.causal} << 10 |
+                    std::uint64_t{kernel.in_tiles} << 11 |
                     static_cast<std::uint64_t>(kernel.pass) << 16 |
                     static_cast<std::uint64_t>(kernel.memory_class) << 24 |
                     static_cast<std::uint64_t>(kernel.function) << 32;
-  for (const std::int64_t value :
-       {kernel.m, kernel.n, kernel.k, kernel.heads, kernel.groups, kernel.bytes.count()}) {
+  for (const std::int64_t value : {kernel.m, kernel.n, kernel.k, kernel.heads, kernel.groups,
+                                   kernel.kernels, kernel.bytes.count()}) {
     h = (h ^ static_cast<std::uint64_t>(value)) * 0x9E3779B97F4A7C15ULL;
     h ^= h >> 29;
   }
@@ -359,13 +360,23 @@ KernelPrice CostModel::curve_price(const Kernel& kernel) const {
     }
     case KernelKind::kAttention: {
       const AttentionCurve curve = attention_curve(kernel.k, kernel.pass);
+      if (kernel.in_tiles) {
+        const MemoryCurve& memory = calibration_.memory_curve(MemoryClass::kElementwise);
+        return {tiled_seconds(curve, memory, kernel, hot_), Factor::kAttention, curve.evidence};
+      }
       return {curve_seconds(curve, kernel, hot_), Factor::kAttention,
               is_substitute_ ? Evidence::kAssumed : curve.evidence};
     }
     case KernelKind::kMemory: {
       const MemoryCurve& curve = calibration_.memory_curve(kernel.memory_class);
-      return {curve_seconds(curve, kernel.bytes, cluster_.gpu), Factor::kMemoryBound,
-              curve.evidence};
+      // Captures say what a kernel does beside moving bytes: in fp32 operations of an H200.
+      constexpr double kMultiprocessorRate = 67e12 / 132;
+      const double busy =
+          kernel.flops.count() /
+          (kMultiprocessorRate * as_double(std::max<std::int64_t>(1, hot_.multiprocessors)));
+      return {std::max(curve_seconds(curve, kernel.bytes, cluster_.gpu), busy + curve.overhead) +
+                  as_double(kernel.kernels - 1) * curve.overhead,
+              Factor::kMemoryBound, curve.evidence};
     }
   }
   FORESHARD_CHECK(false, "unknown kernel kind");
@@ -376,7 +387,7 @@ KernelPrice CostModel::memory_price(const Kernel& kernel) const {
   const MeasuredPoints& measured = calibration_.measured;
   const bool is_fp32 = kernel.fp32 || choices_.compute == DType::kFp32;
   const FunctionPoints* function = find_function(measured, kernel.function, kernel.pass, is_fp32);
-  if (function == nullptr) return curve_price(kernel);
+  if (function == nullptr || kernel.flops.count() > 0) return curve_price(kernel);
   const Estimate found = seconds_at(function->points, as_double(kernel.bytes.count()));
   return {found.value, Factor::kMemoryBound, weaker(measured.evidence, found.evidence)};
 }
@@ -393,7 +404,7 @@ KernelPrice CostModel::compute_price(const Kernel& kernel) const {
   if (kernel.kind == KernelKind::kMemory) return memory_price(kernel);
   KernelPrice price = curve_price(kernel);
   const ShapeCorrection& correction = kernel.kind == KernelKind::kGemm ? gemm_ : attention_;
-  if (correction.empty()) return price;
+  if (correction.empty() || kernel.in_tiles) return price;
   const Estimate factor = correction.at(kernel);
   price.seconds *= factor.value;
   // Away from the points it is the curve's word.
