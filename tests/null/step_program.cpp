@@ -302,7 +302,7 @@ void tables() {
 // How many of ten numbers that a kernel made fall into each of four bins, added up.
 void counts() {
   static const char histogram_function = 0, scan_function = 0;
-  const auto name = [](const void* function, const char* mangled) {
+  const auto name = [](const char* function, const char* mangled) {
     __cudaRegisterFunction(nullptr, function, nullptr, mangled, -1, nullptr, nullptr, nullptr,
                            nullptr, nullptr);
   };

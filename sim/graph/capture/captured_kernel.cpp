@@ -372,7 +372,7 @@ void set_strided(std::string_view name, const CapturedCall& call, Kernel& k) {
 }
 
 void set_reduced(std::string_view name, const CapturedCall& call, Kernel& k) {
-  constexpr double kElement = 1.3, kTruth = 0.5, kThreads = 2048, kFew = 264;
+  constexpr double kElement = 1.1, kTruth = 0.5, kThreads = 2048, kFew = 264;
   const auto& v = call.values;
   const bool in_columns = name.find("reduce_kernel<128, 4") != std::string_view::npos;
   constexpr double kMultiprocessors = 132;
