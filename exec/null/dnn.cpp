@@ -32,6 +32,7 @@ constexpr int kTensorType = 901, kTensorDimensions = 902, kTensorStrides = 903;
 constexpr int kMatmulA = 1520, kMatmulB = 1521;
 constexpr int kTypeDescriptor = 15;
 constexpr int kPointwise = 13, kPointwiseMode = 0, kPointwiseOf = 750, kModeIndex = 501;
+constexpr int kPointwiseB = 752, kModeAdd = 0, kTensorIsVirtual = 907, kRandom = 33;
 
 struct Attribute {
   int type = 0;
@@ -68,6 +69,12 @@ struct Descriptor {
     return strides.size() > 1 && strides[1] == 1;
   }
   std::int64_t element_bytes() const;
+  // A tensor in memory with more than one column.
+  bool is_of_pairs() const {
+    const auto it = attributes.find(kTensorIsVirtual);
+    const std::vector<std::int64_t> d = dimensions();
+    return (it == attributes.end() || it->second.bytes[0] == 0) && d.size() == 4 && d[3] > 1;
+  }
   int data_type() const {  // cudnnDataType_t
     const auto it = attributes.find(kTensorType);
     int type = 0;
@@ -223,11 +230,11 @@ std::int64_t workspace_of(const Descriptor* graph) {
 }
 
 // Shape: batch, heads, queries, keys, head dimension, and 1 where positions are compared (a causal
-// or a sliding mask).
+// or a sliding mask), where a mask or bias is added, where there is dropout.
 void run_graph(const Descriptor& graph, StreamHandle stream) {
   std::vector<const Descriptor*> products;
   const Descriptor* whole = nullptr;
-  bool masked = false;
+  bool masked = false, biased = false, drops = false;
   for (const Descriptor* operation : graph.parts(kOperations)) {
     if (const auto convolution = Convolution::of(*operation)) {
       record_convolution(*convolution, stream);
@@ -242,7 +249,10 @@ void run_graph(const Descriptor& graph, StreamHandle stream) {
         std::memcpy(&value, mode->second.bytes.data(), sizeof value);
       }
       masked |= value == kModeIndex;
+      const Descriptor* const b = operation->part(kPointwiseB);
+      biased |= value == kModeAdd && b != nullptr && b->is_of_pairs();
     }
+    drops |= operation->type == kRandom;
     if (operation->type == kSdpaForward || operation->type == kSdpaBackward) whole = operation;
   }
   std::vector<std::int64_t> q, k;
@@ -262,10 +272,11 @@ void run_graph(const Descriptor& graph, StreamHandle stream) {
   }
   if (q.size() != 4 || k.size() != 4) return;
   const std::uint64_t bytes = 2 * static_cast<std::uint64_t>(2 * volume(q) + 2 * volume(k));
-  record_library_call({forward ? "cudnn attention_forward" : "cudnn attention_backward",
-                       stream,
-                       forward ? bytes : 2 * bytes,
-                       {q[0], q[1], q[2], k[2], q[3], masked ? 1 : 0}});
+  record_library_call(
+      {forward ? "cudnn attention_forward" : "cudnn attention_backward",
+       stream,
+       forward ? bytes : 2 * bytes,
+       {q[0], q[1], q[2], k[2], q[3], masked ? 1 : 0, biased ? 1 : 0, drops ? 1 : 0}});
 }
 
 struct State {

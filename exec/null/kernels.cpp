@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "exec/null/abi.h"
+#include "exec/null/counts.h"
 #include "exec/null/device.h"
 #include "exec/null/log.h"
 #include "exec/null/record.h"
@@ -135,6 +136,7 @@ struct Kernels {
     std::int64_t (*count)(void** arguments) = nullptr;  // of elements
     std::vector<ArgumentWords> words;                   // argument_words
     std::optional<GroupedPlaces> grouped;
+    std::optional<Counts> counts;
   };
   std::mutex mutex;
   std::map<const void*, std::string> names;
@@ -158,6 +160,7 @@ const Kernels::Known& kernel(const void* function) {
     known.words = argument_words(types);
     if (name.find("prepare_grouped_gemm_data") != std::string::npos)
       known.grouped = GroupedPlaces::of(types);
+    known.counts = Counts::of(name, types);
     known.multiplies_groups = name.find("GroupProblemShape") != std::string::npos;
     // at::native: vectorized_, unrolled_ and plain elementwise_kernel(int N, ...)
     if (name.find("elementwise_kernel") != std::string::npos) known.count = first_number;
@@ -181,8 +184,11 @@ Status launch(const void* function, Dim3 grid, Dim3 block, void** arguments,
     return kSuccess;
   }
   const bool knows = known.count != nullptr && arguments != nullptr;
+  const bool counts = known.counts && arguments != nullptr;
+  const std::vector<char> result = counts ? known.counts->result(arguments) : std::vector<char>{};
   record_launch({known.name, grid, block, shared_bytes, stream, arguments, &known.words,
                  knows ? known.count(arguments) : -1});
+  if (counts) known.counts->write(arguments, result);
   return kSuccess;
 }
 

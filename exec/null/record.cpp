@@ -34,6 +34,12 @@ struct Range {
   }
 };
 
+// Of a kernel over strided tensors; none of another.
+struct Moved {
+  std::int64_t held = 0, asked = 0;
+  std::uint32_t dimensions = 0;
+};
+
 Range own_stack() {
   static thread_local const Range range = [] {
     Range r;
@@ -91,20 +97,74 @@ void add_table(std::uint64_t table, std::vector<Use>& uses) {
 // The lambda of at::native's gpu_kernel_impl: behind the OffsetCalculator of n tensors (its number
 // of dimensions, 12 bytes for each of up to 25 extents and 4 for each tensor's stride there) are
 // their addresses, the result's first. How many, the lambda does not say.
-void add_strided(std::uintptr_t at, const Range& stack, std::vector<Use>& uses) {
-  constexpr std::size_t kDimensions = 25, kMost = 4;
+constexpr std::size_t kDimensions = 25, kExtent = 12, kStride = 4;
+
+std::uint32_t half_word_at(std::uintptr_t at) {
+  return *reinterpret_cast<const std::uint32_t*>(at);
+}
+
+// Of each tensor: what it holds that the kernel is given, and what its warps ask for, in sectors of
+// 32 bytes; a dimension of stride 0 is read again and again.
+Moved strided_bytes(std::uintptr_t at, std::size_t n) {
+  constexpr double kSector = 32, kWarp = 32;
+  Moved made;
+  made.dimensions = half_word_at(at);
+  if (made.dimensions > kDimensions) return {};
+  double all = 1, first = kWarp;
+  for (std::size_t d = 0; d < made.dimensions; ++d) {
+    const double extent = half_word_at(at + 4 + kExtent * d);
+    if (d == 0) first = std::min(extent, kWarp);
+    all *= extent;
+  }
+  if (all < 1) return {};
+  double held = 0, asked = 0;
+  for (std::size_t t = 0; t < n; ++t) {
+    double count = 1, least = 0, step = 0;
+    for (std::size_t d = 0; d < made.dimensions; ++d) {
+      const double stride = half_word_at(at + 4 + kExtent * kDimensions + kStride * (d * n + t));
+      if (d == 0) step = stride;
+      if (stride == 0) continue;
+      count *= half_word_at(at + 4 + kExtent * d);
+      least = least == 0 ? stride : std::min(least, stride);
+    }
+    held += std::max(kSector, count * std::min(least, kSector));
+    asked += all * std::max(kSector / first, std::min(step, kSector));
+  }
+  made.held = static_cast<std::int64_t>(held);
+  made.asked = static_cast<std::int64_t>(asked);
+  return made;
+}
+
+// at::native's reductions (Reduce.cuh): behind the operation, which is no number or a few, its
+// configuration: bytes of an element, how many are added up to one, how many of these, ...; the
+// block's width, height and threads. Its bytes are what it is given and makes.
+Moved reduced_bytes(std::uintptr_t at, const Dim3& block) {
+  constexpr std::size_t kOperations[] = {4, 8, 16}, kWidth = 11;
+  for (const std::size_t operation : kOperations) {
+    const auto field = [&](std::size_t i) {
+      return std::int64_t{half_word_at(at + operation + 4 * i)};
+    };
+    if (field(kWidth) != block.x || field(kWidth + 1) != block.y || field(0) > 16) continue;
+    return {field(0) * field(2) * field(1), field(2), static_cast<std::uint32_t>(field(0))};
+  }
+  return {};
+}
+
+void add_strided(std::uintptr_t at, const Range& stack, std::vector<Use>& uses, Moved& moved) {
+  constexpr std::size_t kMost = 4;
   for (std::size_t n = kMost; n > 0; --n) {
-    const std::uintptr_t first = at + (4 + kDimensions * (12 + 4 * n) + 7) / 8 * 8;
+    const std::uintptr_t first = at + (4 + kDimensions * (kExtent + kStride * n) + 7) / 8 * 8;
     bool are_all = stack.holds(first, 8 * n);
     for (std::size_t i = 0; i < n && are_all; ++i)
       are_all = is_device(reinterpret_cast<const void*>(word_at(first + 8 * i)));
     for (std::size_t i = 0; i < n && are_all; ++i)
       uses.push_back({word_at(first + 8 * i), 0, Use::Kind::kUnknown, false});
+    if (are_all) moved = strided_bytes(at, n);
     if (are_all) return;
   }
 }
 
-std::vector<Use> operands(const Launch& launch) {
+std::vector<Use> operands(const Launch& launch, Moved& moved) {
   if (launch.arguments == nullptr) return {};
   const Range stack = own_stack();
   const std::size_t most =
@@ -129,9 +189,10 @@ std::vector<Use> operands(const Launch& launch) {
       continue;
     }
     if (said.form == ArgumentWords::Form::kStrided) {
-      add_strided(places[i], stack, uses);
+      add_strided(places[i], stack, uses, moved);
       continue;
     }
+    if (said.form == ArgumentWords::Form::kReduced) moved = reduced_bytes(places[i], launch.block);
     const std::uint64_t words =
         said.form == ArgumentWords::Form::kRows ? launch.grid.y : said.skipped + said.words;
     const auto* const next = std::upper_bound(
@@ -196,6 +257,7 @@ ArgumentWords words_of_type(std::string_view type) {
     // of two; then the source and its first result (who has no second leaves its place as it was).
     structure.skipped = (64 + (4 + 25 * 16) + (4 + 25 * 20)) / 8;
     structure.words = 4;
+    structure.form = ArgumentWords::Form::kReduced;
   }
   structure.is_sure = false;
   return structure;
@@ -251,7 +313,8 @@ std::vector<ArgumentWords> argument_words(const std::vector<std::string>& types)
 
 void record_launch(const Launch& l) {
   const Recording recording;
-  const std::vector<Use> uses = operands(l);
+  Moved moved;
+  const std::vector<Use> uses = operands(l, moved);
   check_work(l.stream, l.name, uses);
   std::vector<std::uint64_t> addresses;
   for (const Use& use : uses) addresses.push_back(use.at);
@@ -259,7 +322,7 @@ void record_launch(const Launch& l) {
   enqueue(l.stream, kNominalKernel + static_cast<double>(touched.bytes) / kNominalBandwidth);
   Line('L') << handle_id(l.stream) << l.name << l.grid.x << l.grid.y << l.grid.z << l.block.x
             << l.block.y << l.block.z << l.shared_bytes << l.elements << touched.bytes
-            << touched.largest << touched.blocks;
+            << touched.largest << touched.blocks << moved.held << moved.asked << moved.dimensions;
 }
 
 void record_product(const Product& p) {
@@ -325,6 +388,12 @@ void record_blind_read(std::uint64_t bytes) {
         " numbers that nobody computed, and got zeros: a loop that waits for one does not end here "
         "(three steps are enough)");
   }
+}
+
+void record_level_counts() {
+  const Recording recording;
+  const std::int64_t name = name_id("level " + python_place());
+  Line('H') << name;
 }
 
 std::int64_t note_place() {

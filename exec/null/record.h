@@ -25,6 +25,7 @@ struct ArgumentWords {
     kWords,
     kTable,    // the word points at addresses in device memory
     kStrided,  // at::native's kernels over strided tensors
+    kReduced,  // at::native's reductions
     kRows,     // one address for each row of the grid, at::native's cat
   };
   Form form = Form::kWords;
@@ -38,7 +39,7 @@ struct Launch {
   StreamHandle stream = nullptr;
   void** arguments = nullptr;  // addresses of the kernel's arguments, or nullptr
   const std::vector<ArgumentWords>* words = nullptr;  // nullptr: one of each, as many as there are
-  std::int64_t elements = -1;  // -1: not known
+  std::int64_t elements = -1;                         // -1: not known
 };
 void record_launch(const Launch& launch);
 // Of a kernel's mangled name.
@@ -78,6 +79,8 @@ void record_copy(const Copy& copy);
 void record_copy_and_wait(const Copy& copy);
 // The host read device memory that nobody knows; where it is in the program's source.
 void record_blind_read(std::uint64_t bytes);
+// Numbers that nobody knows were counted, as level.
+void record_level_counts();
 void record_wait(char what, const void* of);  // 's' stream, 'e' event, 'd' device
 
 // Under --check: a line U where this thread's Python is no longer where its last one said; name_id

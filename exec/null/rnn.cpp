@@ -124,7 +124,7 @@ void run(const Recurrent& r, const Sequences& s, StreamHandle stream, Part part)
     record_library_call({forward ? "cudnn rnn_cells" : "cudnn rnn_cells_backward",
                          stream,
                          static_cast<std::uint64_t>(forward ? moved : 2 * moved),
-                         {}});
+                         {is_persistent ? 1 : s.longest}});
   }
 }
 

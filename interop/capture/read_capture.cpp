@@ -30,7 +30,7 @@ struct Letter {
   bool more = false;  // further values may follow
 };
 constexpr Letter kLetters[] = {
-    {'L', Kind::kLaunch, "snvvvvvvvvvvv"},
+    {'L', Kind::kLaunch, "snvvvvvvvvvvv", true},
     {'G', Kind::kProduct, "snvvvvvvvv"},
     {'A', Kind::kLibrary, "snv", true},
     {'C', Kind::kCopy, "svvv"},

@@ -189,6 +189,9 @@ void add_warnings(const Capture& capture, const Cluster& cluster, CapturedForeca
   for (const std::string& place : made.blind_reads) {
     warnings.push_back("the host reads a tensor that nobody computed (zeros) at " + place);
   }
+  for (const std::string& place : made.level_counts) {
+    warnings.push_back("what nobody computed is counted as level (balanced experts) at " + place);
+  }
 }
 
 }  // namespace
@@ -237,13 +240,14 @@ CapturedForecast forecast_capture(const Capture& capture, const Plan& plan,
   const StepRange range = steady_step(capture);
   for (std::size_t i = range.begin; i < range.end; ++i) {
     const CapturedCall& call = capture.calls[i];
-    if (call.kind != CapturedCall::Kind::kBlindRead) continue;
-    std::string place = own_place(capture.name_of(call));
+    constexpr std::string_view kLevel = "level ";
+    const std::string& name = capture.name_of(call);
+    const bool is_level = call.kind == CapturedCall::Kind::kMark && name.starts_with(kLevel);
+    if (!is_level && call.kind != CapturedCall::Kind::kBlindRead) continue;
+    std::string place = own_place(name.substr(is_level ? kLevel.size() : 0));
     if (place.empty()) place = "a place that is not Python's";
-    if (std::find(made.blind_reads.begin(), made.blind_reads.end(), place) ==
-        made.blind_reads.end()) {
-      made.blind_reads.push_back(place);
-    }
+    std::vector<std::string>& places = is_level ? made.level_counts : made.blind_reads;
+    if (std::find(places.begin(), places.end(), place) == places.end()) places.push_back(place);
   }
   made.lint = lint_capture(capture);
   made.report.origin = "captured";

@@ -33,8 +33,9 @@ struct CapturedForecast {
   double host_seconds = 0;          // of the steady step, on the machine that captured it
   std::vector<KernelTime> kernels;  // by share
   std::vector<LintFinding> lint;
-  std::vector<std::string> faults;       // of the whole run, as foreshard-null said them
-  std::vector<std::string> blind_reads;  // where the steady step's host read what nobody knows
+  std::vector<std::string> faults;        // of the whole run, as foreshard-null said them
+  std::vector<std::string> blind_reads;   // where the steady step's host read what nobody knows
+  std::vector<std::string> level_counts;  // where counts of unknown numbers are taken as equal
 };
 
 // `plan` says runtime and version for what they decide beside the graph: NCCL's version, the kernel

@@ -161,22 +161,25 @@ std::string known_kernel(const Calibration& calibration, const std::string& want
   return calibration.attention.empty() ? "" : calibration.attention.front().kernel;
 }
 
-// Of a kernel whose threads wait for what they read, or count: as many run at once as it starts, or
-// as fit (CUDA C++ Programming Guide: 2,048 a multiprocessor).
-double thread_seconds(const Kernel& kernel, const Gpu& gpu) {
-  if (kernel.cycles == 0 || gpu.clock <= 0) return 0;
-  const std::int64_t at_once = std::min(kernel.threads, gpu.multiprocessors * 2048);
-  return as_double(kernel.cycles) / (as_double(std::max<std::int64_t>(at_once, 1)) * gpu.clock);
+// Captures say what a kernel does beside moving bytes, in fp32 operations of a full multiprocessor
+// (an H200's; CUDA C++ Programming Guide: 2,048 threads); of as many as it starts threads for.
+double busy_seconds(const Kernel& kernel, const Gpu& gpu) {
+  constexpr double kMultiprocessorRate = 67e12 / 132;
+  const double all = as_double(std::max<std::int64_t>(1, gpu.multiprocessors));
+  const double full = kernel.threads > 0 ? std::min(all, as_double(kernel.threads) / 2048) : all;
+  return kernel.flops.count() / (kMultiprocessorRate * full);
 }
 
 std::size_t hash_of(const Kernel& kernel) {
   std::uint64_t h = static_cast<std::uint64_t>(kernel.kind) | std::uint64_t{kernel.fp32} << 8 |
                     std::uint64_t{kernel.fp8} << 9 | std::uint64_t{kernel.causal} << 10 |
+                    std::uint64_t{kernel.in_tiles} << 11 |
                     static_cast<std::uint64_t>(kernel.pass) << 16 |
                     static_cast<std::uint64_t>(kernel.memory_class) << 24 |
                     static_cast<std::uint64_t>(kernel.function) << 32;
-  for (const std::int64_t value : {kernel.m, kernel.n, kernel.k, kernel.heads, kernel.groups,
-                                   kernel.bytes.count(), kernel.threads, kernel.cycles}) {
+  for (const std::int64_t value :
+       {kernel.m, kernel.n, kernel.k, kernel.heads, kernel.groups, kernel.kernels, kernel.threads,
+        kernel.bytes.count(), static_cast<std::int64_t>(kernel.flops.count())}) {
     h = (h ^ static_cast<std::uint64_t>(value)) * 0x9E3779B97F4A7C15ULL;
     h ^= h >> 29;
   }
@@ -367,13 +370,18 @@ KernelPrice CostModel::curve_price(const Kernel& kernel) const {
     }
     case KernelKind::kAttention: {
       const AttentionCurve curve = attention_curve(kernel.k, kernel.pass);
+      if (kernel.in_tiles) {
+        const MemoryCurve& memory = calibration_.memory_curve(MemoryClass::kElementwise);
+        return {tiled_seconds(curve, memory, kernel, hot_), Factor::kAttention, curve.evidence};
+      }
       return {curve_seconds(curve, kernel, hot_), Factor::kAttention,
               is_substitute_ ? Evidence::kAssumed : curve.evidence};
     }
     case KernelKind::kMemory: {
       const MemoryCurve& curve = calibration_.memory_curve(kernel.memory_class);
       return {std::max(curve_seconds(curve, kernel.bytes, cluster_.gpu),
-                       thread_seconds(kernel, cluster_.gpu)),
+                       busy_seconds(kernel, hot_) + curve.overhead) +
+                  as_double(kernel.kernels - 1) * curve.overhead,
               Factor::kMemoryBound, curve.evidence};
     }
   }
@@ -385,7 +393,7 @@ KernelPrice CostModel::memory_price(const Kernel& kernel) const {
   const MeasuredPoints& measured = calibration_.measured;
   const bool is_fp32 = kernel.fp32 || choices_.compute == DType::kFp32;
   const FunctionPoints* function = find_function(measured, kernel.function, kernel.pass, is_fp32);
-  if (function == nullptr) return curve_price(kernel);
+  if (function == nullptr || kernel.flops.count() > 0) return curve_price(kernel);
   const Estimate found = seconds_at(function->points, as_double(kernel.bytes.count()));
   return {found.value, Factor::kMemoryBound, weaker(measured.evidence, found.evidence)};
 }
@@ -402,7 +410,7 @@ KernelPrice CostModel::compute_price(const Kernel& kernel) const {
   if (kernel.kind == KernelKind::kMemory) return memory_price(kernel);
   KernelPrice price = curve_price(kernel);
   const ShapeCorrection& correction = kernel.kind == KernelKind::kGemm ? gemm_ : attention_;
-  if (correction.empty()) return price;
+  if (correction.empty() || kernel.in_tiles) return price;
   const Estimate factor = correction.at(kernel);
   price.seconds *= factor.value;
   // Away from the points it is the curve's word.

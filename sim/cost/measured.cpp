@@ -123,6 +123,20 @@ double curve_seconds(const MemoryCurve& curve, Bytes bytes, const Gpu& gpu) {
          curve.overhead;
 }
 
+// Small sequences leave tensor units idle in two ways that the curve, of calls timed by themselves,
+// has in its overhead and s_half: tiles that reach beyond the sequence, and blocks that load before
+// they multiply. What is left is the rate of a sequence too long for either.
+double tiled_seconds(const AttentionCurve& curve, const MemoryCurve& memory, const Kernel& kernel,
+                     const Gpu& gpu) {
+  constexpr double kLong = 4096;
+  const bool full = curve.full_efficiency > 0;
+  const double efficiency = full ? curve.full_efficiency : curve.efficiency;
+  const double s_half = full ? curve.full_s_half : curve.s_half;
+  return kernel.flops.count() / (efficiency * peak_of(kernel, gpu)) * (1 + s_half / kLong) +
+         as_double(kernel.bytes.count()) / (memory.fraction * gpu.memory_bandwidth.value()) +
+         as_double(kernel.kernels) * memory.overhead;
+}
+
 Kernel kernel_of(const GemmPoint& point) {
   Kernel kernel;
   kernel.kind = KernelKind::kGemm;

@@ -27,6 +27,9 @@ double curve_seconds(const GemmCurve& curve, const Kernel& kernel, const Gpu& gp
 double burst_seconds(const GemmCurve& curve, const Kernel& kernel, const Gpu& gpu);
 double curve_seconds(const AttentionCurve& curve, const Kernel& kernel, const Gpu& gpu);
 double curve_seconds(const MemoryCurve& curve, Bytes bytes, const Gpu& gpu);
+// Attention whose kernels are timed on a stream, by the tiles that they work on.
+double tiled_seconds(const AttentionCurve& curve, const MemoryCurve& memory, const Kernel& kernel,
+                     const Gpu& gpu);
 
 // The kernel that a point measured.
 Kernel kernel_of(const GemmPoint& point);

@@ -259,10 +259,16 @@ TEST(NullGpu, ConvolutionsAreProductsOfChannelsInnermost) {
 TEST(NullGpu, OperandsOnTheDeviceAreKnown) {
   ASSERT_EQ(null("--gpu h100 --out c", "tables").exit_code, 0);
   const std::string calls = read_temporary("c/calls.txt");
-  expect_says(calls, " 32 32 64 3 14 14 ");       // n, rows of a group, k, groups; of bf16
-  expect_says(calls, " -1 8388608 2097152 4\n");  // the table and the three buffers that it names
-  expect_says(calls, " 1048576 6291456 2097152 3\n");  // a sum of two strided tensors
-  expect_says(calls, " -1 4194304 2097152 2\n");       // a reduction's source and its result
+  expect_says(calls, " 32 32 64 3 14 14 ");  // n, rows of a group, k, groups; of bf16
+  // The table and the three buffers that it names.
+  expect_says(calls, " -1 8388608 2097152 4 0 0 0\n");
+  // Two strided tensors: what they hold, a vector once, and what warps ask for, of it a byte for
+  // each element; two dimensions.
+  const std::int64_t array = 2 * 1024 * 1024;
+  expect_says(calls, " 1048576 6291456 2097152 3 " + std::to_string(2 * array + 2048) + " " +
+                         std::to_string(2 * array + 1024 * 1024) + " 2\n");
+  // A reduction's source and its result: what it is given, results, bytes of an element.
+  expect_says(calls, " -1 4194304 2097152 2 4194304 1024 4\n");
   // The product's rows, all groups together.
   expect_says(run("schedule --capture c --cluster 1xh100").out, std::to_string(2 * 96 * 64 * 32));
 }
@@ -277,7 +283,7 @@ TEST(NullGpu, KernelsAreOfAnArchitectureThatTheBinaryHas) {
 TEST(NullGpu, AnswersAreThoseOfAGpu) {
   for (const auto& [flags, part] :
        {std::pair("", "memory"), std::pair("", "done"), std::pair("", "list"),
-        std::pair("--events pending ", "pending")}) {
+        std::pair("", "counts"), std::pair("--events pending ", "pending")}) {
     const Outcome ran = null(std::string(flags) + "--gpu a10", part);
     EXPECT_EQ(ran.exit_code, 0) << part << ran.out << ran.err;
   }

@@ -313,11 +313,19 @@ void tables() {
     unsigned strides[25][3] = {};
     void* addresses[3];
   } strided = {.addresses = {out, rows, weights}};
+  // 1024 rows of 1024, and a number for each row.
+  constexpr unsigned kStrides[2][3] = {{2, 2, 0}, {2048, 2048, 2}};
+  for (int d = 0; d < 2; ++d) {
+    strided.extents[d][0] = 1024;
+    for (int t = 0; t < 3; ++t) strided.strides[d][t] = kStrides[d][t];
+  }
   int elements = kElements;
   void* added[] = {&elements, &strided};
   struct {
     float operation = 0, identity = 0;
-    int configuration[16] = {}, dimensions = 1, extents[25][3] = {};
+    // Bytes of an element, inputs, outputs, ..., width and height of a block.
+    int configuration[16] = {4, 1024, 1024, 0, 0, 0, 0, 0, 0, 0, 0, 32, 16}, dimensions = 1,
+        extents[25][3] = {};
     unsigned strides[25] = {};
     int of_results = 1, extents_of_results[25][3] = {};
     unsigned strides_of_results[25][2] = {};
@@ -333,6 +341,38 @@ void tables() {
     cudaLaunchKernel(&reduce_function, {8, 1, 1}, {32, 16, 1}, reduced, 0, nullptr);
     foreshard_null_mark("step 0 SGD");
   }
+}
+
+// How many of ten numbers that a kernel made fall into each of four bins, added up.
+void counts() {
+  static const char histogram_function = 0, scan_function = 0;
+  const auto name = [](const char* function, const char* mangled) {
+    __cudaRegisterFunction(nullptr, function, nullptr, mangled, -1, nullptr, nullptr, nullptr,
+                           nullptr, nullptr);
+  };
+  name(
+      &histogram_function,
+      "_ZN2at4cuda17kernelHistogram1DIiilLi1ELi2ELin1ELNS0_23CUDAHistogramMemoryTypeE0EZNS0_21CUDA_"
+      "tensor_histogramIiiLb0EEEbNS_6TensorES4_S4_lNS_14AccumulateTypeIT0_Lb1EE4typeES8_NS0_"
+      "13TensorArgTypeES9_S9_EUllE0_EEvNS0_6detail10TensorInfoIT_T1_EESF_NSC_IKS6_SE_EElS8_S8_SE_"
+      "T6_");
+  name(&scan_function,
+       "_ZN14at_cuda_detail3cub6detail4scan16DeviceScanKernelINS2_10policy_hubIiiijSt4plusIiEE"
+       "10Policy1000EPKiPiNS0_13ScanTileStateIiLb1EEES6_NS0_8NullTypeEjiLb0ESE_EEvT0_T1_T2_iT3_T4_"
+       "T5_");
+  Allocator allocator;
+  void *numbers = allocator.take(kBytes), *counted = allocator.take(kBytes),
+       *sums = allocator.take(kBytes);
+  std::int64_t bins = 4, all = 10;
+  int least = 0, most = 3;
+  unsigned count = 4;
+  void* histogram[] = {&counted, &counted, &numbers, &bins, &least, &most, &all, &least};
+  void* scan[] = {&counted, &sums, &bins, &least, &least, &least, &count};
+  cudaLaunchKernel(&histogram_function, {1, 1, 1}, {128, 1, 1}, histogram, 0, nullptr);
+  cudaLaunchKernel(&scan_function, {1, 1, 1}, {128, 1, 1}, scan, 0, nullptr);
+  int read[4] = {};
+  cudaMemcpyAsync(read, sums, sizeof read, kDeviceToHost, nullptr);
+  expect(read[0] == 2 && read[1] == 5 && read[2] == 7 && read[3] == 10, "level counts, added up");
 }
 
 // A fat binary for 8.0, 9.0 and 10.0: a GPU runs the newest of its own major version.
@@ -387,6 +427,7 @@ int main(int, char** argv) {
   if (part == "recurrent") recurrent();
   if (part == "convolutions") convolutions();
   if (part == "tables") tables();
+  if (part == "counts") counts();
   if (part == "architecture") return architecture();
   if (part == "unanswered") unanswered();
   if (part == "capability") {

@@ -80,7 +80,7 @@ def start(torch, library):
     MASKED = {"aten::index", "aten::index_put", "aten::index_put_", "aten::masked_select"}
 
     class Values(TorchDispatchMode):
-        calling_ns = 0  # what calling the mode itself takes the host for an operation
+        times = 1.0  # as long as its body here takes the host with what calls it
         body_ns = 0
 
         def __torch_dispatch__(self, func, types, args=(), kwargs=None):
@@ -98,7 +98,7 @@ def start(torch, library):
 
         def done(self, took, func, args, kwargs):
             """What the operation's kernels write, its schema says; addresses among their arguments say less."""
-            begin_operation(took + Values.calling_ns)
+            begin_operation(int(took * Values.times))
             try:
                 return func(*args, **kwargs)
             finally:
@@ -153,18 +153,14 @@ def start(torch, library):
                     view(tensor, held).copy_(values)
                     tell(tensor.untyped_storage().data_ptr(), held)
 
-    def nanoseconds():
-        """Of an operation that leads nowhere, less the mode's own."""
-        x = torch.zeros(2, 2)
-        least = None
-        for _ in range(20):
-            begin, Values.body_ns = time.thread_time_ns(), 0
-            for _ in range(50):
-                x.add(x)
-            took = (time.thread_time_ns() - begin - Values.body_ns) // 50
-            least = took if least is None else min(least, took)
-        return least
+    def follow(reference):
+        """What calling the mode takes over its body, of a step's own mix of operations, views and backward."""
+        times = []
+        for _ in range(12):
+            Values.body_ns = 0
+            whole = (reference.seconds() - reference.least) * 1e9
+            times.append(max(1.0, whole / max(1, Values.body_ns)))
+        Values.times = sorted(times)[len(times) // 2]
 
-    without = nanoseconds()
     Values().__enter__()
-    Values.calling_ns = max(0, nanoseconds() - without)
+    return follow

@@ -212,7 +212,10 @@ def hook_optimizers(module):
     def read_processor():
         if not reference:
             reference.append(beside("foreshard_reference").Reference())
-        SEEN.setdefault("processor", []).append(reference[0].ratio())
+        ratio = reference[0].ratio()
+        if "values" in SEEN:
+            SEEN["values"](reference[0])
+        SEEN.setdefault("processor", []).append(ratio)
 
     def stepped(optimizer, *unused):
         mark("observed")  # what follows is not the program's time
@@ -312,7 +315,7 @@ def hook_values(module):
     """Integers are computed on the host, too (--values)."""
     if os.environ.get("FORESHARD_NULL_VALUES", "") != "1":
         return
-    beside("foreshard_values").start(module, LIBRARY)
+    SEEN["values"] = beside("foreshard_values").start(module, LIBRARY)
 
 
 HOOKS = {

@@ -16,7 +16,9 @@ namespace foreshard {
 struct CapturedCall {
   enum class Kind : std::uint8_t {
     kLaunch,       // values: grid x, y, z, block x, y, z, shared bytes, elements (-1: not known),
-                   // bytes of the blocks that it is given, of the largest, their number
+                   // bytes of the blocks that it is given, of the largest, their number; of strided
+                   // tensors the bytes that they hold, those that warps ask for, dimensions (0: not
+                   // said)
     kProduct,      // m, n, k (column-major), batch, type of the operands, of the result, transposed
     kLibrary,      // bytes, then the shape
     kCopy,         // kind ('h', 'd', 'D', 's'), bytes, whether the host waits
@@ -32,7 +34,7 @@ struct CapturedCall {
     kDeviceMemory,  // address, bytes (0: given back)
     kFault,         // what a race detector or CUDA's rules object to, by name
   };
-  static constexpr std::size_t kValues = 11;
+  static constexpr std::size_t kValues = 14;
   Kind kind = Kind::kLaunch;
   std::int32_t thread = 0;   // in order of appearance
   std::int64_t host_ns = 0;  // processor time of the thread since its call before

@@ -290,9 +290,13 @@ class Builder {
     graph().kernels.push_back(kernel);
     made_.kernels.push_back(launch);
     work.kernels_end = static_cast<std::uint32_t>(graph().kernels.size());
-    const std::uint16_t launched = launches();
+    // Attention's kernels are launched one by one; those of a recurrent layer in a tight loop, all
+    // as one of PyTorch's.
+    const bool is_several = kernel.kind == KernelKind::kAttention && graph_calls_ == 0;
+    const auto launched =
+        static_cast<std::uint16_t>(launches() + (is_several ? kernel.kernels - 1 : 0));
     if (work.launches < std::numeric_limits<std::uint16_t>::max()) work.launches += launched;
-    work.flops += kernel.flops;
+    if (kernel.kind != KernelKind::kMemory) work.flops += kernel.flops;
     ++open_kernels_;
     ++made_.launches;
   }

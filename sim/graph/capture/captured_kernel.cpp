@@ -18,6 +18,7 @@
 
 #include "sim/base/embedded.h"
 #include "sim/base/error.h"
+#include "sim/base/integers.h"
 
 namespace foreshard {
 
@@ -25,7 +26,7 @@ std::span<const EmbeddedFile> kernel_class_files();
 
 namespace {
 
-enum class BytesRule : std::uint8_t { kElements, kOperands, kRows, kChunks, kLargest };
+enum class BytesRule : std::uint8_t { kElements, kOperands, kRows, kChunks, kLists, kLargest };
 
 struct KernelClass {
   std::string name;
@@ -34,7 +35,7 @@ struct KernelClass {
   MemoryClass memory_class = MemoryClass::kElementwise;
   BytesRule rule = BytesRule::kOperands;
   bool binds_threads = false;
-  double factor = 1;  // where threads bind: cycles of a thread for each element
+  double factor = 1;  // where threads bind: operations for each element
 };
 
 MemoryClass memory_class_of(std::string_view word) {
@@ -78,6 +79,7 @@ KernelClass parse_class(std::string_view line) {
   made.rule = cells[2] == "elements"  ? BytesRule::kElements
               : cells[2] == "rows"    ? BytesRule::kRows
               : cells[2] == "chunks"  ? BytesRule::kChunks
+              : cells[2] == "lists"   ? BytesRule::kLists
               : cells[2] == "largest" ? BytesRule::kLargest
                                       : BytesRule::kOperands;
   made.factor = std::stod(std::string(cells[3]));
@@ -210,10 +212,19 @@ std::int64_t moved_bytes(const KernelClass& row, std::string_view name, const Ca
   switch (row.rule) {
     case BytesRule::kRows:
       return blocks > 1 ? 2 * (operands - largest) : operands;
-    case BytesRule::kChunks: {
+    case BytesRule::kChunks:
+    case BytesRule::kLists: {
       const std::int64_t lists = std::max<std::int64_t>(1, number_after(name, "Metadata<"));
       const std::int64_t most = call.values[0] * 65536 * lists * 4;
-      return operands > 0 ? std::min(operands, most) : most;
+      const std::int64_t given = operands > 0 ? std::min(operands, most) : most;
+      if (row.rule == BytesRule::kChunks) return given;
+      // UnaryOpFunctor<float, 2, 1, 1>: of two lists one is read, the second written.
+      const std::size_t functor = name.find("Functor<");
+      const std::vector<std::int64_t> counts = functor == name.npos
+                                                   ? std::vector<std::int64_t>{}
+                                                   : numbers_after(name.substr(functor), ",");
+      const std::int64_t reads = counts.size() < 2 ? lists : counts[1];
+      return given * (reads + 1) / lists;
     }
     case BytesRule::kElements: {
       if (elements < 0) return operands;
@@ -236,15 +247,15 @@ std::int64_t moved_bytes(const KernelClass& row, std::string_view name, const Ca
 
 // Where its threads bind: elements of its largest block, or those that the capture counted (of a
 // convolution by channels, times its filter's).
-void set_cycles(Kernel& k, const KernelClass& row, std::string_view name,
-                const CapturedCall& call) {
+void set_threads(Kernel& k, const KernelClass& row, std::string_view name,
+                 const CapturedCall& call) {
   const auto& v = call.values;
   const double elements = row.rule == BytesRule::kLargest
-                              ? static_cast<double>(v[9]) / first_element_bytes(name)
-                              : static_cast<double>(std::max<std::int64_t>(v[7], 0));
+                              ? as_double(v[9]) / first_element_bytes(name)
+                              : as_double(std::max<std::int64_t>(v[7], 0));
   k.bytes = Bytes(v[8]);
   k.threads = v[0] * v[1] * v[2] * v[3] * v[4] * v[5];
-  k.cycles = static_cast<std::int64_t>(row.factor * elements);
+  k.flops = Flops(row.factor * elements);
 }
 
 Kernel attention(const KernelClass& row, std::string_view name, const CapturedCall& call) {
@@ -331,8 +342,7 @@ Kernel convolution(const KernelClass& row, const CapturedCall& call) {
   Kernel k;
   k.bytes = Bytes(v[0]);
   if (row.binds_threads) {
-    k.threads = v[1] * v[2] * v[3] * v[4];
-    k.cycles = static_cast<std::int64_t>(row.factor * static_cast<double>(k.threads));
+    k.flops = Flops(row.factor * as_double(v[1] * v[2] * v[3] * v[4]));
     return k;
   }
   // fp32 convolutions run in TF32, at half the rate of 16 bits (cudnn.allow_tf32 is PyTorch's
@@ -343,38 +353,123 @@ Kernel convolution(const KernelClass& row, const CapturedCall& call) {
   k.function = Function::kMatrixProduct;
   k.m = v[1] * v[4];
   k.n = v[2];
-  k.k = static_cast<std::int64_t>(std::ceil(longer * static_cast<double>(v[3]) / kAligned)) *
-        kAligned;
-  k.flops = Flops(2.0 * static_cast<double>(k.m) * static_cast<double>(k.n * v[3]));
+  k.k = static_cast<std::int64_t>(std::ceil(longer * as_double(v[3]) / kAligned)) * kAligned;
+  k.flops = Flops(2 * as_double(k.m) * as_double(k.n * v[3]));
   return k;
 }
 
-Kernel library_call(std::string_view name, const CapturedCall& call) {
+// cuDNN's attention: 128 queries to a block, 64 in backward, which walk over 128 keys at a time; a
+// causal mask leaves tiles out as a whole. Head sizes are filled up to 64, 80 or 128. Backward adds
+// up what output and gradient have in common first, keeps the queries' gradient in fp32 and rounds
+// it behind: its two small kernels reach 0.6 of the bandwidth (H200). A mask or bias of all pairs
+// is read for each head; dropout makes random numbers for each pair, which take as long as 3.5
+// bytes forward and 2.5 backward (H200: GPT-2, torch.nn.TransformerEncoder).
+Kernel cudnn_attention(std::string_view name, const CapturedCall& call) {
+  constexpr std::int64_t kKeys = 128, kElement = 2;
   const auto& v = call.values;
-  if (const KernelClass* const row = class_of(name); row != nullptr) {
-    if (row->kind == KernelKind::kGemm || row->binds_threads) return convolution(*row, call);
-    Kernel k;
-    k.memory_class = row->memory_class;
-    k.bytes = Bytes(static_cast<std::int64_t>(row->factor * static_cast<double>(v[0])));
-    return k;
-  }
   Kernel k;
-  k.bytes = Bytes(v[0]);
-  if (name.find("attention") == std::string_view::npos) {
-    k.memory_class = name.find("backward") == std::string_view::npos ? MemoryClass::kNormForward
-                                                                     : MemoryClass::kNormBackward;
-    return k;
-  }
   k.kind = KernelKind::kAttention;
   k.function = Function::kAttention;
   k.pass = name.ends_with("backward") ? Pass::kBackward : Pass::kForward;
+  const bool forward = k.pass == Pass::kForward;
   k.m = v[1];
   k.heads = v[2];
   k.n = std::max(v[3], v[4]);
   k.k = v[5];
   k.causal = v[6] != 0;
-  set_attention_flops(k);
+  k.in_tiles = true;
+  const std::int64_t rows = forward ? 128 : 64;
+  const auto whole = [](std::int64_t n, std::int64_t tile) { return (n + tile - 1) / tile * tile; };
+  std::int64_t pairs = 0;
+  for (std::int64_t at = 0; at < v[3]; at += rows)
+    pairs += rows * whole(k.causal ? std::min(v[4], at + rows) : v[4], kKeys);
+  const std::int64_t width = v[5] <= 64 ? 64 : v[5] <= 80 ? 80 : whole(v[5], 128);
+  const double all = as_double(k.m * k.heads) * as_double(pairs);
+  k.flops = Flops((forward ? 4 : 10) * all * as_double(width));
+  const std::int64_t queries = k.m * k.heads * v[3] * v[5] * kElement;
+  const std::int64_t keys = v[0] / (forward ? 2 : 4) - queries;  // of as many heads as there are
+  constexpr double kSmall = 0.6;
+  const double moved = forward
+                           ? as_double(2 * queries + 2 * keys)
+                           : as_double(5 * queries + 4 * keys) + as_double(5 * queries) / kSmall;
+  const double for_pairs =
+      (v[7] != 0 ? (forward ? 2 : 4) : 0) + (v[8] != 0 ? (forward ? 3.5 : 2.5) : 0);
+  k.bytes = Bytes(static_cast<std::int64_t>(moved + all * for_pairs));
+  k.kernels = forward ? 1 : 3;
   return k;
+}
+
+Kernel library_call(std::string_view name, const CapturedCall& call) {
+  if (name.find("attention") != std::string_view::npos) return cudnn_attention(name, call);
+  Kernel k;
+  k.bytes = Bytes(call.values[0]);
+  if (const KernelClass* const row = class_of(name); row != nullptr) {
+    if (row->kind == KernelKind::kGemm || row->binds_threads) return convolution(*row, call);
+    k.memory_class = row->memory_class;
+    k.bytes = Bytes(static_cast<std::int64_t>(row->factor * as_double(call.values[0])));
+    return k;
+  }
+  // Of a recurrent layer: of each time step its own.
+  k.kernels = std::max<std::int64_t>(1, call.values[1]);
+  k.memory_class = name.find("backward") == std::string_view::npos ? MemoryClass::kNormForward
+                                                                   : MemoryClass::kNormBackward;
+  return k;
+}
+
+// Kernels that spend more on finding their elements than on moving them: picoseconds for an element
+// on all of an H200's multiprocessors, as its programs took (docs/capture.md). What no warp shares
+// moves through the second-level cache in sectors, at 5.5 TB/s there. A reduction also waits for
+// each wave of its blocks, and in columns needs two of them to a multiprocessor.
+// (In operations, which a GPU with more multiprocessors does faster: CostModel::curve_price.)
+constexpr double kPeak = 67e12, kPicosecond = 1e-12;
+
+Flops operations_of(double picoseconds) { return Flops(picoseconds * kPicosecond * kPeak); }
+
+void set_strided(std::string_view name, const CapturedCall& call, Kernel& k) {
+  constexpr double kElement = 1.95, kIndex = 0.14, kCast = 0.52, kSector = 1 / 5.5;
+  const auto& v = call.values;
+  const std::int64_t known = functor_arrays(name);
+  const double arrays = as_double(known > 0 ? known : std::clamp<std::int64_t>(v[10], 1, 4));
+  const bool casts = name.find("gpu_kernel_impl<") != std::string_view::npos;
+  const double each = kElement + kIndex * arrays * as_double(v[13]) + (casts ? kCast * arrays : 0);
+  k.memory_class = MemoryClass::kElementwise;
+  k.bytes = Bytes(v[11]);
+  k.flops = operations_of(std::max(each * as_double(v[7]), kSector * as_double(v[12])));
+}
+
+void set_reduced(std::string_view name, const CapturedCall& call, Kernel& k) {
+  constexpr double kElement = 1.1, kTruth = 0.5, kThreads = 2048, kFew = 264;
+  const auto& v = call.values;
+  const bool in_columns = name.find("reduce_kernel<128, 4") != std::string_view::npos;
+  constexpr double kMultiprocessors = 132;
+  const double wave = in_columns ? 6e6 : 2.4e6;
+  const double blocks = as_double(v[0] * v[1] * v[2]), threads = as_double(v[3] * v[4] * v[5]);
+  const double each = v[13] == 1 ? kTruth : kElement;
+  const double elements = as_double(v[11]) / as_double(v[13]);
+  const double few = in_columns ? std::max(1.0, kFew / blocks) : 1;
+  k.memory_class = MemoryClass::kElementwise;
+  k.bytes = Bytes(v[8]);
+  if (v[8] > v[11]) k.bytes = Bytes(v[11]);
+  k.flops =
+      operations_of(each * elements * few + blocks * threads / kThreads / kMultiprocessors * wave);
+}
+
+void set_busy(std::string_view name, const CapturedCall& call, Kernel& k) {
+  const auto& v = call.values;
+  const auto has = [&](std::string_view part) { return name.find(part) != name.npos; };
+  if (v[11] > 0 && has("gpu_kernel_impl")) return set_strided(name, call, k);
+  if (v[11] > 0 && has("reduce_kernel<")) return set_reduced(name, call, k);
+  constexpr double kRolled = 4.4, kCatDimension = 0.9, kCat = 0.5, kUnrolled = 0.9, kCast = 0.95;
+  if (has("CatArrayBatchedCopy<")) {  // <.., OpaqueType<2u>, unsigned int, dimensions, ..
+    const double size = as_double(std::max<std::int64_t>(1, number_after(name, "OpaqueType<")));
+    const double each = kCat + kCatDimension * as_double(number_after(name, "unsigned int,"));
+    k.flops = operations_of(each * as_double(v[8]) / (2 * size));
+  } else if (has("roll_cuda")) {
+    k.flops = operations_of(kRolled * as_double(v[8]) / (2 * std::max(1.0, element_bytes(name))));
+  } else if (has("unrolled_elementwise") && has("WithCast") && v[7] > 0) {
+    const auto arrays = std::max<std::int64_t>(2, number_after(name, "array<char*,"));
+    k.flops = operations_of((kUnrolled + kCast * as_double(arrays)) * as_double(v[7]));
+  }
 }
 
 }  // namespace
@@ -401,11 +496,12 @@ std::optional<CapturedKernel> captured_kernel(const Capture& capture, const Capt
     set_attention_flops(made.kernel);
     return made;
   } else if (row->binds_threads) {
-    set_cycles(made.kernel, *row, name, call);
+    set_threads(made.kernel, *row, name, call);
   } else {
     made.kernel.memory_class = row->memory_class;
     made.kernel.bytes = Bytes(static_cast<std::int64_t>(
         row->factor * static_cast<double>(moved_bytes(*row, name, call))));
+    set_busy(name, call, made.kernel);
   }
   made.kernel.pass = pass;
   return made;

@@ -79,23 +79,76 @@ TEST(CapturedKernel, MemoryEfficientAttentionSaysItsPrecision) {
   }
 }
 
+// What a functor of several tensors reads and writes of its lists.
+TEST(CapturedKernel, ListsAreReadAndWrittenAsTheirFunctorSays) {
+  const auto bytes = [](const std::string& functor, int lists) {
+    const std::string name =
+        "void at::native::(anonymous namespace)::multi_tensor_apply_kernel<at::native::(anonymous "
+        "namespace)::TensorListMetadata<" +
+        std::to_string(lists) + ">, at::native::(anonymous namespace)::" + functor + ", ...>(...)";
+    return static_cast<double>(kernel_of(name, {-1, lists * kMany, kMany, lists}).bytes.count());
+  };
+  const double list = bytes("BinaryOpScalarFunctor<float, 1, 1, 0>", 1) / 2;
+  EXPECT_NEAR(bytes("UnaryOpFunctor<float, 2, 1, 1>", 2), 2 * list, 4);
+  EXPECT_NEAR(bytes("TernaryOpScalarFunctor<float, 2, 2, 0>", 2), 3 * list, 4);
+  EXPECT_NEAR(bytes("PointwiseOpScalarListFunctor<float, 3, 3, 0>", 3), 4 * list, 4);
+}
+
+CapturedCall strided_call(std::int64_t elements, std::int64_t asked, std::int64_t dimensions) {
+  CapturedCall call;
+  call.name = 0;
+  call.values = {256, 1, 1, 128, 1, 1, 0, elements, 0, 0, 0, 8 * elements, asked, dimensions};
+  return call;
+}
+
+// Elements that a strided kernel looks for take time by themselves; sectors for one of them more.
+TEST(CapturedKernel, StridedElementsTakeTimeOfTheirOwn) {
+  Capture capture;
+  capture.names = {strided("at::native::CUDAFunctor_add<float>", 2)};
+  const auto busy = [&](std::int64_t elements, std::int64_t asked, std::int64_t dimensions) {
+    return captured_kernel(capture, strided_call(elements, asked, dimensions), Pass::kForward)
+        ->kernel.flops.count();
+  };
+  EXPECT_NEAR(busy(2 * kMany, 0, 3), 2 * busy(kMany, 0, 3), 1);
+  EXPECT_GT(busy(kMany, 0, 4), busy(kMany, 0, 2));
+  EXPECT_GT(busy(kMany, 3 * 32 * kMany, 2), 2 * busy(kMany, 3 * 4 * kMany, 2));
+}
+
+// cuDNN's attention works in tiles: 197 positions take what 256 take, a causal mask leaves out what
+// lies wholly behind it.
+TEST(CapturedKernel, AttentionIsOfWholeTiles) {
+  Capture capture;
+  capture.names = {"cudnn attention_forward"};
+  const auto flops = [&](std::int64_t sequence, bool causal) {
+    CapturedCall call;
+    call.kind = CapturedCall::Kind::kLibrary;
+    call.name = 0;
+    call.values = {4 * 2 * 16 * sequence * 64, 1, 16, sequence, sequence, 64, causal ? 1 : 0};
+    const Kernel kernel = captured_kernel(capture, call, Pass::kForward)->kernel;
+    EXPECT_TRUE(kernel.in_tiles);
+    return kernel.flops.count();
+  };
+  EXPECT_EQ(flops(197, false), flops(256, false));
+  EXPECT_EQ(flops(256, true), flops(256, false) * 3 / 4);
+}
+
 TEST(CapturedKernel, NamesWithCommasAreRowsOfTheTable) {
   const std::string functor = "at::native::CUDAFunctor_add<float>";
   EXPECT_EQ(kernel_of(strided(functor, 2), {kMany}).memory_class, MemoryClass::kElementwise);
   EXPECT_EQ(kernel_of(strided(functor, 4), {kMany}).memory_class, MemoryClass::kStrided);
 }
 
-// A norm over a batch has a block for each channel, and as many cycles as its input has elements.
-TEST(CapturedKernel, WhereThreadsBindTheirCyclesAreCounted) {
+// A norm over a batch has a block for each channel, and its input's elements to go through.
+TEST(CapturedKernel, WhereThreadsBindTheirOperationsAreCounted) {
   const std::string name =
       "void at::native::batch_norm_collect_statistics_kernel<at::native::Var, ";
   const Kernel half = kernel_of(name + "c10::BFloat16, c10::BFloat16, float, int>(...)",
                                 {-1, 2 * kMany + 1024, 2 * kMany, 3});
   EXPECT_EQ(half.threads, 256 * 128);
-  EXPECT_GT(half.cycles, kMany);
+  EXPECT_GT(half.flops.count(), kMany);
   const Kernel whole =
       kernel_of(name + "float, float, float, int>(...)", {-1, 4 * kMany + 1024, 4 * kMany, 3});
-  EXPECT_EQ(whole.cycles, half.cycles);  // as many elements
+  EXPECT_EQ(whole.flops.count(), half.flops.count());  // as many elements
 }
 
 TEST(CapturedKernel, AConvolutionIsAProductAndLongerInTf32) {
