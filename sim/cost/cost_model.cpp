@@ -164,6 +164,7 @@ std::string known_kernel(const Calibration& calibration, const std::string& want
 std::size_t hash_of(const Kernel& kernel) {
   std::uint64_t h = static_cast<std::uint64_t>(kernel.kind) | std::uint64_t{kernel.fp32} << 8 |
                     std::uint64_t{kernel.fp8} << 9 | std::uint64_t{kernel.causal} << 10 |
+                    std::uint64_t{kernel.masked} << 11 | std::uint64_t{kernel.dropout} << 12 |
                     static_cast<std::uint64_t>(kernel.pass) << 16 |
                     static_cast<std::uint64_t>(kernel.memory_class) << 24 |
                     static_cast<std::uint64_t>(kernel.function) << 32;
@@ -364,7 +365,8 @@ KernelPrice CostModel::curve_price(const Kernel& kernel) const {
     }
     case KernelKind::kMemory: {
       const MemoryCurve& curve = calibration_.memory_curve(kernel.memory_class);
-      return {curve_seconds(curve, kernel.bytes, cluster_.gpu), Factor::kMemoryBound,
+      const double seconds = curve_seconds(curve, kernel.bytes, cluster_.gpu);
+      return {std::max(seconds, row_seconds(kernel, cluster_.gpu)), Factor::kMemoryBound,
               curve.evidence};
     }
   }

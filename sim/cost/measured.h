@@ -27,6 +27,8 @@ double curve_seconds(const GemmCurve& curve, const Kernel& kernel, const Gpu& gp
 double burst_seconds(const GemmCurve& curve, const Kernel& kernel, const Gpu& gpu);
 double curve_seconds(const AttentionCurve& curve, const Kernel& kernel, const Gpu& gpu);
 double curve_seconds(const MemoryCurve& curve, Bytes bytes, const Gpu& gpu);
+// The least that a norm takes for its rows; 0 of other kernels.
+double row_seconds(const Kernel& kernel, const Gpu& gpu);
 
 // The kernel that a point measured.
 Kernel kernel_of(const GemmPoint& point);

@@ -70,8 +70,9 @@ struct Kernel {
   Pass pass = Pass::kForward;
   bool causal = true;
   bool fp32 = false;
-  bool fp8 = false;  // GEMM: both operands in fp8
-  std::int64_t m = 0, n = 0, k = 0, heads = 0;
+  bool fp8 = false;                             // GEMM: both operands in fp8
+  bool masked = false, dropout = false;         // attention, as AttentionShape
+  std::int64_t m = 0, n = 0, k = 0, heads = 0;  // (norms: m rows)
   std::int64_t groups = 1;
   Bytes bytes;  // read plus written
   Flops flops;
