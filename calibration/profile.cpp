@@ -31,7 +31,8 @@ constexpr std::array<std::string_view, kMemoryClasses> kMemoryClassNames = {"ele
                                                                             "loss",
                                                                             "optimizer",
                                                                             "copy",
-                                                                            "strided"};
+                                                                            "strided",
+                                                                            "widening"};
 constexpr std::array<std::string_view, kFactors> kFactorNames = {
     "gemm", "attention", "memory_bound", "intra_node", "inter_node", "host", "overlap"};
 
@@ -48,6 +49,8 @@ MemoryClass older_class(MemoryClass which) {
       return MemoryClass::kElementwise;
     case MemoryClass::kGeneratedNorm:
       return MemoryClass::kNormForward;
+    case MemoryClass::kWidening:
+      return MemoryClass::kCopy;
     default:
       return which;
   }

@@ -415,6 +415,7 @@ void add_bias_mask(LayerSpec& layer, Written& out, Operation& op, const Plan& pl
   op.saved.push_back(mask);
   op.released.push_back(mask);
   op.attention.causal = false;
+  op.attention.masked = true;
   if (!learned) return;
   op.backward_workspace.push_back(
       add_tensor(layer, {.name = "bias.grad of all", .per_token = pairs}));
@@ -455,6 +456,7 @@ std::vector<Operation> fused(LayerSpec& layer, Operation op, const Plan& plan, b
     op.saved.push_back(mask);
     op.released.push_back(mask);
     op.attention.causal = false;
+    op.attention.masked = true;
     op.attention.window = 0;
   }
   if (kernel == AttentionKernel::kFlex) drop_random_state(op);

@@ -70,6 +70,19 @@ constexpr EagerNorms kEagerNorms[] = {
     {.family = "t5", .normalizes_input = true},
 };
 
+// Whose apply_rotary_pos_emb works in fp32; some turn halves before they are cast.
+struct WideRope {
+  std::string_view family;
+  bool widens = false;
+  bool halves_first = false;
+};
+constexpr WideRope kWideRopes[] = {
+    {.family = "cohere", .widens = true},
+    {.family = "cohere2", .widens = true},
+    {.family = "ernie4_5", .widens = true, .halves_first = true},
+    {.family = "ernie4_5_moe", .widens = true, .halves_first = true},
+};
+
 // What comes to a layer in fp32: its input, and what waited for it (LayerSpec::joins).
 struct Arrives {
   bool input = false, joined = false;
@@ -84,6 +97,7 @@ class Rewriter {
         plan_(plan),
         numerics_(model.numerics),
         norms_(row_of(kEagerNorms, model.family)),
+        rope_(row_of(kWideRopes, model.family)),
         is_eager_(plan.kernels.norm == Norm::kEager || plan.kernels.norm == Norm::kEagerFp32),
         weighs_in_fp32_(norms_.weighs_in_fp32 || plan.kernels.norm == Norm::kEagerFp32),
         layer_(old_),
@@ -457,25 +471,36 @@ class Rewriter {
       push(pass(base, Function::kRotary, {input}, output));
       return;
     }
-    const auto made = [&](const char* what) {
-      return like(input, base + what, ElementType::kCompute);
-    };
-    const Index half = made("_half"), cosine = made("_cos"), sine = made("_sin");
+    const bool widens = rope_.widens && !is_fp32(input);
+    const ElementType type = widens ? ElementType::kFp32 : ElementType::kCompute;
+    const Index whole = widens ? cast(input, type) : input;
+    const bool halves_first = widens && rope_.halves_first;
     const Indices& tables = old_.operations[o].backward_temporaries;
     const auto over_heads = [&](const char* what, Function function, Indices inputs, Index to) {
       Operation op = pass(base + what, function, std::move(inputs), to);
       op.attention.head_dim = tables.empty() ? 1 : old_.tensors[at(tables.front())].per_position;
       return op;
     };
-    push(over_heads("_times_cos", Function::kMultiply, {input}, cosine));
-    push(over_heads("_rotate_half", Function::kCopy, {input}, half));
+    const Index cosine = like(input, base + "_cos", type), sine = like(input, base + "_sin", type);
+    push(over_heads("_times_cos", Function::kMultiply, {whole}, cosine));
+    if (halves_first) layer_.operations.back().released = {whole};
+    const Index turned = like(input, base + "_half", halves_first ? ElementType::kCompute : type);
+    push(over_heads("_rotate_half", Function::kCopy, {halves_first ? input : whole}, turned));
+    const Index half = halves_first ? cast(turned, type) : turned;
+    if (halves_first) layer_.operations.back().released = {turned};
     Operation times_sine = over_heads("_times_sin", Function::kMultiply, {half}, sine);
     times_sine.released = {half};
     push(std::move(times_sine));
-    Operation sum = over_heads("_sum", Function::kAdd, {cosine, sine}, output);
+    const Index turned_whole = widens ? like(input, base + "_wide", type) : output;
+    Operation sum = over_heads("_sum", Function::kAdd, {cosine, sine}, turned_whole);
     sum.gradient = GradientRule::kAlias;
     sum.released = {cosine, sine};
     push(std::move(sum));
+    if (!widens) return;
+    Operation narrow = pass(base + "_narrow", Function::kCast, {turned_whole}, output);
+    narrow.released = {turned_whole};
+    if (!halves_first) narrow.released.push_back(whole);
+    push(std::move(narrow));
   }
 
   bool is_loss_cast(const Operation& op) const {
@@ -487,6 +512,7 @@ class Rewriter {
   const Plan& plan_;
   const Numerics& numerics_;
   const EagerNorms norms_;
+  const WideRope rope_;
   const bool is_eager_;
   const bool weighs_in_fp32_;
   LayerSpec layer_;

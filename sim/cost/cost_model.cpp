@@ -173,7 +173,8 @@ double busy_seconds(const Kernel& kernel, const Gpu& gpu) {
 std::size_t hash_of(const Kernel& kernel) {
   std::uint64_t h = static_cast<std::uint64_t>(kernel.kind) | std::uint64_t{kernel.fp32} << 8 |
                     std::uint64_t{kernel.fp8} << 9 | std::uint64_t{kernel.causal} << 10 |
-                    std::uint64_t{kernel.in_tiles} << 11 |
+                    std::uint64_t{kernel.masked} << 11 | std::uint64_t{kernel.dropout} << 12 |
+                    std::uint64_t{kernel.in_tiles} << 13 |
                     static_cast<std::uint64_t>(kernel.pass) << 16 |
                     static_cast<std::uint64_t>(kernel.memory_class) << 24 |
                     static_cast<std::uint64_t>(kernel.function) << 32;
@@ -379,8 +380,9 @@ KernelPrice CostModel::curve_price(const Kernel& kernel) const {
     }
     case KernelKind::kMemory: {
       const MemoryCurve& curve = calibration_.memory_curve(kernel.memory_class);
-      return {std::max(curve_seconds(curve, kernel.bytes, cluster_.gpu),
-                       busy_seconds(kernel, hot_) + curve.overhead) +
+      const double least =
+          std::max(busy_seconds(kernel, hot_) + curve.overhead, row_seconds(kernel, cluster_.gpu));
+      return {std::max(curve_seconds(curve, kernel.bytes, cluster_.gpu), least) +
                   as_double(kernel.kernels - 1) * curve.overhead,
               Factor::kMemoryBound, curve.evidence};
     }

@@ -102,9 +102,10 @@ enum class MemoryClass : std::uint8_t {
   kLoss,
   kOptimizer,
   kCopy,
-  kStrided  // an elementwise kernel over transposed, broadcast or half tensors
+  kStrided,  // an elementwise kernel over transposed, broadcast or half tensors
+  kWidening  // a cast to a wider type, one element at a time
 };
-inline constexpr std::size_t kMemoryClasses = 10;
+inline constexpr std::size_t kMemoryClasses = 11;
 
 struct MemoryCurve {
   double fraction = 0;        // of data-sheet bandwidth

@@ -139,6 +139,7 @@ struct AttentionShape {
   std::int64_t documents = 1;  // packed into a sequence, equally long; none attends to another
   bool dropout = false;        // of the probabilities
   bool softcap = false;        // scores are capped: cap * tanh(score / cap)
+  bool masked = false;         // a tensor of pairs is added to the scores
   bool broadcasts =
       false;  // fewer kv_heads are broadcast to the heads, not given as groups of them
   std::int64_t window = 0;  // > 0: of positions that each attends to, where a sequence is longer

@@ -274,7 +274,7 @@ PublishedFit assemble(const Machine& machine, const ChipFits& own, const Catalog
                           [](const NcclRow&) { return true; });
   c.host = host_curve(machine.key);
   c.contention = contention_curve(machine.node, h100);
-  if (!is_amd(machine.node.gpu)) give_less_bandwidth(c.memory, machine.node.gpu, own.chip.gpu);
+  if (!is_amd(machine.node.gpu)) give_bandwidth(c.memory, machine.node.gpu, own.chip.gpu);
   if (!is_own_chip(machine, own.chip)) {
     const double share = chip_gemm.bf16.curve.efficiency > 0
                              ? gemm.bf16.curve.efficiency / chip_gemm.bf16.curve.efficiency

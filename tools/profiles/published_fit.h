@@ -70,10 +70,10 @@ struct MemoryFits {
   std::vector<CurveReport> reports;
   std::vector<double> log_biases;
 };
-// Curves measured on `measured` become those of `own`, a chip of the same maker that has less
+// Curves measured on `measured` become those of `own`, a chip of the same maker with another
 // bandwidth for each cycle of its multiprocessors.
-void give_less_bandwidth(std::array<MemoryCurve, kMemoryClasses>& curves, const Gpu& own,
-                         const Gpu& measured);
+void give_bandwidth(std::array<MemoryCurve, kMemoryClasses>& curves, const Gpu& own,
+                    const Gpu& measured);
 MemoryFits fit_memory_of(std::string_view chip, const std::vector<Chip>& chips);
 
 // --- everything (published_fit.cpp) ---

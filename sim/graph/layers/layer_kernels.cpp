@@ -157,6 +157,8 @@ void add_attention(const KernelCounts& counts, const Operation& op, Pass pass,
   kernel.function = Function::kAttention;
   kernel.pass = pass;
   kernel.causal = op.attention.causal;
+  kernel.masked = op.attention.masked;
+  kernel.dropout = op.attention.dropout;
   kernel.fp32 = counts.options.compute == DType::kFp32;
   const AttentionShape& shape = op.attention;
   kernel.m = checked_multiply(counts.options.batch, shape.documents);
@@ -238,6 +240,15 @@ void add_copy(LayerPhaseProgram& phase, Pass pass, std::int64_t bytes) {
   phase.kernels.back().memory_class = MemoryClass::kCopy;
 }
 
+// A norm keeps a figure in fp32 of each row.
+void add_norm(const KernelCounts& counts, const Operation& op, Pass pass, std::int64_t bytes,
+              LayerPhaseProgram& phase) {
+  add_memory_kernel(phase, op.function, pass, bytes);
+  if (op.outputs.size() > 1) {
+    phase.kernels.back().m = counts.bytes[at(op.outputs.back())] / size_of(DType::kFp32);
+  }
+}
+
 void add_forward(const KernelCounts& counts, const Operation& op, LayerPhaseProgram& phase) {
   const std::int64_t moved = total_bytes(counts, op.inputs) + total_bytes(counts, op.outputs);
   switch (op.kind) {
@@ -274,6 +285,8 @@ void add_forward(const KernelCounts& counts, const Operation& op, LayerPhaseProg
       add_attention(counts, op, Pass::kForward, phase);
       return;
     case OperationKind::kNorm:
+      add_norm(counts, op, Pass::kForward, moved, phase);
+      return;
     case OperationKind::kElementwise:
       add_memory_kernel(phase, op.function, Pass::kForward, moved);
       if (op.function == Function::kSoftmax && !op.forward_workspace.empty()) {
@@ -335,8 +348,7 @@ void add_backward(const KernelCounts& counts, const Operation& op, BackwardParts
       return;
     case OperationKind::kNorm:
       // Reads the output's gradient and the saved input, writes the input's gradient.
-      add_memory_kernel(phase, op.function, Pass::kBackward,
-                        output + 2 * total_bytes(counts, op.inputs));
+      add_norm(counts, op, Pass::kBackward, output + 2 * total_bytes(counts, op.inputs), phase);
       return;
     case OperationKind::kElementwise:
       add_eager_backward(op, output, phase);
@@ -412,8 +424,7 @@ void mark_parts_of_rows(const KernelCounts& counts, const Operation& op, std::si
   }
 }
 
-// A cast to a wider type reads one element at a time (unrolled_elementwise_kernel): 1.5 to 1.8 of
-// the 2.8 TB/s at which an H100 casts to a narrower one (reports/capture/gpu_kernels.py).
+// A cast to a wider type reads one element at a time (unrolled_elementwise_kernel).
 void mark_widening_casts(const KernelCounts& counts, const Operation& op, std::size_t begin,
                          LayerPhaseProgram& phase) {
   if (op.kind != OperationKind::kElementwise || op.function != Function::kCast) return;
@@ -424,7 +435,7 @@ void mark_widening_casts(const KernelCounts& counts, const Operation& op, std::s
     Kernel& kernel = phase.kernels[k];
     const bool widens = kernel.pass == Pass::kForward ? to > from : from > to;
     if (widens && kernel.memory_class == MemoryClass::kElementwise)
-      kernel.memory_class = MemoryClass::kCopy;
+      kernel.memory_class = MemoryClass::kWidening;
   }
 }
 

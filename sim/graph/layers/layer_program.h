@@ -70,9 +70,10 @@ struct Kernel {
   Pass pass = Pass::kForward;
   bool causal = true;
   bool fp32 = false;
-  bool fp8 = false;       // GEMM: both operands in fp8
+  bool fp8 = false;                      // GEMM: both operands in fp8
+  bool masked = false, dropout = false;  // attention, as AttentionShape
   bool in_tiles = false;  // attention: `flops` are of whole tiles, `bytes` take time of their own
-  std::int64_t m = 0, n = 0, k = 0, heads = 0;
+  std::int64_t m = 0, n = 0, k = 0, heads = 0;  // (norms: m rows)
   std::int64_t groups = 1;
   std::int64_t kernels = 1;  // of one call to a library, one behind the other
   std::int64_t threads = 0;  // kMemory: that it starts, where too few may bind; 0: enough

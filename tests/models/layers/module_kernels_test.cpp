@@ -177,12 +177,13 @@ TEST(ModuleKernels, EagerNormsKeepWhatTheirOperationsRead) {
 }
 
 // Complex: q and k each cast 2 + 4, turned 4 + 4, cast back 4 + 2: 40 d. Real: half 2 + 2, two
-// products 2 * (2 + 2), a sum 4 + 2: 36 d. Fused: 2 + 2 each: 8 d.
+// products 2 * (2 + 2), a sum 4 + 2: 36 d. Fused: 2 + 2 each: 8 d. Cohere's in fp32: cast 2 + 4,
+// half 4 + 4, products 2 * (4 + 4), sum 8 + 4, cast 4 + 2: 96 d.
 TEST(ModuleKernels, RotaryKernels) {
-  const auto total = [](ModuleKernels::Rope rope) {
+  const auto total = [](ModuleKernels::Rope rope, const char* family = "llama") {
     std::int64_t sum = 0;
     for (const auto& [function, bytes] :
-         moved(block("llama", plan_with({.rope = rope}, false)).forward)) {
+         moved(block(family, plan_with({.rope = rope}, false)).forward)) {
       sum += bytes;
     }
     return sum;
@@ -190,6 +191,9 @@ TEST(ModuleKernels, RotaryKernels) {
   const std::int64_t complex = total(ModuleKernels::Rope::kComplex);
   EXPECT_EQ(complex - total(ModuleKernels::Rope::kReal), 40 - 36);
   EXPECT_EQ(complex - total(ModuleKernels::Rope::kFused), 40 - 8);
+  EXPECT_EQ(
+      total(ModuleKernels::Rope::kComplex, "cohere") - total(ModuleKernels::Rope::kReal, "cohere"),
+      40 - 96);
 }
 
 // Each reads bf16 logits and writes fp32 under autocast, 6 bytes; the loss's own log_softmax does

@@ -78,6 +78,64 @@ TEST(CurveSeconds, TilesAreHipblasltsOnAmd) {
   EXPECT_NEAR(waste("hopper"), 0, 1e-9);
 }
 
+Gpu hopper() {
+  Gpu gpu;
+  gpu.multiprocessors = 132;
+  gpu.clock = 1.83e9;
+  gpu.peak_bf16 = FlopsPerSecond(989e12);
+  return gpu;
+}
+
+// Experts' rows lie between features: how many a group has aligns nothing.
+TEST(CurveSeconds, RowsOfAGroupAreAlignedWhateverTheirNumber) {
+  GemmCurve curve;
+  curve.efficiency = curve.hbm_fraction = 1;
+  curve.misaligned = {1, 1, 1};
+  Gpu gpu = hopper();
+  gpu.memory_bandwidth = BytesPerSecond(1e18);  // nothing waits for it
+  const auto seconds = [&](std::int64_t k, std::int64_t groups) {
+    Kernel kernel = product(1536, 1024, k);
+    kernel.pass = Pass::kBackward;
+    kernel.fp32 = false;
+    kernel.groups = groups;
+    return curve_seconds(curve, kernel, gpu);
+  };
+  EXPECT_NEAR(seconds(820, 40) / seconds(824, 40), 820 / 824.0, 1e-6);
+  EXPECT_NEAR(seconds(820, 1) / seconds(824, 1), 2 * 820 / 824.0, 1e-6);
+}
+
+// A mask of every pair and dropout: what forward and backward take besides, as cuDNN's do.
+TEST(CurveSeconds, ScoresThatAreMaskedOrDroppedTakeLonger) {
+  const Gpu gpu = hopper();
+  AttentionCurve curve;
+  curve.efficiency = 0.5;
+  Kernel kernel = kernel_of(AttentionPoint{.fp32 = false,
+                                           .causal = false,
+                                           .batch = 1,
+                                           .sequence = 4096,
+                                           .heads = 8,
+                                           .kv_heads = 8,
+                                           .head_dim = 64});
+  const double plain = curve_seconds(curve, kernel, gpu);
+  kernel.masked = true;
+  EXPECT_NEAR(curve_seconds(curve, kernel, gpu), 1.6 * plain, 1e-9);
+  kernel.masked = false;
+  kernel.dropout = true;
+  const double pairs = 8.0 * 4096 * 4096;
+  EXPECT_NEAR(curve_seconds(curve, kernel, gpu) - plain, pairs * 0.95e-12, 0.02 * plain);
+}
+
+// 262,144 heads of 64 values: 385 us of an H200, where their bytes take 20.
+TEST(RowSeconds, ShortRowsOfANormTakeABlockEach) {
+  const Gpu gpu = hopper();
+  Kernel kernel;
+  kernel.memory_class = MemoryClass::kNormForward;
+  kernel.m = 262144;
+  EXPECT_NEAR(row_seconds(kernel, gpu), 385e-6, 4e-6);
+  kernel.memory_class = MemoryClass::kGeneratedNorm;
+  EXPECT_EQ(row_seconds(kernel, gpu), 0);
+}
+
 TEST(SecondsAt, LinesBetweenPoints) {
   // 10 us + bytes / 1 GB/s up to 1 MB, then 0.5 GB/s: a cache that ends.
   const std::vector<SizePoint> points = {{1e5, 110e-6}, {1e6, 1010e-6}, {2e6, 3010e-6}};
