@@ -560,22 +560,23 @@ def main():
         return capture(next(c for cases in LISTS.values() for c in cases if c["name"] == args.capture))
     if not args.out:
         parser.error("--out is missing")
-    out = pathlib.Path(args.out).absolute()
-    out.parent.mkdir(parents=True, exist_ok=True)
-    name_gpu(out.parent.parent / "round.json")
-    return run_all(cases, out, args.seconds, run)
+    return run_all(cases, rows_file(args.out), args.seconds, run)
 
 
-def name_gpu(record):
-    """What reports/gpu_codes.py asks for, where no round has run."""
+def rows_file(out):
+    """The file `out`; beside its folder the GPU is named, as reports/gpu_codes.py asks for, where no round has run."""
     from round_machine import GPUS, smi
+    out = pathlib.Path(out).absolute()
+    out.parent.mkdir(parents=True, exist_ok=True)
+    record = out.parent.parent / "round.json"
     machine = smi("name,driver_version")
     if record.exists() or not machine:
-        return
+        return out
     device, driver = machine[0]
     said = {"created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), "device": device, "driver": driver,
             "gpu": next((key for name, key in GPUS if name in device), device), "command": " ".join(sys.argv[1:])}
     record.write_text(json.dumps(said, indent=1) + "\n", encoding="utf-8")
+    return out
 
 
 def import_known(cases):

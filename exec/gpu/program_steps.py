@@ -60,10 +60,7 @@ def main():
         return 0
     if not args.out:
         parser.error("--out is missing")
-    out = pathlib.Path(args.out).absolute()
-    out.parent.mkdir(parents=True, exist_ok=True)
-    code_steps.name_gpu(out.parent.parent / "round.json")
-    return code_steps.run_all(chosen, out, args.seconds, run, import_known)
+    return code_steps.run_all(chosen, code_steps.rows_file(args.out), args.seconds, run, import_known)
 
 
 if __name__ == "__main__":

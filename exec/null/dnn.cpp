@@ -1,8 +1,7 @@
 // cuDNN: its graph interface as the frontend in PyTorch uses it (attention, convolutions), and
 // batch norm of the older one. A descriptor keeps the attributes it is given and hands them out
-// again; a query of engines is answered with one. What a plan runs is read off
-// its graph: convolutions are products and transpositions, and a graph with attention in it is one
-// call.
+// again; a query of engines is answered with one. What a plan runs is read off its graph:
+// convolutions are products and transpositions, and a graph with attention in it is one call.
 #include <algorithm>
 #include <cstdint>
 #include <cstring>

@@ -133,8 +133,8 @@ struct Kernels {
   struct Known {
     std::int64_t name = -1;
     bool multiplies_groups = false;
-    std::int64_t (*count)(void** arguments) = nullptr;  // of elements
-    std::vector<ArgumentWords> words;                   // argument_words
+    std::int64_t (*elements)(void** arguments) = nullptr;
+    std::vector<ArgumentWords> words;  // argument_words
     std::optional<GroupedPlaces> grouped;
     std::optional<Counts> counts;
   };
@@ -163,8 +163,8 @@ const Kernels::Known& kernel(const void* function) {
     known.counts = Counts::of(name, types);
     known.multiplies_groups = name.find("GroupProblemShape") != std::string::npos;
     // at::native: vectorized_, unrolled_ and plain elementwise_kernel(int N, ...)
-    if (name.find("elementwise_kernel") != std::string::npos) known.count = first_number;
-    if (name.find("conv_depthwise2d") != std::string::npos) known.count = by_channel_products;
+    if (name.find("elementwise_kernel") != std::string::npos) known.elements = first_number;
+    if (name.find("conv_depthwise2d") != std::string::npos) known.elements = by_channel_products;
   }
   return known;
 }
@@ -183,11 +183,11 @@ Status launch(const void* function, Dim3 grid, Dim3 block, void** arguments,
     record_product(product);
     return kSuccess;
   }
-  const bool knows = known.count != nullptr && arguments != nullptr;
+  const bool knows = known.elements != nullptr && arguments != nullptr;
   const bool counts = known.counts && arguments != nullptr;
   const std::vector<char> result = counts ? known.counts->result(arguments) : std::vector<char>{};
   record_launch({known.name, grid, block, shared_bytes, stream, arguments, &known.words,
-                 knows ? known.count(arguments) : -1});
+                 knows ? known.elements(arguments) : -1});
   if (counts) known.counts->write(arguments, result);
   return kSuccess;
 }

@@ -157,10 +157,11 @@ void add_strided(std::uintptr_t at, const Range& stack, std::vector<Use>& uses, 
     bool are_all = stack.holds(first, 8 * n);
     for (std::size_t i = 0; i < n && are_all; ++i)
       are_all = is_device(reinterpret_cast<const void*>(word_at(first + 8 * i)));
-    for (std::size_t i = 0; i < n && are_all; ++i)
+    if (!are_all) continue;
+    for (std::size_t i = 0; i < n; ++i)
       uses.push_back({word_at(first + 8 * i), 0, Use::Kind::kUnknown, false});
-    if (are_all) moved = strided_bytes(at, n);
-    if (are_all) return;
+    moved = strided_bytes(at, n);
+    return;
   }
 }
 

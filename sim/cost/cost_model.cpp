@@ -15,6 +15,7 @@
 #include "sim/cost/host_calls.h"
 #include "sim/cost/nccl_tables.h"
 #include "sim/cost/node_links.h"
+#include "sim/graph/capture/captured_kernel.h"
 #include "sim/spec/network/cluster_layout.h"
 
 namespace foreshard {
@@ -161,13 +162,13 @@ std::string known_kernel(const Calibration& calibration, const std::string& want
   return calibration.attention.empty() ? "" : calibration.attention.front().kernel;
 }
 
-// Captures say what a kernel does beside moving bytes, in fp32 operations of a full multiprocessor
-// (an H200's; CUDA C++ Programming Guide: 2,048 threads); of as many as it starts threads for.
+// What a captured kernel does beside moving bytes, on as many multiprocessors as it starts threads
+// for.
 double busy_seconds(const Kernel& kernel, const Gpu& gpu) {
-  constexpr double kMultiprocessorRate = 67e12 / 132;
   const double all = as_double(std::max<std::int64_t>(1, gpu.multiprocessors));
-  const double full = kernel.threads > 0 ? std::min(all, as_double(kernel.threads) / 2048) : all;
-  return kernel.flops.count() / (kMultiprocessorRate * full);
+  const double full =
+      kernel.threads > 0 ? std::min(all, as_double(kernel.threads) / kBusyThreads) : all;
+  return kernel.flops.count() / (kBusyRate * full);
 }
 
 std::size_t hash_of(const Kernel& kernel) {

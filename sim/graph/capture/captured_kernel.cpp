@@ -421,9 +421,9 @@ Kernel library_call(std::string_view name, const CapturedCall& call) {
 // moves through the second-level cache in sectors, at 5.5 TB/s there. A reduction also waits for
 // each wave of its blocks, and in columns needs two of them to a multiprocessor.
 // (In operations, which a GPU with more multiprocessors does faster: CostModel::curve_price.)
-constexpr double kPeak = 67e12, kPicosecond = 1e-12;
-
-Flops operations_of(double picoseconds) { return Flops(picoseconds * kPicosecond * kPeak); }
+Flops operations_of(double picoseconds) {
+  return Flops(picoseconds * 1e-12 * kBusyRate * kBusyMultiprocessors);
+}
 
 void set_strided(std::string_view name, const CapturedCall& call, Kernel& k) {
   constexpr double kElement = 1.95, kIndex = 0.14, kCast = 0.52, kSector = 1 / 5.5;
@@ -438,10 +438,9 @@ void set_strided(std::string_view name, const CapturedCall& call, Kernel& k) {
 }
 
 void set_reduced(std::string_view name, const CapturedCall& call, Kernel& k) {
-  constexpr double kElement = 1.1, kTruth = 0.5, kThreads = 2048, kFew = 264;
+  constexpr double kElement = 1.1, kTruth = 0.5, kFew = 2 * kBusyMultiprocessors;
   const auto& v = call.values;
   const bool in_columns = name.find("reduce_kernel<128, 4") != std::string_view::npos;
-  constexpr double kMultiprocessors = 132;
   const double wave = in_columns ? 6e6 : 2.4e6;
   const double blocks = as_double(v[0] * v[1] * v[2]), threads = as_double(v[3] * v[4] * v[5]);
   const double each = v[13] == 1 ? kTruth : kElement;
@@ -450,8 +449,8 @@ void set_reduced(std::string_view name, const CapturedCall& call, Kernel& k) {
   k.memory_class = MemoryClass::kElementwise;
   k.bytes = Bytes(v[8]);
   if (v[8] > v[11]) k.bytes = Bytes(v[11]);
-  k.flops =
-      operations_of(each * elements * few + blocks * threads / kThreads / kMultiprocessors * wave);
+  k.flops = operations_of(each * elements * few +
+                          blocks * threads / kBusyThreads / kBusyMultiprocessors * wave);
 }
 
 void set_busy(std::string_view name, const CapturedCall& call, Kernel& k) {
