@@ -27,7 +27,7 @@ bool is_pytorch_on_gpus(const Job& job) {
 MemoryKnob expandable_segments(const Job& job) {
   const AllocatorSettings& allocator = job.resolved.plan.allocator;
   MemoryKnob knob{"allocator", {}, true};
-  if (!is_pytorch_on_gpus(job) || allocator.expandable_segments) return knob;
+  if (job.cluster.host_computes || allocator.expandable_segments) return knob;
   AllocatorSettings expandable = allocator;
   expandable.expandable_segments = true;
   knob.values = {{"allocator=" + written(expandable).get<std::string>()}};

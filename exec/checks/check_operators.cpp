@@ -275,7 +275,7 @@ std::string Checks::fused_adamw(const at::Tensor& p, const at::Tensor& g,
   numbers.beta2 = 0.95;
   numbers.epsilon = 1e-8;
   const AdamWPiece piece{parameter.mutable_data_ptr<float>(),
-                         gradient.const_data_ptr<float>(),
+                         nullptr,
                          first.mutable_data_ptr<float>(),
                          second.mutable_data_ptr<float>(),
                          shadow.mutable_data_ptr(),
@@ -283,6 +283,8 @@ std::string Checks::fused_adamw(const at::Tensor& p, const at::Tensor& g,
                          0.1F};
   const auto fused = device_.fused_adamw({&piece, 1}, numbers);
   if (!fused) return "";
+  const float* const place = gradient.const_data_ptr<float>();
+  fused->find_gradients({&place, 1});
   const auto number = [&](double value) { return at::full({}, value, parameter.options()); };
   fused->step(number(1.0), number(1e-3), number(0.5));
   return ", " + near("fused", parameter, wanted, 1e-5) + ", " +

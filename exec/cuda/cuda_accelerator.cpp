@@ -10,6 +10,7 @@
 #include <ATen/Context.h>
 #include <ATen/cuda/CUDAGraph.h>
 #include <ATen/ops/empty.h>
+#include <c10/core/AllocatorConfig.h>
 #include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAFunctions.h>
 #include <c10/cuda/CUDAStream.h>
@@ -224,6 +225,9 @@ class CudaAccelerator final : public Accelerator {
     m.free = static_cast<std::int64_t>(free);
     m.total = static_cast<std::int64_t>(total);
     return m;
+  }
+  void set_allocator(const std::string& settings) override {
+    c10::CachingAllocator::setAllocatorSettings(settings);
   }
   void reset_peaks() override { c10::cuda::CUDACachingAllocator::resetPeakStats(device_); }
   AcceleratorClocks clocks() override { return nvml_->read(); }
@@ -477,6 +481,18 @@ class CudaAccelerator final : public Accelerator {
     }
     CudaAdamW(const CudaAdamW&) = delete;
     CudaAdamW& operator=(const CudaAdamW&) = delete;
+
+    // By a kernel's arguments: a recorded step needs no memory of the host later.
+    void find_gradients(std::span<const float* const> of_pieces) override {
+      for (std::size_t first = 0; first < of_pieces.size(); first += kGradientPlaces) {
+        GradientPlaces some{};
+        some.first = static_cast<int>(first);
+        some.count = static_cast<int>(std::min(of_pieces.size() - first, kGradientPlaces));
+        std::copy_n(of_pieces.data() + first, some.count, some.gradients);
+        check(place_gradients(reinterpret_cast<AdamWPiece*>(pieces_), some, device_.stream()),
+              "place_gradients");
+      }
+    }
 
     void step(const at::Tensor& number, const at::Tensor& rate, const at::Tensor& factor) override {
       check(adamw(reinterpret_cast<const AdamWPiece*>(pieces_),

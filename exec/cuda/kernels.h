@@ -112,6 +112,13 @@ struct AdamWChunk {
 struct AdamWNumbers {
   double beta1 = 0, beta2 = 0, epsilon = 0;
 };
+// Where gradients of pieces from `first` on are; passed by value.
+inline constexpr std::size_t kGradientPlaces = 256;
+struct GradientPlaces {
+  const float* gradients[kGradientPlaces];
+  int first = 0, count = 0;
+};
+cudaError_t place_gradients(AdamWPiece* pieces, const GradientPlaces& places, cudaStream_t stream);
 // Step *number (from 1) at *rate, of gradients times *factor (null: 1). Tables and numbers are
 // device memory.
 cudaError_t adamw(const AdamWPiece* pieces, const AdamWChunk* chunks, unsigned count,

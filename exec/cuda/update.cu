@@ -61,7 +61,18 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
+__global__ void __launch_bounds__(kGradientPlaces)
+    place_gradients_kernel(AdamWPiece* pieces, GradientPlaces places) {
+  const int i = static_cast<int>(threadIdx.x);
+  if (i < places.count) pieces[places.first + i].gradient = places.gradients[i];
+}
+
 }  // namespace
+
+cudaError_t place_gradients(AdamWPiece* pieces, const GradientPlaces& places, cudaStream_t stream) {
+  place_gradients_kernel<<<1, kGradientPlaces, 0, stream>>>(pieces, places);
+  return cudaGetLastError();
+}
 
 cudaError_t adamw(const AdamWPiece* pieces, const AdamWChunk* chunks, unsigned count,
                   const AdamWNumbers& numbers, const float* number, const float* rate,

@@ -29,7 +29,7 @@
 namespace foreshard {
 
 // Changes with every change of what this header declares.
-inline constexpr int kAcceleratorVersion = 3;
+inline constexpr int kAcceleratorVersion = 4;
 
 struct AcceleratorInfo {
   std::string name;  // "NVIDIA H100 80GB HBM3"; "cpu" for the stand-in
@@ -134,10 +134,12 @@ struct NormGradient {
   at::Tensor addend;  // undefined, or like x: added to its gradient
 };
 
-// AdamW over pieces that are always the same.
+// AdamW over pieces that are always the same, but for where their gradients are.
 class FusedAdamW {
  public:
   virtual ~FusedAdamW() = default;
+  // Of all pieces, from what is given to the current lane next.
+  virtual void find_gradients(std::span<const float* const> of_pieces) = 0;
   // Step `number` (from 1) at `rate`, of gradients times `factor`: one fp32 element each on the
   // device; an undefined factor is 1.
   virtual void step(const at::Tensor& number, const at::Tensor& rate, const at::Tensor& factor) = 0;
@@ -148,6 +150,8 @@ class Accelerator : public RankMemory {
   virtual AcceleratorInfo info() = 0;
   virtual AcceleratorMemory memory() = 0;
   virtual void reset_peaks() = 0;
+  // Settings of the caching allocator from here on, as PYTORCH_ALLOC_CONF has them.
+  virtual void set_allocator(const std::string& /*settings*/) {}
   virtual AcceleratorClocks clocks() { return {}; }
   virtual bool is_gpu() const { return true; }
 

@@ -119,6 +119,8 @@ class Backend {
                                   std::int64_t count) = 0;
   virtual void all_reduce_norm(EventId id, std::uint8_t communicator) = 0;
   virtual void grad_norm() = 0;
+  // Units whose gradient grad_norm() found an element in that is not finite; devices do not look.
+  virtual std::span<const std::int32_t> not_finite_units() const { return {}; }
   virtual void grad_scale() = 0;
   virtual void optimizer(std::int64_t number) = 0;
   // Sum over the ranks that hold one replica.

@@ -173,7 +173,17 @@ class CpuBackend final : public Backend {
     ExactSum sum;
     for (const UnitMemory& unit : units_.all()) add_squares(unit.gradient, unit.counted, sum);
     norm_digits_ = sum.digits();
+    not_finite_.clear();
+    if (std::isfinite(sum.value())) return;
+    for (std::size_t u = 0; u < units_.all().size(); ++u) {
+      const UnitMemory& unit = units_.all()[u];
+      const at::Tensor gradient = tensor_over(unit.gradient, unit.shard, at::kFloat);
+      if (first_not_finite(gradient) < unit.shard) {
+        not_finite_.push_back(static_cast<std::int32_t>(u));
+      }
+    }
   }
+  std::span<const std::int32_t> not_finite_units() const override { return not_finite_; }
 
   void grad_scale() override {
     ExactSum sum;
@@ -251,6 +261,7 @@ class CpuBackend final : public Backend {
   std::map<std::int32_t, at::Tensor> apart_;
   std::array<std::int64_t, ExactSum::kDigits> norm_digits_{};
   double norm_ = 0;
+  std::vector<std::int32_t> not_finite_;
   std::int64_t number_ = 0;
   std::span<MicroBatch> batches_;
   std::vector<Span> spans_;

@@ -9,7 +9,7 @@ namespace foreshard {
 
 DeviceUpdate::DeviceUpdate(UnitSet& units, const ModelSpec& model, const Plan& plan,
                            Accelerator& accelerator)
-    : plan_(plan) {
+    : plan_(plan), units_(units) {
   const c10::Device device = units.states().device();
   number_ = at::zeros({}, at::TensorOptions().dtype(at::kFloat).device(device));
   rate_ = at::zeros_like(number_);
@@ -19,18 +19,17 @@ DeviceUpdate::DeviceUpdate(UnitSet& units, const ModelSpec& model, const Plan& p
     return tensor_over(memory, count, at::kFloat, device);
   };
   for (UnitMemory& unit : units.all()) {
-    gradients_.push_back(over(unit.gradient, unit.shard));
-    if (unit.counted > 0) counted_.push_back(over(unit.gradient, unit.counted));
-    for (const ShardPiece& piece : pieces_of(unit)) {
+    pieces_.push_back(pieces_of(unit));
+    for (const ShardPiece& piece : pieces_.back()) {
       Lists& lists = decays(model, *piece.parameter) ? decayed_ : undecayed_;
       const auto offset = static_cast<std::size_t>(piece.begin) * sizeof(float);
       lists.parameters.push_back(over(unit.master + offset, piece.count));
-      lists.gradients.push_back(over(unit.gradient + piece.begin, piece.count));
+      lists_of_.push_back(&lists);
       if (plan.optimizer.kind == Optimizer::Kind::kAdamW) {
         lists.first.push_back(over(unit.moments[0] + offset, piece.count));
         lists.second.push_back(over(unit.moments[1] + offset, piece.count));
         fused.push_back(
-            {lists.parameters.back().mutable_data_ptr<float>(), unit.gradient + piece.begin,
+            {lists.parameters.back().mutable_data_ptr<float>(), nullptr,
              lists.first.back().mutable_data_ptr<float>(),
              lists.second.back().mutable_data_ptr<float>(),
              unit.shadow == unit.master ? nullptr
@@ -52,7 +51,34 @@ DeviceUpdate::DeviceUpdate(UnitSet& units, const ModelSpec& model, const Plan& p
   }
 }
 
+void DeviceUpdate::find_gradients() {
+  std::vector<const float*> places;
+  for (const UnitMemory& unit : units_.all()) places.push_back(unit.gradient);
+  if (places == places_) return;
+  places_ = std::move(places);
+  for (std::vector<at::Tensor>* list :
+       {&gradients_, &counted_, &decayed_.gradients, &undecayed_.gradients}) {
+    list->clear();
+  }
+  const auto over = [&](float* memory, std::int64_t count) {
+    return tensor_over(memory, count, at::kFloat, units_.states().device());
+  };
+  std::vector<const float*> of_pieces;
+  for (std::size_t u = 0; u < pieces_.size(); ++u) {
+    const UnitMemory& unit = units_.all()[u];
+    gradients_.push_back(over(unit.gradient, unit.shard));
+    if (unit.counted > 0) counted_.push_back(over(unit.gradient, unit.counted));
+    for (const ShardPiece& piece : pieces_[u]) {
+      lists_of_[of_pieces.size()]->gradients.push_back(
+          over(unit.gradient + piece.begin, piece.count));
+      of_pieces.push_back(unit.gradient + piece.begin);
+    }
+  }
+  if (fused_) fused_->find_gradients(of_pieces);
+}
+
 void DeviceUpdate::sum_of_squares(const at::Tensor& sum) {
+  find_gradients();
   const std::vector<at::Tensor> norms = at::_foreach_norm(counted_, 2);
   const at::Tensor squares = at::stack(norms).to(at::kDouble).square().sum();
   sum.select(0, 0).copy_(squares);
@@ -82,6 +108,7 @@ void DeviceUpdate::update(const Lists& lists, double decay) {
 }
 
 void DeviceUpdate::step(const at::Tensor& scalars) {
+  find_gradients();
   number_.copy_(scalars.select(0, 0));
   rate_.copy_(scalars.select(0, 1));
   if (fused_) return fused_->step(number_, rate_, factor_);

@@ -1,7 +1,8 @@
 // The end of a step on a device: norm, clipping and optimizer over all units at once, with nothing
 // the host has to read.
 //
-// Lists of tensors are made once; a step is a few launches (foreach and fused kernels).
+// Lists of tensors are made once, those of gradients where these have moved; a step is a few
+// launches (foreach and fused kernels).
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -11,6 +12,7 @@
 
 #include "exec/device/accelerator.h"
 #include "exec/engine/unit_memory.h"
+#include "exec/engine/update.h"
 
 namespace foreshard {
 
@@ -34,10 +36,16 @@ class DeviceUpdate {
     std::vector<at::Tensor> parameters, gradients, first, second, steps;
   };
   void update(const Lists& lists, double decay);
+  // Where this step's gradients are.
+  void find_gradients();
 
   const Plan& plan_;
-  std::vector<at::Tensor> gradients_;  // one per unit, whole shards
-  std::vector<at::Tensor> counted_;    // what of them the norm takes from this rank
+  UnitSet& units_;
+  std::vector<std::vector<ShardPiece>> pieces_;  // by unit
+  std::vector<Lists*> lists_of_;                 // of each piece, in their order
+  std::vector<const float*> places_;             // of units' gradients, when the lists were made
+  std::vector<at::Tensor> gradients_;            // one per unit, whole shards
+  std::vector<at::Tensor> counted_;              // what of them the norm takes from this rank
   Lists decayed_, undecayed_;
   std::vector<at::Tensor> masters_, shadows_;
   at::Tensor number_, rate_;

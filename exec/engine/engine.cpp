@@ -20,6 +20,7 @@
 #include "sim/base/integers.h"
 #include "sim/graph/axes/rank_part.h"
 #include "sim/graph/training_step.h"
+#include "sim/spec/allocator_settings.h"
 
 namespace foreshard {
 namespace {
@@ -77,6 +78,9 @@ Engine::Engine(const ModelSpec& model, const Plan& plan, const EventGraph& graph
     backend_ = make_cpu_backend(parts);
   } else {
     const c10::Device device = options.device->device();
+    if (const std::string settings = alloc_conf(plan.allocator); !settings.empty()) {
+      options.device->set_allocator(settings);
+    }
     rotary_ = {rotary_.cos.to(device), rotary_.sin.to(device)};
     attention_ = attention_kernel({plan.attention, plan.param_dtype, attention_head_dim(model)},
                                   options.device->info());
@@ -163,7 +167,9 @@ void Engine::issue_rows() {
     } else {
       backend_->issue(id, [this, id] { rows_->run(id); });
     }
+    rows_->issued(id);
   }
+  rows_->make_gradients();
   issuing_ = kNoEvent;
 }
 

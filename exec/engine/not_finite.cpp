@@ -1,6 +1,7 @@
 // What is told of every step (losses, the norm) costs nothing to look at; gradients and parameters
-// are read only where that shows something, and before a checkpoint. A device scales its gradients
-// by the norm, so there the norm's row is the first one that still tells.
+// are read only where that shows something, and before a checkpoint. Gradients are gone after the
+// step: a CPU rank looks where it makes the norm, on a device the norm's row is the first one that
+// tells.
 #include <ATen/Functions.h>
 #include <fmt/format.h>
 
@@ -14,20 +15,6 @@
 
 namespace foreshard {
 namespace {
-
-constexpr std::int64_t kChunk = std::int64_t{1} << 20;  // elements; bounds what isfinite() makes
-
-// The first element that is not finite; `count` where all are.
-std::int64_t first_not_finite(const at::Tensor& values) {
-  const std::int64_t count = values.numel();
-  for (std::int64_t begin = 0; begin < count; begin += kChunk) {
-    const at::Tensor wrong =
-        values.narrow(0, begin, std::min(kChunk, count - begin)).isfinite().logical_not();
-    if (!wrong.any().item<bool>()) continue;
-    return begin + wrong.to(at::kByte).argmax().item<std::int64_t>();
-  }
-  return count;
-}
 
 EventId first_row(const EventGraph& graph, EventKind kind, std::int64_t microbatch) {
   for (std::size_t id = 0; id < graph.rows.size(); ++id) {
@@ -63,13 +50,10 @@ EventId Engine::find_not_finite(const StepResult& result) {
   if (std::isfinite(result.gradient_norm)) return kNoEvent;
   EventId first = first_row(graph_, EventKind::kGradNorm, -1);
   if (first == kNoEvent) first = first_row(graph_, EventKind::kHostOptimizer, -1);
-  if (options_.device != nullptr) return first;
   const std::vector<EventId> rows = last_gradient_rows(graph_);
-  for (std::size_t u = 0; u < rows.size(); ++u) {
-    const UnitMemory& unit = units_.at(static_cast<std::int32_t>(u));
-    if (rows[u] == kNoEvent || rows[u] > first) continue;
-    const at::Tensor gradient = tensor_over(unit.gradient, unit.shard, at::kFloat);
-    if (first_not_finite(gradient) < unit.shard) first = rows[u];
+  for (const std::int32_t unit : backend_->not_finite_units()) {
+    const EventId made = rows[static_cast<std::size_t>(unit)];
+    if (made != kNoEvent) first = std::min(first, made);
   }
   return first;
 }

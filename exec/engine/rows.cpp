@@ -3,7 +3,6 @@
 #include <ATen/Functions.h>
 #include <fmt/format.h>
 
-#include <algorithm>
 #include <vector>
 
 #include "exec/memory/flat_storage.h"
@@ -16,7 +15,12 @@ Rows::Rows(const RankParts& parts, const EventGraph& graph, Of of)
       graph_(graph),
       of_(of),
       layers_(parts.model, graph,
-              cuts_layers(parts.plan) ? slices_of_part(parts.whole, parts.plan) : SlicesOfPart()) {}
+              cuts_layers(parts.plan) ? slices_of_part(parts.whole, parts.plan) : SlicesOfPart()),
+      places_(graph.buffers.size(), nullptr) {
+  for (std::size_t i = 0; i < graph.persistent.size(); ++i) {
+    places_[at(graph.persistent[i] - graph.first_own_buffer)] = parts.units.place(i);
+  }
+}
 
 void Rows::begin(std::int64_t number, std::span<MicroBatch> batches) {
   number_ = number;
@@ -30,8 +34,44 @@ void Rows::attach_gathered(EventId id) {
   parts_.units.at(d.unit).values.attach(memory(d.buffer));
 }
 
+void Rows::issued(EventId id) {
+  const RowDetail& d = detail(id);
+  for (std::uint32_t a = d.actions_begin; a < d.actions_end; ++a) {
+    const MemoryAction& action = graph_.actions[a];
+    if (action.kind != MemoryAction::Kind::kAllocate && action.kind != MemoryAction::Kind::kFree) {
+      continue;
+    }
+    const BufferRole role = graph_.buffer(action.target).role;
+    if (role == BufferRole::kGradient || role == BufferRole::kUnitGradient) {
+      awaited_.push_back(&action);
+    }
+  }
+}
+
+void Rows::make_gradients() {
+  for (const MemoryAction* action : awaited_) {
+    const Buffer buffer = graph_.buffer(action->target);
+    std::byte* place = nullptr;
+    if (action->kind == MemoryAction::Kind::kFree) {
+      made_.erase(action->target);
+    } else {
+      at::Tensor& memory = made_[action->target];
+      memory =
+          at::empty({buffer.bytes.count()},
+                    at::TensorOptions().dtype(at::kByte).device(parts_.units.memory().device()));
+      place = static_cast<std::byte*>(memory.mutable_data_ptr());
+      places_[at(action->target - graph_.first_own_buffer)] = place;
+    }
+    if (buffer.role == BufferRole::kGradient) {
+      parts_.units.at(buffer.unit).gradient = reinterpret_cast<float*>(place);
+    }
+  }
+  awaited_.clear();
+}
+
 void Rows::run(EventId id) {
   const RowDetail& d = detail(id);
+  if (row(id).stream == Stream::kCompute) make_gradients();
   switch (row(id).kind) {
     case EventKind::kForward:
     case EventKind::kRecompute:
@@ -128,14 +168,12 @@ LayerCollectiveCall Rows::layer_collective(EventId id) {
 // --- memory of units ---
 
 std::byte* Rows::find_memory(std::int32_t buffer) const {
-  const auto found = std::find(graph_.persistent.begin(), graph_.persistent.end(), buffer);
-  if (found == graph_.persistent.end()) return nullptr;
-  return parts_.units.place(at(found - graph_.persistent.begin()));
+  return buffer < graph_.first_own_buffer ? nullptr : places_[at(buffer - graph_.first_own_buffer)];
 }
 
 std::byte* Rows::memory(std::int32_t buffer) const {
   std::byte* const found = find_memory(buffer);
-  FORESHARD_CHECK(found != nullptr, "a row works in a buffer that is not in the arena");
+  FORESHARD_CHECK(found != nullptr, "a row works in a buffer that is not there");
   return found;
 }
 

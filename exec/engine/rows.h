@@ -5,7 +5,9 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <span>
+#include <vector>
 
 #include "exec/compute/layer_runner.h"
 #include "exec/engine/backend.h"
@@ -41,6 +43,11 @@ class Rows {
   // From a gather on the unit's parameters are where it is gathered to.
   void attach_gathered(EventId id);
   void run(EventId id);
+  // Behind every row, by the thread that issues: the buffers that end and begin with it are given
+  // back and made where the next compute row runs, which has waited for who used them.
+  void issued(EventId id);
+  // Those of the last row.
+  void make_gradients();
   // A collective between the parts of a layer is prepared by the host, before the backend runs it;
   // tensors that end behind it are let go of by release().
   bool is_in_layer(EventId id) const;
@@ -54,7 +61,8 @@ class Rows {
   const RowDetail& detail(EventId id) const { return graph_.details[static_cast<std::size_t>(id)]; }
   // As the backend is told of it.
   EventId told(EventId id) const { return of_ == Of::kStep ? id : kNoEvent; }
-  // Of EventGraph::persistent, whose order is the same in all graphs of a rank; nullptr: not of it.
+  // nullptr: neither of EventGraph::persistent, whose order is the same in all graphs of a rank,
+  // nor made by make_gradients().
   std::byte* find_memory(std::int32_t buffer) const;
   std::byte* memory(std::int32_t buffer) const;
   float* floats(std::int32_t buffer) const { return reinterpret_cast<float*>(memory(buffer)); }
@@ -74,6 +82,9 @@ class Rows {
   const EventGraph& graph_;
   const Of of_;
   LayerRunner layers_;
+  std::vector<std::byte*> places_;            // of EventGraph::buffers; stay until made again
+  std::map<std::int32_t, at::Tensor> made_;   // by buffer: gradients that are there
+  std::vector<const MemoryAction*> awaited_;  // what the next compute row makes and frees first
   std::int64_t number_ = 0;
   std::span<MicroBatch> batches_;
 };

@@ -84,12 +84,13 @@ void UnitSet::place_buffers() {
         break;
       case BufferRole::kPostForward:  // rows name it
       case BufferRole::kScratch:
+      case BufferRole::kUnitGradient:
       case BufferRole::kNone:
         break;
     }
   }
   for (UnitMemory& unit : units_) {
-    FORESHARD_CHECK(unit.master != nullptr && unit.gradient != nullptr,
+    FORESHARD_CHECK(unit.master != nullptr,
                     "the graph has no memory for the shard of unit " + unit.name);
     if (unit.shadow == nullptr) unit.shadow = unit.master;
     if (!gathers_) unit.values.attach(unit.shadow);

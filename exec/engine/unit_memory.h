@@ -34,7 +34,9 @@ struct UnitMemory {
   std::int64_t first = 0;          // its first element in the flat buffer
   std::byte* master = nullptr;
   std::byte* shadow = nullptr;  // the shard in the compute dtype; master where the dtypes are equal
-  float* gradient = nullptr;    // of the shard, fp32: where the optimizer reads it
+  // Of the shard, fp32, from the first micro-batch's backward until the optimizer has read it; on
+  // the host with offload, where it stays.
+  float* gradient = nullptr;
   std::vector<std::byte*> moments;  // exp_avg, exp_avg_sq
   FlatStorage values, gradients;
   std::deque<bool> written;  // per parameter of `layout`: its gradient holds something

@@ -256,6 +256,18 @@ void update_parameters(UnitMemory& unit, const ModelSpec& model, const Plan& pla
   refresh_shadow(unit, plan);
 }
 
+std::int64_t first_not_finite(const at::Tensor& values) {
+  constexpr std::int64_t kChunk = std::int64_t{1} << 20;  // bounds what isfinite() makes
+  const std::int64_t count = values.numel();
+  for (std::int64_t begin = 0; begin < count; begin += kChunk) {
+    const at::Tensor wrong =
+        values.narrow(0, begin, std::min(kChunk, count - begin)).isfinite().logical_not();
+    if (!wrong.any().item<bool>()) continue;
+    return begin + wrong.to(at::kByte).argmax().item<std::int64_t>();
+  }
+  return count;
+}
+
 void add_squares(const float* values, std::int64_t count, ExactSum& sum) {
   FORESHARD_CHECK(count % kBlock == 0, "a shard is not whole blocks");
   for (std::int64_t begin = 0; begin < count; begin += kBlock) {

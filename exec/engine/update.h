@@ -46,6 +46,9 @@ void refresh_shadow(UnitMemory& unit, const Plan& plan,
 void update_parameters(UnitMemory& unit, const ModelSpec& model, const Plan& plan,
                        std::int64_t number);
 
+// The first element that is not finite; `values.numel()` where all are.
+std::int64_t first_not_finite(const at::Tensor& values);
+
 // Adds the squares of `count` values, a multiple of 32, block by block of 32, each block a double:
 // a grid that shards do not cut.
 void add_squares(const float* values, std::int64_t count, ExactSum& sum);

@@ -12,8 +12,8 @@ def plan(name, base, gpus, pace=1, graph=False, **keys):
     return dict(base, name=name, gpus=gpus, pace=pace, graph=graph, set=keys)
 
 
-# What runs again in backward is bound by memory alone.
-DOTS = {"recompute": "selective", "recompute_keeps": "dots"}
+# What runs again in backward is bound by memory alone; gradients lie where activations did, in segments that grow.
+DOTS = {"recompute": "selective", "recompute_keeps": "dots", "allocator": "expandable_segments:True"}
 
 # The fixed set of plans, most useful first. One GPU runs rank 0 of each; more than one rank is paced.
 PLANS = [
@@ -24,6 +24,7 @@ PLANS = [
     plan("1b-world-1-cudnn", ONE, 1, attention="cudnn"),
     plan("8b-shard-64-free-cudnn-dots", EIGHT, 64, pace=0, attention="cudnn", **DOTS),
     plan("1b-world-1-cudnn-dots", ONE, 1, attention="cudnn", **DOTS),
+    plan("1b-world-1-cudnn-lean", ONE, 1, attention="cudnn", **dict(DOTS, recompute="[{layers: 0-3, value: full}, {layers: 4-21, value: selective}]")),
     plan("3b-shard-16", THREE, 16),
     plan("7b-shard-32-cudnn", SEVEN, 32, attention="cudnn"),
     plan("gpt2-large-world-1", GPT2, 1),
@@ -55,6 +56,7 @@ PLANS = [
 BESIDE = [("1b, world 1", ["1b-world-1", "1b-world-1-cudnn"], ["1b-world-1-default", "1b-world-1-tuned"]),
           ("8b, shard 64, free network", ["8b-shard-64-free", "8b-shard-64-free-cudnn"],
            ["8b-world-64-default", "8b-world-64-tuned"]),
+          ("1b, world 1, dots, four blocks whole", ["1b-world-1-cudnn-lean"], ["1b-world-1-default", "1b-world-1-tuned"]),
           ("1b, world 1, dots", ["1b-world-1-cudnn-dots"], ["1b-world-1-default", "1b-world-1-tuned"]),
           ("8b, shard 64, free network, dots", ["8b-shard-64-free-cudnn-dots"],
            ["8b-world-64-default", "8b-world-64-tuned"])]

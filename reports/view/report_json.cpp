@@ -48,8 +48,8 @@ const char* memory_note(const Report& report) {
     return "allocated: the engine's persistent buffers and the tensors alive at their highest; "
            "reserved: the resident memory of the process";
   }
-  return "allocated: blocks of 512 bytes; reserved: the caching allocator's segments (native plans "
-         "and CPU ranks: what is allocated)";
+  return "allocated: blocks of 512 bytes; reserved: the caching allocator's segments (CPU ranks: "
+         "what is allocated)";
 }
 
 Json calls_json(const Report::DriverCalls& calls) {

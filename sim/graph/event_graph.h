@@ -203,8 +203,9 @@ enum class BufferRole : std::uint8_t {
   kGradient,  // of the shard, which the optimizer reads
   kFirstMoment,
   kSecondMoment,
-  kPostForward,  // the slice that is kept for a gather in a smaller group
-  kScratch,      // of a communicator of CPU ranks: one each, in their order
+  kPostForward,   // the slice that is kept for a gather in a smaller group
+  kScratch,       // of a communicator of CPU ranks: one each, in their order
+  kUnitGradient,  // of the whole unit, as backward writes it
 };
 
 // Where a buffer lives: a stream's pool of the caching allocator, by allocation stream.

@@ -3,18 +3,21 @@
 //
 // The all-gather writes into a slot of a ring of parameter slots; views into the slot are the
 // parameters. The optimizer writes the compute-dtype shadow of the shard, so nothing is cast before
-// a gather. Backward writes weight gradients straight into a slot of the gradient ring in the
-// reduce dtype, and the reduce-scatter reads it from there. One rank has no use for either ring:
-// its shadow is the parameters, its sums are the gradients.
+// a gather. Backward writes weight gradients straight into a flat buffer of the unit in the reduce
+// dtype, and the reduce-scatter reads it from there. One rank has no use for either: its shadow is
+// the parameters, its sums are the gradients.
 //
 // Slots, not streams, bound how far gathers run ahead. `prefetch.forward: k` gives k + 1 slots and
 // issues the gather of unit i + k before the forward of unit i; `implicit` gives two slots and
 // issues a gather when the host reaches the unit; 0 gives one slot. A gather waits for the last
-// compute row that used its slot. Gradient slots: buffers.reduce_scatter + 1; a backward waits for
-// the reduce-scatter that last read its slot.
+// compute row that used its slot.
 //
-// The root unit, whose layers are spread over the whole step, has storage and a gradient buffer of
-// its own and stays gathered, whatever reshard_after_forward says of it.
+// Gradients are there from the backward that makes them on, so that they lie where activations did:
+// a unit's until it is reduced, of which buffers.reduce_scatter + 1 are there at once besides the
+// root's (a backward waits for the oldest reduction), its sums until the optimizer has read them.
+//
+// The root unit, whose layers are spread over the whole step, has storage of its own and stays
+// gathered, whatever reshard_after_forward says of it.
 //
 // With reduction_order microbatch the reduce-scatter adds every rank's contribution to the gradient
 // shard, in rank order; with library it makes a sum of its own, which an accumulation adds.
@@ -103,13 +106,13 @@ class Native final : public StepBuilder {
     bool waited = false;     // compute already waits for the gather
     EventId all_gather = kNoEvent;
     EventId last_use = kNoEvent;
+    EventId read = kNoEvent;  // the row that reads `gradient` last
     EventId reduced = kNoEvent;
     std::int32_t piece = kNoBuffer;  // what a gather sends: the shadow, or the master
     std::int32_t post_forward = kNoBuffer;
-    std::int32_t stored_gradient = kNoBuffer;  // of the shard
+    std::int32_t stored_gradient = kNoBuffer;  // of the shard: the sums
     std::int32_t storage = kNoBuffer;          // where it is gathered: its own or the slot it holds
-    std::int32_t gradient = kNoBuffer;         // its own buffer, or the slot of the ring it holds
-    bool owns_gradient = false;
+    std::int32_t gradient = kNoBuffer;         // of the whole unit, which backward writes
     std::int64_t partial = 0;  // flat elements whose gradient the ranks of tp have summands of
   };
 
@@ -143,7 +146,6 @@ class Native final : public StepBuilder {
       state(u).shard = flat.shard_numel;
       state(u).partial = flat.partial_numel;
       state(u).kept = unit(u).reshard.kind == Reshard::Kind::kNever || u == root();
-      state(u).owns_gradient = keeps_gradients() || u == root() || writes_sums();
       listed[static_cast<std::size_t>(u)].shard_numel = state(u).shard;
     }
   }
@@ -170,7 +172,7 @@ class Native final : public StepBuilder {
       if (plan_.param_dtype != plan_.master_dtype) {
         state(u).piece = hold(BufferRole::kShadow, u, shard * param_size());
       }
-      state(u).stored_gradient = hold(BufferRole::kGradient, u, shard * 4);
+      if (offloads()) state(u).stored_gradient = hold(BufferRole::kGradient, u, shard * 4);
       if (plan_.optimizer.kind == Optimizer::Kind::kAdamW) {
         for (const BufferRole moment : {BufferRole::kFirstMoment, BufferRole::kSecondMoment}) {
           hold(moment, u, shard * size_of(plan_.optimizer.state));
@@ -183,12 +185,6 @@ class Native final : public StepBuilder {
                                                Bytes(padded(u) * param_size()));
       } else {
         largest = std::max(largest, padded(u));
-      }
-      if (writes_sums()) {
-        state(u).gradient = state(u).stored_gradient;
-      } else if (state(u).owns_gradient) {
-        state(u).gradient = allocate_persistent(MemoryCategory::kUnshardedGrad, u,
-                                                Bytes(padded(u) * reduce_size()));
       }
       if (unit(u).reshard.kind == Reshard::Kind::kGroup && !state(u).kept) {
         state(u).post_forward =
@@ -206,18 +202,8 @@ class Native final : public StepBuilder {
       slot_buffers_[s] =
           allocate_persistent(MemoryCategory::kUnshardedParam, -1, Bytes(largest * param_size()));
     }
-    std::int64_t largest_gradient = 0;
     std::int64_t largest_shard = 0;
-    for (std::int32_t u = 0; u < count(); ++u) {
-      if (!state(u).owns_gradient) largest_gradient = std::max(largest_gradient, padded(u));
-      largest_shard = std::max(largest_shard, state(u).shard);
-    }
-    gradient_buffers_.assign(static_cast<std::size_t>(plan_.reduce_scatter_buffers + 1), kNoBuffer);
-    for (std::int32_t& buffer : gradient_buffers_) {
-      if (largest_gradient == 0) break;
-      buffer = allocate_persistent(MemoryCategory::kUnshardedGrad, -1,
-                                   Bytes(largest_gradient * reduce_size()));
-    }
+    for (const State& s : states_) largest_shard = std::max(largest_shard, s.shard);
     for (std::size_t i = 0; offloads() && i < kStagingSlots; ++i) {
       staging_[i].buffer =
           allocate_persistent(MemoryCategory::kShardedGrad, -1, Bytes(largest_shard * 4));
@@ -301,6 +287,8 @@ class Native final : public StepBuilder {
     }
     const auto layers = static_cast<std::int32_t>(model_.order.size());
     for (std::int32_t l = 0; l < layers; ++l) {
+      // The last micro-batch's reductions are long done, and activations are not yet at their most.
+      if (l == layers / 2 && !keeps_gradients()) free_gradients();
       const std::int32_t u = unit_of_layer(l);
       if (u < 0) {
         run_layer(EventKind::kLoss, l);
@@ -360,11 +348,9 @@ class Native final : public StepBuilder {
       if (u < 0) continue;
       const auto own = layers_of(u);
       if (u != root() && l == own.back()) begin_backward(u);
-      // Gradients go where the previous micro-batch's reduction reads.
-      if (u == root() && l == own.back() && !keeps_gradients() && !writes_sums()) {
-        wait(Stream::kCompute, state(u).reduced);
-      }
       if (recompute_of(l) != Recompute::kNone) run_layer(EventKind::kRecompute, l);
+      if (l == own.back()) begin_gradients(u);
+      if (l == own.front() && (last_ || !keeps_gradients())) begin_sums(u);
       begins_ = l == own.back() && (microbatch() == 0 || !keeps_gradients());
       const EventId row = run_layer(EventKind::kBackward, l);
       state(u).last_use = row;
@@ -459,16 +445,46 @@ class Native final : public StepBuilder {
       }
       use(u);
     }
-    if (!state(u).owns_gradient) take_gradient_slot(u);
   }
 
-  // Backward writes where an earlier reduce-scatter reads: it waits for that one.
-  void take_gradient_slot(std::int32_t u) {
-    if (reducing_.size() >= gradient_buffers_.size()) {
-      wait(Stream::kCompute, reducing_.front());
+  // --- gradients ---
+
+  // Backward's next row makes them.
+  void begin_gradients(std::int32_t u) {
+    State& s = state(u);
+    if (s.gradient != kNoBuffer) return;  // kept from the micro-batch before
+    if (writes_sums()) {
+      s.gradient = begin_sums(u);
+      return;
+    }
+    if (u != root() && std::cmp_greater(reducing_.size(), plan_.reduce_scatter_buffers)) {
+      free_gradient(reducing_.front());
       reducing_.pop_front();
     }
-    state(u).gradient = gradient_buffers_[next_gradient_++ % gradient_buffers_.size()];
+    s.gradient = allocate(MemoryCategory::kUnshardedGrad, Stream::kCompute, u,
+                          Bytes(padded(u) * reduce_size()));
+    graph().buffers.back().role = BufferRole::kUnitGradient;
+  }
+
+  std::int32_t begin_sums(std::int32_t u) {
+    State& s = state(u);
+    if (s.stored_gradient != kNoBuffer) return s.stored_gradient;
+    s.stored_gradient =
+        allocate(MemoryCategory::kShardedGrad, Stream::kCompute, u, Bytes(s.shard * 4));
+    graph().buffers.back().role = BufferRole::kGradient;
+    return s.stored_gradient;
+  }
+
+  // What takes its place waits for the reduction.
+  void free_gradient(std::int32_t u) {
+    if (state(u).gradient == kNoBuffer) return;
+    wait(Stream::kCompute, state(u).read);
+    StepBuilder::free(state(u).gradient);
+  }
+
+  void free_gradients() {
+    for (std::int32_t u = 0; u < count() && !writes_sums(); ++u) free_gradient(u);
+    reducing_.clear();
   }
 
   void reduce(std::int32_t u, EventId row) {
@@ -498,7 +514,7 @@ class Native final : public StepBuilder {
       last = add_unit_row(EventKind::kReduceScatter, Stream::kReduceScatter, u);
       const std::size_t row_of_sum = graph().details.size() - 1;
       works_in(s.gradient, sum, mode);
-      if (!s.owns_gradient) reducing_.push_back(last);
+      s.read = last;
       if (sums_elsewhere) {
         output = allocate(MemoryCategory::kReduceScatterOutput, Stream::kReduceScatter, u,
                           Bytes(s.shard * sum_size()));
@@ -509,7 +525,7 @@ class Native final : public StepBuilder {
     if (plan_.mesh.shard == 1 || sums_elsewhere) {
       last = add_unit_row(EventKind::kAccumulate, Stream::kReduceScatter, u, adds ? kAdd : 0);
       works_in(plan_.mesh.shard == 1 ? s.gradient : output, sum, mode);
-      if (plan_.mesh.shard == 1 && !s.owns_gradient) reducing_.push_back(last);
+      if (plan_.mesh.shard == 1) s.read = last;
     }
     StepBuilder::free(output);
     if (plan_.mesh.replicate > 1 && last_) last = all_reduce(u, last, sum);
@@ -521,6 +537,7 @@ class Native final : public StepBuilder {
       next_staging_ = (next_staging_ + 1) % kStagingSlots;
     }
     s.reduced = last;
+    if (u != root()) reducing_.push_back(u);
   }
 
   EventId all_reduce(std::int32_t u, EventId after, std::int32_t sum) {
@@ -550,6 +567,7 @@ class Native final : public StepBuilder {
   void optimizer() {
     if (offloads()) return host_optimizer();
     for (State& s : states_) wait(Stream::kCompute, s.reduced);
+    free_gradients();
     if (plan_.optimizer.clip_norm) {
       add_step_row(EventKind::kGradNorm, Stream::kCompute);
       if (plan_.mesh.shard > 1) {
@@ -569,6 +587,7 @@ class Native final : public StepBuilder {
     for (State& s : states_) {
       s.present = false;
       s.last_use = last;
+      StepBuilder::free(s.stored_gradient);
     }
     if (plan_.host_sync == HostSync::kStep) graph().final_host_wait = last;
   }
@@ -580,6 +599,7 @@ class Native final : public StepBuilder {
       wait(Stream::kCompute, s.reduced);
       host_wait(s.reduced);
     }
+    free_gradients();
     const auto by_host = [&](std::vector<Kernel> kernels) {
       UnitWork work;
       work.kernels = std::move(kernels);
@@ -734,15 +754,13 @@ class Native final : public StepBuilder {
   std::vector<State> states_;
   std::vector<std::int32_t> slot_users_;  // unit that holds or held each parameter slot
   std::vector<std::int32_t> slot_buffers_;
-  std::vector<std::int32_t> gradient_buffers_;  // the ring
-  std::size_t next_gradient_ = 0;
   struct Staging {
     std::int32_t buffer = kNoBuffer;
     EventId copied = kNoEvent;  // the copy that reads it
   };
   std::array<Staging, kStagingSlots> staging_;
   std::size_t next_staging_ = 0;
-  std::deque<EventId> reducing_;  // reduce-scatters whose gradient slot is not taken again yet
+  std::deque<std::int32_t> reducing_;  // units whose gradients are there until they are reduced
   std::int32_t tokens_ = kNoBuffer;
   std::int32_t labels_ = kNoBuffer;
   bool backward_ = false;

@@ -169,8 +169,7 @@ SearchSpace with_free_knobs(SearchSpace space, const ModelSpec& model,
     };
     space.knobs.push_back(std::move(axis));
   }
-  const bool has_cache =
-      space.base.runtime.kind != RuntimeKind::kNative && space.base.host == HostKind::kFeedsDevice;
+  const bool has_cache = space.base.host == HostKind::kFeedsDevice;
   if (!is_fixed("allocator") && has_cache && !space.base.allocator.expandable_segments) {
     AllocatorSettings expandable = space.base.allocator;
     expandable.expandable_segments = true;

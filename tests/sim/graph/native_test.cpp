@@ -41,7 +41,7 @@ TEST(Native, CopiesNothing) {
 }
 
 // One rank: the shadow is the parameters, gradients are written where the optimizer reads them;
-// with micro-batches to add up they have slots again.
+// with micro-batches to add up they have a buffer of the unit again.
 TEST(Native, OneRankCopiesNeitherParametersNorGradients) {
   Plan plan = native_plan();
   plan.mesh = {1, 1};
@@ -49,13 +49,49 @@ TEST(Native, OneRankCopiesNeitherParametersNorGradients) {
   const EventGraph graph = build_training_step(tiny_model(4), plan);
   EXPECT_EQ(count(graph, EventKind::kAllGather), 0);
   EXPECT_EQ(count(graph, EventKind::kAccumulate), 0);
-  // Per element: master 4, shadow 2, gradient 4, moments 8.
-  std::int64_t elements = 0, bytes = 0;
+  // Per element: master 4, shadow 2, moments 8; the gradient's 4 from its backward on.
+  std::int64_t elements = 0, bytes = 0, sums = 0, whole = 0;
   for (const Unit& unit : graph.units) elements += unit.shard_numel;
   for (const std::int32_t id : graph.persistent) bytes += graph.buffer(id).bytes.count();
-  EXPECT_EQ(bytes, 18 * elements);
+  for (const Buffer& buffer : graph.buffers) {
+    if (buffer.role == BufferRole::kGradient) sums += buffer.bytes.count();
+    if (buffer.role == BufferRole::kUnitGradient) whole += buffer.bytes.count();
+  }
+  EXPECT_EQ(bytes, 14 * elements);
+  EXPECT_EQ(sums, 4 * elements);
+  EXPECT_EQ(whole, 0);
   plan.batch.accumulation = 2;
   EXPECT_EQ(count(build_training_step(tiny_model(4), plan), EventKind::kAccumulate), 2 * 6);
+}
+
+// No gradient is there in the first forward, no unit's at the end of a later one and no sum after
+// the step; of whole units at most buffers.reduce_scatter + 1 and the root's.
+TEST(Native, GradientsAreThereFromTheirBackwardOn) {
+  Plan plan = native_plan();
+  plan.batch.accumulation = 3;
+  for (const std::int64_t buffers : {0, 1, 3}) {
+    plan.reduce_scatter_buffers = buffers;
+    const EventGraph graph = build_training_step(tiny_model(6), plan);
+    std::int64_t whole = 0, most = 0, sums = 0;
+    for (std::size_t id = 0; id < graph.rows.size(); ++id) {
+      const RowDetail& detail = graph.details[id];
+      if (graph.rows[id].kind == EventKind::kLoss) {
+        EXPECT_EQ(whole, 0);
+        EXPECT_EQ(sums, detail.microbatch == 0 ? 0 : std::ssize(graph.units));
+      }
+      for (std::uint32_t a = detail.actions_begin; a < detail.actions_end; ++a) {
+        const MemoryAction& action = graph.actions[a];
+        const bool begins = action.kind == MemoryAction::Kind::kAllocate;
+        if (!begins && action.kind != MemoryAction::Kind::kFree) continue;
+        const BufferRole role = graph.buffer(action.target).role;
+        if (role == BufferRole::kGradient) sums += begins ? 1 : -1;
+        if (role == BufferRole::kUnitGradient) whole += begins ? 1 : -1;
+        most = std::max(most, whole);
+      }
+    }
+    EXPECT_EQ(sums + whole, 0);
+    EXPECT_EQ(most, buffers + 1);
+  }
 }
 
 // Of a Llama block's tensors five have a second gradient: the input and the attention's residual,
