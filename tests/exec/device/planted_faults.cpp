@@ -130,11 +130,14 @@ std::vector<MissingWait> missing_waits(const ModelSpec& model) {
        {{kAllGather, kForward},  // into the slot of a unit that is still used
         {kForward, kAllGather},
         {kBackward, kAllGather},
-        {kBackward, kReduceScatter},  // into gradients that are still sent
         {kReduceScatter, kBackward},
         {kGradNorm, kAccumulate},
         {kAllReduce, kGradNorm},
         {kGradScale, kAllReduce}}},
+      {[](Plan& p) {  // the next block's gradients lie where the last one's are still sent
+         p.reduce_scatter_buffers = 0;
+       },
+       {{kBackward, kReduceScatter}}},
       {[](Plan& p) {
          p.mesh = {4, 2};
        },
