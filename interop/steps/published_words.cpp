@@ -152,7 +152,8 @@ const std::vector<Rule>& expert_overlaps() {
 }
 
 // Megatron-LM's own words (megatron/training/arguments.py: --attention-backend, --cp-comm-type).
-// TransformerEngine's flash backend is FlashAttention-2 where 3 was not built besides.
+// TransformerEngine's flash backend is FlashAttention-2 where 3 was not built besides, PyTorch's
+// where a note says that cuDNN's has no kernel.
 const std::vector<Rule>& attentions() {
   static const std::vector<Rule> rules = {
       {"attention backend flash", {{"attention_kernel", "fa2"}}, ""},
@@ -266,6 +267,7 @@ class RowReader {
       if (!cell(word).empty()) row_.words[word] = lower(cell(word));
     }
     apply(recomputations(), "recompute", lower(cell("recompute")));
+    apply(attentions(), "note", lower(cell("note")));
     if (row_.word("runtime") == "zero1") add_recipe(lower(runtime), lower(cell("note")));
     if (const std::string torch = torch_of(runtime); !torch.empty()) {
       row_.words["runtime_version"] = torch;
@@ -348,7 +350,6 @@ class RowReader {
   // and perf_recipes: deepseek, qwen, gpt_oss; set_full_iter_cg_configs).
   void add_recipe(const std::string& runtime, const std::string& note) {
     apply(graphs(), "note", note);
-    apply(attentions(), "note", note);
     apply(exchanges(), "note", note);
     apply(expert_overlaps(), "note", note);
     // Experts of fixed capacity: whole layers are captured (v0.1.0,

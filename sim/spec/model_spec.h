@@ -249,6 +249,7 @@ struct Operation {
   bool casts_weight = false;  // GEMM: its parameters are cast from fp32 first (the last output)
   // The host waits for the outputs' values before it issues anything more (rows per expert).
   bool host_reads = false;
+  bool host_copies = false;  // the outputs' values go there, and nobody waits yet
   // The outputs are views of the first input. The gradients of several are concatenated; that of
   // one that is wider than the input (expanded) is summed.
   bool view = false;

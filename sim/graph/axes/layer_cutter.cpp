@@ -50,7 +50,7 @@ class Cutter {
   }
 
   CutLayer run() {
-    for (const Operation& op : old_.operations) cut(op);
+    for (const Operation& op : old_.operations) cut_in_turn(op);
     mark_replicated();
     Placement output = placement_[at(layer_.output)];
     if (old_.role == LayerRole::kHead && output == Placement::kFeature &&
@@ -242,6 +242,16 @@ class Cutter {
 
   // --- operations ---
 
+  // What a module's call holds ends behind the operation that comes after the call.
+  void cut_in_turn(const Operation& op) {
+    Indices ended = std::exchange(held_, {});
+    const bool routed = routing_.open && rows_travel();
+    cut(op);
+    if (routed && !routing_.open) ended.push_back(routing_.sizes);
+    Indices& released = layer_.operations.back().released;
+    released.insert(released.end(), ended.begin(), ended.end());
+  }
+
   void cut(const Operation& old) {
     Operation op = old;
     for (Indices* list : {&op.inputs, &op.saved}) {
@@ -310,8 +320,13 @@ class Cutter {
       const Index result = op.outputs.front();
       place(op.saved, Placement::kWhole);
       const std::int8_t part = op.part;
+      // What the mixture read and what it made stay with its hooks until the sum has arrived.
+      if (std::erase(op.released, mixture_.input) > 0) held_ = {mixture_.input};
       layer_.operations.push_back(std::move(op));
       reduce(result, part, /*has_returned=*/true);
+      Indices& made = layer_.operations.back().released;
+      held_.insert(held_.end(), made.begin(), made.end());
+      made.clear();
       mixture_ = {};
       return true;
     }
@@ -517,15 +532,16 @@ class Cutter {
       share_rows(counts, came, CollectiveKind::kAllGather, CollectiveKind::kReduceScatter);
     }
     layer_.operations.back().gradient = GradientRule::kNone;
-    const auto sum = [&](Index of, const char* name) -> Index {
+    const auto read = [&](Index of, const char* name, bool Operation::*how) -> Index {
       const Index splits = fixed(name, plan_.mesh.ep, ElementType::kInt64);
       move(of, splits, routing_.part).gradient = GradientRule::kNone;
+      Operation& copy = move(splits, fixed("splits on the host", 0), routing_.part);
+      copy.gradient = GradientRule::kNone;
+      copy.*how = copy.kept_by_selective = true;
       return splits;
     };
-    const Index sent = sum(counts, "splits sent"), received = sum(came, "splits received");
-    Operation& copy = move(received, fixed("splits on the host", 0), routing_.part);
-    copy.gradient = GradientRule::kNone;
-    copy.host_reads = copy.kept_by_selective = true;
+    const Index sent = read(counts, "splits sent", &Operation::host_copies);
+    const Index received = read(came, "splits received", &Operation::host_reads);
     ended = {came};
     const std::int64_t all = routing_.received * routing_.width;
     const auto arrive = [&](const char* name, std::int64_t elements) {
@@ -533,8 +549,9 @@ class Cutter {
       return ended.back();
     };
     if (exchanges()) {
+      // Where they go is worked out while they travel.
       const Index arrived = arrive("rows received", all / parts_gathered());
-      route(rows, arrived, true);
+      route(rows, arrived, false);
       rows = arrived;
     }
     if (parts_gathered() > 1) {
@@ -663,7 +680,7 @@ class Cutter {
     const std::int64_t all = routing_.received * routing_.width;
     Index sent = fixed("rows to send", all);
     cut_zeros(sent);
-    Indices ended = {unpermuted, sent, own, routing_.sizes};
+    Indices ended = {unpermuted, sent, own};
     if (parts_gathered() > 1) {
       const Index summed =
           exchanges() ? fixed("rows to send home", all / parts_gathered()) : result;
@@ -1008,6 +1025,7 @@ class Cutter {
     std::int64_t per_token = 1;  // rows of a token
     std::int64_t width = 0, experts = 0, received = 0, padded = 0;
   } routing_;
+  Indices held_;  // by a call that has returned
   Index rotary_ = kNone;
   const bool counts_rows_;  // of each expert, for grouped products
   const bool has_latents_;

@@ -352,11 +352,12 @@ void Fsdp2::run_segment(EventKind kind, std::int32_t layer, std::size_t segment)
   const std::uint32_t actions = segment == 0 ? 0 : p.segments[segment - 1].actions_end;
   if (p.segments[segment].kernels_end > kernels) {
     begin_plain_backward();
-    const EventId row = add_layer_run(kind, layer, segment, 1);
-    if (p.segments[segment].host_waits) read_splits(row, layer, p.segments[segment].part);
     if (std::exchange(permutes_rows_, false) && kind == EventKind::kForward) {
       replace_row_order(kind, layer);
     }
+    const EventId row = add_layer_run(kind, layer, segment, 1);
+    if (p.segments[segment].host_waits) host_wait(row);
+    log_splits(layer, p.segments[segment]);
   } else if (p.segments[segment].actions_end > actions) {
     add_segment(kind, layer, static_cast<std::uint8_t>(segment));
   }

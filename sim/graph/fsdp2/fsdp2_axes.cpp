@@ -95,18 +95,25 @@ void Fsdp2::await_collective(EventId row, CollectiveKind kind, MeshDim dim, std:
                .communicator = communicator_of(dim)});
 }
 
+bool Fsdp2::brings_rows(const LayerCall& call) {
+  return call.collective.dim == MeshDim::kEp && call.collective.kind == CollectiveKind::kAllToAll &&
+         call.element.type != ElementType::kInt64;
+}
+
 void Fsdp2::run_calls(EventKind kind, std::int32_t layer, std::size_t segment) {
   const LayerPhaseProgram& p = phase(kind, layer);
+  const std::int8_t part = p.segments[segment].part;
   for (std::size_t c = 0; c < p.calls.size(); ++c) {
     const LayerCall& call = p.calls[c];
     if (call.segment != segment) continue;
-    const std::int32_t unit = unit_of_part(layer, p.segments[segment].part);
+    const std::int32_t unit = unit_of_part(layer, part);
     switch (call.kind) {
       case LayerCall::Kind::kLaunch:
         flights_[c] = launch(call, unit);
         break;
       case LayerCall::Kind::kWait:
         await(call, unit);
+        permutes_rows_ = framed() && part > 0 && brings_rows(call);
         break;
       case LayerCall::Kind::kRecompute:
         run_layer(EventKind::kRecompute, layer);
@@ -125,10 +132,6 @@ EventId Fsdp2::launch(const LayerCall& call, std::int32_t unit) {
 }
 
 void Fsdp2::await(const LayerCall& call, std::int32_t unit) {
-  const bool of_rows = call.collective.dim == MeshDim::kEp &&
-                       call.collective.kind == CollectiveKind::kAllToAll &&
-                       call.element.type != ElementType::kInt64 && call.collective.waits;
-  permutes_rows_ = framed() && of_rows;
   begin_plain_backward();
   if (call.launch != LayerCall::kOfLayerBefore) {
     return await_collective(flights_[static_cast<std::size_t>(call.launch)], call.collective.kind,
@@ -225,15 +228,15 @@ std::vector<std::int32_t> Fsdp2::complete_gradients(std::int32_t unit) {
 // --- experts ---
 
 // Expert parallel: rows to and from every rank go to the host, which waits for the second copy.
-void Fsdp2::read_splits(EventId row, std::int32_t layer, std::int8_t part) {
-  host_wait(row);
+void Fsdp2::log_splits(std::int32_t layer, const LayerSegment& segment) {
   if (!logging_ || plan_.mesh.ep == 1) return;
-  const std::int32_t unit = unit_of_part(layer, part);
-  const std::int64_t bytes = plan_.mesh.ep * 8;
-  for (const std::string_view how : {"non_blocking", "blocking"}) {
-    log("device_to_host", {.unit = unit, .bytes_in = bytes, .dtype = "int64", .on = how});
-  }
-  log("host_wait", {.unit = unit, .on = "device_to_host"});
+  if (!segment.host_waits && !segment.host_copies) return;
+  const std::int32_t unit = unit_of_part(layer, segment.part);
+  log("device_to_host", {.unit = unit,
+                         .bytes_in = plan_.mesh.ep * 8,
+                         .dtype = "int64",
+                         .on = segment.host_waits ? "blocking" : "non_blocking"});
+  if (segment.host_waits) log("host_wait", {.unit = unit, .on = "device_to_host"});
 }
 
 // Where experts have a mesh of their own, torchtitan's blocks list the next block with its experts

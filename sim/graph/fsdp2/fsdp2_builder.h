@@ -196,6 +196,7 @@ class Fsdp2 final : public StepBuilder {
   // --- fsdp2_axes.cpp: collectives of layers, and what axes add to a step ---
   void run_calls(EventKind kind, std::int32_t layer, std::size_t segment);
   EventId launch(const LayerCall& call, std::int32_t unit);
+  static bool brings_rows(const LayerCall& call);  // of experts, from or to other ranks
   void await(const LayerCall& call, std::int32_t unit);
   std::string splits_of(const LayerCall& call) const;
   void note_open(EventKind kind, std::int32_t layer);
@@ -227,7 +228,7 @@ class Fsdp2 final : public StepBuilder {
   void drop_plain_gradients();
   std::vector<std::int32_t> sum_plain_gradients();
   void step_plain_gradients();
-  void read_splits(EventId row, std::int32_t layer, std::int8_t part);
+  void log_splits(std::int32_t layer, const LayerSegment& segment);
   std::vector<std::int32_t> experts_listed(std::int32_t unit, std::int32_t target) const;
   void hold_gradients();
   void hold_unstepped_gradients();

@@ -230,33 +230,46 @@ void Fsdp2::keep_loss(std::int32_t layer) {
 }
 
 // torchtitan's optimizer pre-hook (components/optimizer.py): the tokens of each expert of every
-// layer of experts, summed over `loss`.
+// layer of experts, summed over `loss`; those of checkpointed layers, counted twice, are halved.
 void Fsdp2::balance_routers() {
   if (!framed() || plan_.mesh.group(MeshDim::kLoss).size == 1) return;
-  std::int64_t counts = 0;
+  std::int64_t counts = 0, own = 0;
+  std::vector<Bytes> parts;
   for (std::int32_t l = 0; l < static_cast<std::int32_t>(model_.order.size()); ++l) {
     for (const Operation& op : spec_of(l).operations) {
       if (op.name != "correct") continue;
       const auto scores = static_cast<std::size_t>(op.inputs.front());
-      counts += spec_of(l).tensors[scores].per_token;
+      own = spec_of(l).tensors[scores].per_token;
+      if (recompute_of(l) != Recompute::kNone) parts.push_back(allocated_size(4 * own));
+      counts += own;
     }
   }
   if (counts == 0) return;
+  parts.push_back(allocated_size(4 * counts));
+  std::int32_t read = allocate_parts(MemoryCategory::kOptimizerTemp, Stream::kCompute, -1,
+                                     add_part_list(std::move(parts)));
   const auto communicator = communicator_of(MeshDim::kLoss);
   const std::int64_t bytes = counts * 4;
   wait(Stream::kAllReduce, tail(Stream::kCompute));
   const EventId row = add_collective(EventKind::kAllReduce, Stream::kAllReduce, communicator,
                                      Bytes(bytes), HostEvent::kNobody);
   wait(Stream::kCompute, row);
-  if (!logging_) return;
-  log("all_reduce", {.bytes_in = bytes,
-                     .bytes_out = bytes,
-                     .dtype = "fp32",
-                     .group = "loss",
-                     .group_size = plan_.mesh.group(MeshDim::kLoss).size,
-                     .on = "SUM",
-                     .communicator = communicator,
-                     .issue = "c10d"});
+  if (logging_) {
+    log("all_reduce", {.bytes_in = bytes,
+                       .bytes_out = bytes,
+                       .dtype = "fp32",
+                       .group = "loss",
+                       .group_size = plan_.mesh.group(MeshDim::kLoss).size,
+                       .on = "SUM",
+                       .communicator = communicator,
+                       .issue = "c10d"});
+  }
+  // Of one layer after the other: the step of its bias, from the mean and the sign.
+  std::int32_t change = allocate_parts(
+      MemoryCategory::kOptimizerTemp, Stream::kCompute, -1,
+      add_part_list({allocated_size(4 * own), allocated_size(4), allocated_size(4 * own)}));
+  StepBuilder::free(change);
+  StepBuilder::free(read);
 }
 
 }  // namespace foreshard

@@ -49,6 +49,7 @@ class Forward {
       step.outputs = writer_.slots_of(op.outputs);
       writer_.end_step(std::move(step));
       writer_.phase().segments.back().host_waits = op.host_reads;
+      writer_.phase().segments.back().host_copies = op.host_copies;
       const bool leaves = o + 1 == graph_.operations() || !graph_.inside(o + 1);
       if (graph_.inside(o) && leaves && !graph_.is_checkpointed()) writer_.drop_kept();
       writer_.exit_modules(graph_.modules().ending(o));
@@ -82,6 +83,7 @@ class Forward {
       if (packed != LayerProgramWriter::kNoSlot) writer_.free(packed);
       if (!from_cache) writer_.end_step(std::move(step));
       writer_.phase().segments.back().host_waits = op.host_reads && !from_cache;
+      writer_.phase().segments.back().host_copies = op.host_copies && !from_cache;
       writer_.exit_modules(graph_.modules().ending(o));
     }
     if (stop == graph_.last_saver()) {

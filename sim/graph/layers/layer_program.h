@@ -128,7 +128,8 @@ struct LayerSegment {
   static constexpr std::int8_t kBefore = -1;
   static constexpr std::int8_t kAfter = -2;
   std::int8_t part = 0;
-  bool host_waits = false;  // the host reads what it computed before it issues anything more
+  bool host_waits = false;   // the host reads what it computed before it issues anything more
+  bool host_copies = false;  // what it computed goes to the host
   std::uint32_t actions_end = 0;
   std::uint32_t kernels_end = 0;
   MemorySwing swing;

@@ -79,7 +79,7 @@ std::uint16_t LayerProgramWriter::empty_segment() {
 void LayerProgramWriter::enter(std::int8_t part) {
   if (part > 0 && !graph_.options().split_parts) part = 0;
   if (!phase_->segments.empty() && phase_->segments.back().part == part &&
-      !phase_->segments.back().host_waits) {
+      !phase_->segments.back().host_waits && !phase_->segments.back().host_copies) {
     return;
   }
   close_segment();

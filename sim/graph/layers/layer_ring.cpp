@@ -159,8 +159,9 @@ class Ring {
     return writer_.launch(collective, in, out, element);
   }
 
-  // Contiguous copies of both.
+  // Contiguous copies of both, which those of one head are as they are.
   void pack_keys() {
+    if (op_.attention.kv_heads == 1) return;
     packing_ = {temporary(k_, "keys"), temporary(v_, "values")};
     copy(2 * (k_ + v_));
   }

@@ -55,7 +55,7 @@ class Pipeline {
   // The segment ends at `place`; the rest of it, and all that stands behind, moves up by one.
   void split(std::size_t segment, Place place) {
     LayerSegment first = phase_.segments[segment];
-    first.host_waits = false;
+    first.host_waits = first.host_copies = false;
     first.actions_end = place.actions;
     first.kernels_end = place.kernels;
     phase_.segments.insert(phase_.segments.begin() + static_cast<std::ptrdiff_t>(segment), first);
