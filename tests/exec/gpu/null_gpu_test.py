@@ -3,11 +3,13 @@
     null_gpu_test.py build/bin build/release/tests/programs/null_engine [--whole]
 
 Every plan of the GPU round (exec/gpu/round_plans.py), on the small model or with --whole as it stands there, and a rank of
-each kind of group over NCCL, must end well and without a fault; every fault that null_engine plants must be found, and
+each kind of group over NCCL, must end well and without a fault; whole, PyTorch's allocator must hold what the forecast says;
+every fault that null_engine plants must be found, and
 none where it plants nothing. Needs LibTorch
 2.11 with its CUDA half: of this python3's torch, or on LD_LIBRARY_PATH; skipped (77) with the reason where there is none.
 """
 import importlib.util
+import json
 import os
 import pathlib
 import subprocess
@@ -52,7 +54,7 @@ class OnNullGpu:
         words = [self.bin / "foreshard-null", "--check", "--gpu", "h100", "--out", self.folder / "capture", *flags, "--", *command]
         done = subprocess.run([str(w) for w in words], env=self.environment, cwd=self.folder, text=True, stdout=subprocess.PIPE,
                               stderr=subprocess.STDOUT, errors="replace", check=False)
-        return done.returncode, done.stdout, [line for line in done.stdout.splitlines() if line.startswith("foreshard-null: ")]
+        return done.returncode, done.stdout, [line for line in done.stdout.splitlines() if line.startswith("foreshard-null: ") and "has read" not in line]
 
     def expect(self, holds, what):
         if not holds:
@@ -87,6 +89,20 @@ class OnNullGpu:
         print("planted faults found:", ", ".join(f"{kind} {n} of {of}" for kind, (n, of) in counts.items()), flush=True)
         self.expect(len(wrong) >= 20, f"only {len(wrong)} faults")
 
+    def memory(self, p):
+        """Allocated (with cuBLAS's workspace) and reserved, of the run just ended and as forecast."""
+        rank = json.loads((self.folder / "run" / "run.json").read_text(encoding="utf-8"))["ranks"][0]
+        done = subprocess.run([str(w) for w in (self.bin / "foreshard", "predict", "--json", *words_of(p, "native", "h100"))],
+                              text=True, stdout=subprocess.PIPE, check=True)
+        forecast = json.loads(done.stdout)["memory"]
+        workspace = 32 << 20
+        pairs = {"allocated": (rank["arena_bytes"] + rank["activations_peak_bytes"], forecast["peak_allocated_bytes"]["value"] + workspace),
+                 "reserved": (rank["device_reserved_bytes"], forecast["peak_reserved_bytes"]["value"])}
+        for name, (held, said) in pairs.items():
+            off = said / held - 1
+            print(f"{p['name']}: {name} {held / 2**30:.2f} GiB, forecast {100 * off:+.2f} %", flush=True)
+            self.expect(abs(off) <= 0.02, f"{p['name']}: {name} is {100 * off:+.2f} % off")
+
     def round(self, is_whole):
         data = tokens(self.folder / "tokens.bin", 20_000_000 if is_whole else 60_000)
         small = {} if is_whole else dict(model=example(), sequence=32, micro_batch=1)
@@ -104,6 +120,8 @@ class OnNullGpu:
                  "--device", "cuda", "--out", self.folder / "run", *how, *(["--graph"] if p["graph"] else [])],
                 *(["--world", 4] if "--spawn" in how else []))
             self.expect(status == 0 and not faults, f"{p['name']}: exit {status} {faults or output[-500:]}")
+            if is_whole and status == 0 and "--spawn" not in how:
+                self.memory(p)
         print(f"plans of the round: {len(cases)}, failed: {len(self.failed)}")
 
 
