@@ -212,6 +212,15 @@ void add_h200(const Base& base, const std::vector<Chip>& chips, Collector& out) 
   const Rows rows = attention_rows("h200");
   for (AttentionCurve curve : donor.take().curves) {
     const int d = static_cast<int>(curve.head_dim);
+    const AttentionPass pass =
+        curve.pass == Pass::kForward ? AttentionPass::kForward : AttentionPass::kBackward;
+    if (const Rows own = pick(rows, kOwn, curve.kernel, d, pass); own.size() >= kFewest) {
+      const double c_half = curve.kernel == "fa2" ? base.fa2_c_half : base.fa3_c_half;
+      const AttentionCurve fitted = fit_attention(own, gpu, {c_half, -1});
+      out.add(fitted, curve.kernel, d, Evidence::kMeasured,
+              "PyTorch 2.11's, timed (torch_rows.py)", {error_on("own rows", fitted, own, gpu)});
+      continue;
+    }
     const double ratio = sweep_ratio(d, h100);
     curve.efficiency *= h100.peak_bf16.value() / (ratio * gpu.peak_bf16.value());
     std::vector<FitError> errors;
