@@ -8,7 +8,8 @@
 //   fa1, triton (of 2022 and 2023), sdpa_efficient   the GPU's fa2 over published ratios
 //   math            by the bytes of its scores
 //   without a mask  as H100's chart has each kernel with and without
-//   fa2, cudnn on H100 and H200, heads up to 128   PyTorch 2.11's, timed (calibration/measure/torch_rows.py); fa2 forward and
+//   fa2, cudnn on H100 (and on H200, heads up to 128)   PyTorch 2.11's, timed
+//                   (calibration/measure/torch_rows.py); fa2 forward and
 //                   head_dim 256: charts, backward what the forward+backward chart leaves
 //   fa2 on A100     only a forward+backward chart: split with H100's ratio of the passes
 //   fa3 on H100     forward chart; backward: ThunderKittens' chart of FlashAttention-3, head_dim
