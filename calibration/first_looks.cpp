@@ -95,6 +95,9 @@ CodeFacts code_facts(const Plan& plan, const Cluster& cluster, std::string_view 
   for (const char* architecture : {"hopper", "blackwell"}) {
     if (cluster.gpu.architecture == architecture) facts.emplace_back(architecture, 1);
   }
+  if (cluster.gpu.architecture == "hopper" && plan.compile != Compile::kNone) {
+    facts.emplace_back("hopper_compiled", 1);
+  }
   // Workstation and inference cards, and GPUs of servers that are plugged in like them.
   if (cluster.node.gpu_link_name.starts_with("PCIe")) facts.emplace_back("pcie_card", 1);
   if (!plan.mesh.is_plain()) facts.emplace_back("axes", 1);

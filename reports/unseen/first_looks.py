@@ -58,7 +58,7 @@ FACTS = {
     "memory": ["no_preset", "rests_on_readings", "axes"],
 }
 SKEW_FACTS = {"time": ["rests_on_readings"], "memory": []}
-SHIFT_FACTS = {"time": ["rests_on_readings", "hopper", "blackwell", "pcie_card", "fp8"], "memory": ["no_preset"]}
+SHIFT_FACTS = {"time": ["rests_on_readings", "hopper_compiled", "blackwell", "pcie_card", "fp8"], "memory": ["no_preset"]}
 BY_STACK = {"time": True, "memory": False}
 BASE = {"time": math.log(0.06), "memory": math.log(0.04)}
 PRIOR, PRIOR_SD, SKEW_SD, SHIFT_SD, STACK_SD = 0.6, 0.3, 0.5, 0.1, 0.08

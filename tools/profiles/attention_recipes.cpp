@@ -8,7 +8,8 @@
 //   fa1, triton (of 2022 and 2023), sdpa_efficient   the GPU's fa2 over published ratios
 //   math            by the bytes of its scores
 //   without a mask  as H100's chart has each kernel with and without
-//   fa2, cudnn on H100   PyTorch 2.11's, timed (calibration/measure/torch_rows.py); fa2 forward and
+//   fa2, cudnn on H100 (and on H200, heads up to 128)   PyTorch 2.11's, timed
+//                   (calibration/measure/torch_rows.py); fa2 forward and
 //                   head_dim 256: charts, backward what the forward+backward chart leaves
 //   fa2 on A100     only a forward+backward chart: split with H100's ratio of the passes
 //   fa3 on H100     forward chart; backward: ThunderKittens' chart of FlashAttention-3, head_dim
@@ -212,6 +213,15 @@ void add_h200(const Base& base, const std::vector<Chip>& chips, Collector& out) 
   const Rows rows = attention_rows("h200");
   for (AttentionCurve curve : donor.take().curves) {
     const int d = static_cast<int>(curve.head_dim);
+    const AttentionPass pass =
+        curve.pass == Pass::kForward ? AttentionPass::kForward : AttentionPass::kBackward;
+    if (const Rows own = pick(rows, kOwn, curve.kernel, d, pass); own.size() >= kFewest) {
+      const double c_half = curve.kernel == "fa2" ? base.fa2_c_half : base.fa3_c_half;
+      const AttentionCurve fitted = fit_attention(own, gpu, {c_half, -1});
+      out.add(fitted, curve.kernel, d, Evidence::kMeasured, "PyTorch 2.11's, timed (torch_rows.py)",
+              {error_on("own rows", fitted, own, gpu)});
+      continue;
+    }
     const double ratio = sweep_ratio(d, h100);
     curve.efficiency *= h100.peak_bf16.value() / (ratio * gpu.peak_bf16.value());
     std::vector<FitError> errors;

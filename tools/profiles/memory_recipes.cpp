@@ -24,7 +24,8 @@
 //                  tensors; A100: likewise
 //   widening       casts of 16 bits to fp32, one element at a time; A100: likewise
 //
-// The classes of H200 and B200 are H100's, with more bandwidth (give_bandwidth).
+// H200's that stream or look for strided elements are its own rows; its norms, and the classes of
+// B200, are H100's with more bandwidth (give_bandwidth).
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -286,6 +287,31 @@ MemoryFits fit_a100(const std::vector<Chip>& chips) {
   return out.take();
 }
 
+// Norms keep what steps showed: rows of one kernel by itself put a part of theirs into the launch.
+void use_own_rows_of_h200(MemoryFits& fits, const Gpu& gpu) {
+  const MemoryRows rows = memory_rows("h200");
+  Collector out(gpu);
+  std::vector<MemoryClass> classes;
+  const auto add = [&](MemoryClass which, const MemoryRows& own, const char* source) {
+    out.add(which, fit_memory(own, gpu), Evidence::kMeasured, source, own);
+    classes.push_back(which);
+  };
+  MemoryRows streams = elementwise_rows(rows);
+  // With this bandwidth its error function takes longer than its bytes (captured_kernel.cpp).
+  std::erase_if(streams, [](const MemoryRow& row) { return row.operation.starts_with("gelu"); });
+  add(MemoryClass::kElementwise, streams, "PyTorch's elementwise kernels, timed (torch_rows.py)");
+  add(MemoryClass::kLoss, eager_loss(rows), "cross entropy fwd+bwd (huggingface), 32 B per logit");
+  for (const StreamClass& stream : stream_classes()) {
+    add(stream.which, rows_of(stream, rows), stream.source);
+  }
+  const MemoryFits own = out.take();
+  for (std::size_t i = 0; i < classes.size(); ++i) {
+    const auto at = static_cast<std::size_t>(classes[i]);
+    fits.curves[at] = own.curves[at];
+    fits.reports[at] = own.reports[i];
+  }
+}
+
 }  // namespace
 
 // What a byte costs beside the memory's time is the multiprocessors'.
@@ -341,6 +367,7 @@ MemoryFits fit_memory_of(std::string_view chip, const std::vector<Chip>& chips) 
     fits.reports[i].rows = curve.source;
     fits.reports[i].errors.clear();
   }
+  if (chip == "h200") use_own_rows_of_h200(fits, chip_named(chip, chips).gpu);
   return fits;
 }
 

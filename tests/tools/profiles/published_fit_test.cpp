@@ -272,7 +272,9 @@ TEST(Fit, GeneratedNormsAreLigers) {
 
 TEST(Fit, BorrowedCurvesSaySo) {
   for (const CurveReport& report : fit_of("h200").reports) {
-    if (report.curve == "GEMM bf16") continue;
+    // PyTorch's streams and attention have rows of an H200; FlashAttention-3 and norms have none.
+    const auto has = [&](const char* part) { return report.curve.find(part) != std::string::npos; };
+    if (!has("fa3") && !has("norm")) continue;
     EXPECT_GE(report.evidence, Evidence::kExtrapolated) << report.curve;
   }
   for (const AttentionCurve& curve : fit_of("b200").calibration.attention) {
