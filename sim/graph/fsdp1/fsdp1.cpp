@@ -191,6 +191,7 @@ void Fsdp1::forward_layer(std::int32_t layer) {
   run_border(EventKind::kForward, layer, LayerSegment::kBefore);
   if (u != root()) pre_forward(u);
   if (log_) log_->begin_layer(layer);
+  if (u != root() && is_reentrant(layers_of(u))) make_views(u);
   run_segments(layer);
   if (log_) log_->end_layer(layer);
   if (u != root()) {
