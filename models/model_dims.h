@@ -41,7 +41,8 @@ enum class Naming : std::uint8_t {
   kGptNeo,
   kDistilBert,
   kElectra,
-  kPersimmon
+  kPersimmon,
+  kHyperClovaX
 };
 
 enum class NormKind : std::uint8_t {

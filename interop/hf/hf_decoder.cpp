@@ -18,7 +18,7 @@
 //   shared_as_wide    beside them one that all tokens go through, as wide as they are;
 //                     shared_intermediate_size: as wide as that key says
 //   softcap, partial_rotary, multipliers, use_qk_norm, qk_layernorm, parallel_residual,
-//   norm_topk_prob, lm_head_bias
+//   norm_topk_prob, lm_head_bias, use_post_norm
 //   plain_heads       a qk_layernorm is refused
 #include <algorithm>
 #include <cmath>
@@ -296,6 +296,9 @@ void read_decoder(KeyReader& keys, const HfFamily& family, ModelDims& dims) {
   if (words.has("multipliers")) read_multipliers(keys);
   if (words.has("parallel_residual") && keys.flag_or("use_parallel_residual", false)) {
     dims.residual = Residual::kParallelOfOneNorm;
+  }
+  if (words.has("use_post_norm") && !keys.flag_or("use_post_norm", true)) {
+    dims.residual = Residual::kPreNorm;
   }
   if (words.has("unrotated")) read_unrotated(keys, dims);
   read_windows(keys, words, dims);

@@ -43,6 +43,7 @@ constexpr MixtureCode kMixtureCode[] = {
     {.family = "qwen2_moe", .shared_first = true},
     {.family = "hunyuan_v1_moe", .shared_first = true},
     {.family = "qwen3_moe", .router_last = true},
+    {.family = "mellum", .router_last = true},
     {.family = "deepseek_v2", .router_last = true},
     {.family = "deepseek_v3", .router_last = true},
     {.family = "glm4_moe", .router_last = true},
@@ -125,8 +126,10 @@ class ExpertRewriter {
     }
     Indices& released = layer_.operations.back().released;
     released.insert(released.end(), end->released.begin(), end->released.end());
-    layer_.operations.insert(layer_.operations.end(), std::make_move_iterator(end + 1),
-                             std::make_move_iterator(old.end()));
+    for (auto op = end + 1; op != old.end(); ++op) {  // a norm behind the mixture (FlexOlmo)
+      for (Index& p : op->parameters) p = place(p);
+      layer_.operations.push_back(std::move(*op));
+    }
   }
 
  private:

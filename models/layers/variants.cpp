@@ -54,6 +54,7 @@
 
 #include "models/layers/attention_kernels.h"
 #include "models/layers/compiled.h"
+#include "models/layers/family_rows.h"
 #include "models/layers/layer_tensors.h"
 #include "models/layers/lora.h"
 #include "models/layers/module_kernels.h"
@@ -493,6 +494,23 @@ void cache_keys(LayerSpec& layer) {
   }
 }
 
+// --- buffers ---
+
+// A causal mask of all positions, a byte for each pair, that a module makes with itself
+// (nn.Buffer; transformers 5.24, models/FAMILY/modeling_FAMILY.py): the attention of each block, or
+// the model.
+struct OwnMask {
+  std::string_view family;
+  LayerRole role = LayerRole::kLoss;
+};
+constexpr OwnMask kOwnMasks[] = {{"gpt_neo", LayerRole::kBlock},
+                                 {"gpt_bigcode", LayerRole::kEmbedding}};
+
+void keep_own_mask(LayerSpec& layer, const ModelSpec& model) {
+  if (layer.role != row_of(kOwnMasks, model.family).role || layer.role == LayerRole::kLoss) return;
+  layer.resident_bytes += checked_multiply(model.max_positions, model.max_positions);
+}
+
 // --- units ---
 
 // What the first operation with parameters reads becomes a module of its own (Units::table_alone).
@@ -642,6 +660,7 @@ ModelSpec with_variants(ModelSpec model, const Plan& plan) {
   } else if (plan.experts == ExpertKernels::kTransformers) {
     for (LayerSpec& layer : model.kinds) {
       use_transformers_experts(layer, model.family);
+      keep_own_mask(layer, model);
       // ZeRO's flat groups and what it gathers one by one follow it, as do the buckets of a
       // DistributedDataParallel that makes them once.
       const bool makes_once =

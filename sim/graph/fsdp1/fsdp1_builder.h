@@ -17,6 +17,7 @@
 
 #include <map>
 #include <memory>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -152,6 +153,9 @@ class Fsdp1 final : public StepBuilder {
   void post_forward(std::int32_t unit, bool output_needs_gradient);
   void pre_backward(std::int32_t unit);
   void unshard(std::int32_t unit);
+  void make_views(std::int32_t unit);
+  // Whether all of them are checkpointed, by autograd inside of autograd.
+  bool is_reentrant(std::span<const std::int32_t> layers) const;
   bool pre_unshard(std::int32_t unit);
   void all_gather(std::int32_t unit);
   void reshard(std::int32_t unit, bool frees);
@@ -201,6 +205,7 @@ class Fsdp1 final : public StepBuilder {
   std::int32_t last_layer_ = -1;  // before the loss
   std::int32_t input_tokens_ = kNoBuffer;
   std::int32_t input_labels_ = kNoBuffer;
+  std::vector<std::int32_t> given_masks_;
   std::map<std::string, std::int64_t> facts_;
   std::unique_ptr<Fsdp1Log> log_;  // null: none is kept
 };

@@ -16,6 +16,9 @@ void Fsdp1::persistent_memory() {
     allocate_persistent(category, unit, Bytes(bytes));
     graph().buffers.back().on_host = offloads();
   };
+  for (const std::int64_t bytes : resident_bytes()) {
+    allocate_persistent(MemoryCategory::kShardedParam, -1, Bytes(bytes));
+  }
   for (std::int32_t u = 0; u < count(); ++u) {
     const Handle& h = handle(u);
     keep(MemoryCategory::kShardedParam, u, h.size.shard * master_size());

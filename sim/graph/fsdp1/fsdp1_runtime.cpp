@@ -8,6 +8,7 @@
 // or not; every free puts one on.
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <utility>
 
 #include "sim/graph/fsdp1/fsdp1_builder.h"
@@ -102,13 +103,25 @@ void Fsdp1::unshard(std::int32_t unit) {
   if (plan_.fsdp1.limit_all_gathers) dequeue_if_needed();
   if (sharded() && !h.unsharded) all_gather(unit);
   h.in_use = true;
-  // What a forward computes with are views, made here; a recomputed one takes them up again.
-  if (h.state == Training::kForward && !recomputing_) {
-    tape_.push_back({.unit = unit});
-    ++h.open_views;
+  if (h.state == Training::kForward && !recomputing_ && !is_reentrant(layers_of(unit))) {
+    make_views(unit);
   }
   // _free_low_precision_sharded_param, and what came from the host.
   if (sharded()) drop(h.shard_copy, only(Stream::kAllGather));
+}
+
+// What a forward computes with; a recomputed one takes them up again, but for a reentrant one's,
+// which makes its own and runs their gradient's hook inside of its backward, wherever a forward
+// prefetch had made the first.
+void Fsdp1::make_views(std::int32_t unit) {
+  tape_.push_back({.unit = unit});
+  ++handle(unit).open_views;
+}
+
+bool Fsdp1::is_reentrant(std::span<const std::int32_t> layers) const {
+  return !plan_.recompute_early_stop && !layers.empty() &&
+         std::all_of(layers.begin(), layers.end(),
+                     [&](std::int32_t layer) { return recompute_of(layer) == Recompute::kFull; });
 }
 
 bool Fsdp1::pre_unshard(std::int32_t unit) {

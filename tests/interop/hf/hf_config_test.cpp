@@ -214,6 +214,13 @@ std::string family(const std::string& model_type, const std::string& extra) {
          extra + "\"use_cache\": true}";
 }
 
+// Norms behind its branches are a switch.
+TEST(HfConfigTest, HyperClovaXWithAndWithoutPostNorms) {
+  EXPECT_EQ(parse(family("hyperclovax", "")).dims.residual, Residual::kSandwich);
+  EXPECT_EQ(parse(family("hyperclovax", "\"use_post_norm\": false,")).dims.residual,
+            Residual::kPreNorm);
+}
+
 TEST(HfConfigTest, WhichLayersHaveExperts) {
   const auto dense = [](const std::string& model_type, const std::string& extra) {
     return parse(family(model_type, extra)).dims.moe.dense_layers;
@@ -231,6 +238,11 @@ TEST(HfConfigTest, WhichLayersHaveExperts) {
                   "\"first_k_dense_replace\": 1, \"moe_layer_freq\": 2, "
                   "\"num_experts_per_tok\": 2,"),
             (Layers{0, 1, 3, 5}));
+  EXPECT_EQ(dense("mellum",
+                  "\"num_experts\": 8, \"num_experts_per_tok\": 2, "
+                  "\"mlp_layer_types\": [\"dense\", \"sparse\", \"sparse\", \"dense\", "
+                  "\"sparse\", \"sparse\"],"),
+            (Layers{0, 3}));
   expect_failure(family("qwen2_moe", "\"mlp_only_layers\": [6], \"num_key_value_heads\": 4,"),
                  "mlp_only_layers");
 }

@@ -6,6 +6,9 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+
+#include "models/families.h"
 #include "models/zoo.h"
 #include "sim/graph/layers/given_mask.h"
 #include "sim/graph/layers/layer_program.h"
@@ -299,6 +302,50 @@ TEST(Variants, TransformersDefinesNormsLast) {
     EXPECT_EQ(layer.parameters.front().name, "self_attn.q_proj.weight");
     EXPECT_EQ(layer.parameters[7].name, "input_layernorm.weight");
     EXPECT_EQ(layer.operations.front().parameters, std::vector<std::int16_t>{7});
+  }
+}
+
+ModelSpec small(std::string_view family, std::int64_t experts = 0) {
+  ModelDims dims = family_dims(family).value();
+  dims.name = "small";
+  dims.layers = 2;
+  dims.hidden = dims.ffn = dims.moe.ffn = 256;
+  dims.heads = dims.kv_heads = 4;
+  dims.head_dim = 64;
+  dims.vocabulary = 512;
+  dims.max_positions = dims.position_rows = kTokens;
+  dims.moe.experts = experts;
+  dims.moe.top_k = experts / 2;
+  return build_model(dims, Stack::kEager);
+}
+
+// One tensor of gate and up takes the place of two: what stands behind the mixture has moved.
+TEST(Variants, ANormBehindAMixtureReadsItsOwnWeight) {
+  Plan plan = plan_with(Compile::kNone);
+  plan.experts = ExpertKernels::kTransformers;
+  for (const LayerSpec& layer : with_variants(small("flex_olmo", 4), plan).kinds) {
+    if (layer.role != LayerRole::kBlock) continue;
+    const auto reads = [&](std::string_view name) {
+      return std::any_of(
+          layer.operations.begin(), layer.operations.end(), [&](const Operation& op) {
+            return op.parameters.size() == 1 &&
+                   layer.parameters[static_cast<std::size_t>(op.parameters[0])].name == name;
+          });
+    };
+    EXPECT_TRUE(reads("post_feedforward_layernorm.weight"));
+    EXPECT_TRUE(reads("mlp.experts.down_proj"));
+  }
+}
+
+// A byte for each pair of positions, of each block's attention or of the model.
+TEST(Variants, MasksThatModulesMakeThemselvesStay) {
+  Plan plan = plan_with(Compile::kNone);
+  plan.experts = ExpertKernels::kTransformers;
+  for (const auto& [family, role] :
+       {std::pair{"gpt_neo", LayerRole::kBlock}, {"gpt_bigcode", LayerRole::kEmbedding}}) {
+    for (const LayerSpec& layer : with_variants(small(family), plan).kinds) {
+      EXPECT_EQ(layer.resident_bytes, layer.role == role ? kTokens * kTokens : 0) << family;
+    }
   }
 }
 

@@ -195,6 +195,13 @@ TEST(Fsdp1, ForwardPrefetchReducesOneUnitLate) {
   EXPECT_EQ(only(all, {"pre_backward", "post_backward"}),
             Texts({"pre_backward root", "pre_backward 2", "pre_backward 1", "post_backward 2",
                    "pre_backward 0", "post_backward 1", "post_backward 0", "post_backward root"}));
+  // A reentrant checkpoint runs forward without views and its own graph's backward at once.
+  Plan again = plan;
+  again.recompute = {Recompute::kFull, {}};
+  again.recompute_early_stop = false;
+  EXPECT_EQ(only(spelled(step_of(tiny_model(3), again, 2)), {"pre_backward", "post_backward"}),
+            Texts({"pre_backward root", "pre_backward 2", "post_backward 2", "pre_backward 1",
+                   "post_backward 1", "pre_backward 0", "post_backward 0", "post_backward root"}));
   // Gathered in the pre-forward of the unit in front.
   const Texts forward = only(all, {"all_gather", "unshard_free"});
   EXPECT_EQ(
