@@ -15,19 +15,15 @@ DeviceUpdate::DeviceUpdate(UnitSet& units, const ModelSpec& model, const Plan& p
   rate_ = at::zeros_like(number_);
   if (plan.optimizer.clip_norm) factor_ = at::ones_like(number_);
   std::vector<AdamWPiece> fused;
-  const auto over = [&](void* memory, std::int64_t count) {
-    return tensor_over(memory, count, at::kFloat, device);
-  };
   for (UnitMemory& unit : units.all()) {
-    pieces_.push_back(pieces_of(unit));
-    for (const ShardPiece& piece : pieces_.back()) {
+    for (const ShardPiece& piece : pieces_of(unit)) {
       Lists& lists = decays(model, *piece.parameter) ? decayed_ : undecayed_;
       const auto offset = static_cast<std::size_t>(piece.begin) * sizeof(float);
-      lists.parameters.push_back(over(unit.master + offset, piece.count));
-      lists_of_.push_back(&lists);
+      lists.parameters.push_back(floats(unit.master + offset, piece.count));
+      pieces_.push_back({unit, piece.begin, piece.count, lists});
       if (plan.optimizer.kind == Optimizer::Kind::kAdamW) {
-        lists.first.push_back(over(unit.moments[0] + offset, piece.count));
-        lists.second.push_back(over(unit.moments[1] + offset, piece.count));
+        lists.first.push_back(floats(unit.moments[0] + offset, piece.count));
+        lists.second.push_back(floats(unit.moments[1] + offset, piece.count));
         fused.push_back(
             {lists.parameters.back().mutable_data_ptr<float>(), nullptr,
              lists.first.back().mutable_data_ptr<float>(),
@@ -41,7 +37,7 @@ DeviceUpdate::DeviceUpdate(UnitSet& units, const ModelSpec& model, const Plan& p
       lists.steps.push_back(number_);
     }
     if (unit.shadow != unit.master) {
-      masters_.push_back(over(unit.master, unit.shard));
+      masters_.push_back(floats(unit.master, unit.shard));
       shadows_.push_back(
           tensor_over(unit.shadow, unit.shard, scalar_type(plan.param_dtype), device));
     }
@@ -49,6 +45,10 @@ DeviceUpdate::DeviceUpdate(UnitSet& units, const ModelSpec& model, const Plan& p
   if (!fused.empty() && !units.offloads() && plan.param_dtype != DType::kFp16) {
     fused_ = accelerator.fused_adamw(fused, plan.optimizer);
   }
+}
+
+at::Tensor DeviceUpdate::floats(void* memory, std::int64_t count) const {
+  return tensor_over(memory, count, at::kFloat, units_.states().device());
 }
 
 void DeviceUpdate::find_gradients() {
@@ -60,19 +60,15 @@ void DeviceUpdate::find_gradients() {
        {&gradients_, &counted_, &decayed_.gradients, &undecayed_.gradients}) {
     list->clear();
   }
-  const auto over = [&](float* memory, std::int64_t count) {
-    return tensor_over(memory, count, at::kFloat, units_.states().device());
-  };
+  for (const UnitMemory& unit : units_.all()) {
+    gradients_.push_back(floats(unit.gradient, unit.shard));
+    if (unit.counted > 0) counted_.push_back(floats(unit.gradient, unit.counted));
+  }
   std::vector<const float*> of_pieces;
-  for (std::size_t u = 0; u < pieces_.size(); ++u) {
-    const UnitMemory& unit = units_.all()[u];
-    gradients_.push_back(over(unit.gradient, unit.shard));
-    if (unit.counted > 0) counted_.push_back(over(unit.gradient, unit.counted));
-    for (const ShardPiece& piece : pieces_[u]) {
-      lists_of_[of_pieces.size()]->gradients.push_back(
-          over(unit.gradient + piece.begin, piece.count));
-      of_pieces.push_back(unit.gradient + piece.begin);
-    }
+  for (const Piece& piece : pieces_) {
+    float* const place = piece.unit.gradient + piece.begin;
+    piece.lists.gradients.push_back(floats(place, piece.count));
+    of_pieces.push_back(place);
   }
   if (fused_) fused_->find_gradients(of_pieces);
 }

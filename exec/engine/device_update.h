@@ -12,7 +12,6 @@
 
 #include "exec/device/accelerator.h"
 #include "exec/engine/unit_memory.h"
-#include "exec/engine/update.h"
 
 namespace foreshard {
 
@@ -35,17 +34,23 @@ class DeviceUpdate {
   struct Lists {
     std::vector<at::Tensor> parameters, gradients, first, second, steps;
   };
+  struct Piece {
+    const UnitMemory& unit;
+    std::int64_t begin = 0, count = 0;  // in the unit's shard
+    Lists& lists;                       // where it is updated
+  };
   void update(const Lists& lists, double decay);
+  // On the device of the states.
+  at::Tensor floats(void* memory, std::int64_t count) const;
   // Where this step's gradients are.
   void find_gradients();
 
   const Plan& plan_;
   UnitSet& units_;
-  std::vector<std::vector<ShardPiece>> pieces_;  // by unit
-  std::vector<Lists*> lists_of_;                 // of each piece, in their order
-  std::vector<const float*> places_;             // of units' gradients, when the lists were made
-  std::vector<at::Tensor> gradients_;            // one per unit, whole shards
-  std::vector<at::Tensor> counted_;              // what of them the norm takes from this rank
+  std::vector<Piece> pieces_;          // in the order of units
+  std::vector<const float*> places_;   // of units' gradients, when the lists were made
+  std::vector<at::Tensor> gradients_;  // one per unit, whole shards
+  std::vector<at::Tensor> counted_;    // what of them the norm takes from this rank
   Lists decayed_, undecayed_;
   std::vector<at::Tensor> masters_, shadows_;
   at::Tensor number_, rate_;

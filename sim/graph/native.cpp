@@ -454,7 +454,8 @@ class Native final : public StepBuilder {
     State& s = state(u);
     if (s.gradient != kNoBuffer) return;  // kept from the micro-batch before
     if (writes_sums()) {
-      s.gradient = begin_sums(u);
+      begin_sums(u);
+      s.gradient = s.stored_gradient;
       return;
     }
     if (u != root() && std::cmp_greater(reducing_.size(), plan_.reduce_scatter_buffers)) {
@@ -466,13 +467,12 @@ class Native final : public StepBuilder {
     graph().buffers.back().role = BufferRole::kUnitGradient;
   }
 
-  std::int32_t begin_sums(std::int32_t u) {
+  void begin_sums(std::int32_t u) {
     State& s = state(u);
-    if (s.stored_gradient != kNoBuffer) return s.stored_gradient;
+    if (s.stored_gradient != kNoBuffer) return;
     s.stored_gradient =
         allocate(MemoryCategory::kShardedGrad, Stream::kCompute, u, Bytes(s.shard * 4));
     graph().buffers.back().role = BufferRole::kGradient;
-    return s.stored_gradient;
   }
 
   // What takes its place waits for the reduction.

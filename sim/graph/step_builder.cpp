@@ -12,6 +12,7 @@
 #include "sim/base/error.h"
 #include "sim/graph/axes/rank_part.h"
 #include "sim/graph/layer_collectives.h"
+#include "sim/graph/layers/given_mask.h"
 
 namespace foreshard {
 namespace {
@@ -506,6 +507,13 @@ std::int32_t StepBuilder::allocate_persistent(MemoryCategory category, std::int3
   graph_.buffers.push_back({category, Stream::kCompute, unit, allocated_size(bytes.count())});
   graph_.persistent.push_back(id);
   return id;
+}
+
+void StepBuilder::allocate_given_masks() {
+  for (const std::int64_t bytes : kept_masks(model_, plan_)) {
+    given_masks_.push_back(
+        allocate(MemoryCategory::kActivation, Stream::kCompute, -1, Bytes(bytes)));
+  }
 }
 
 std::int32_t StepBuilder::allocate_persistent_parts(MemoryCategory category, std::int32_t unit,

@@ -212,6 +212,10 @@ class StepBuilder {
         {MemoryAction::Kind::kFree, buffer, recorded == 0 ? MemoryAction::kWhole : recorded});
     buffer = kNoBuffer;
   }
+  void free_all(std::vector<std::int32_t>& buffers) {
+    for (std::int32_t& buffer : buffers) free(buffer);
+    buffers.clear();
+  }
   std::int32_t allocate_persistent(MemoryCategory category, std::int32_t unit, Bytes bytes);
   std::int32_t allocate_persistent_parts(MemoryCategory category, std::int32_t unit,
                                          std::int32_t parts);
@@ -220,6 +224,9 @@ class StepBuilder {
   void free_last_gradient(std::int32_t unit, std::int32_t pass);
   // The same gradients as buffers, in the order of the unit's trained parameters.
   std::vector<std::int32_t> gradient_buffers(std::int32_t unit, std::int32_t pass) const;
+  // What checkpointed blocks keep of a micro-batch's masks (sim/graph/layers/given_mask.h).
+  void allocate_given_masks();
+  void free_given_masks() { free_all(given_masks_); }
 
   // Pass m is micro-batch m; an evaluation forward is the pass behind the last one.
   void begin_pass(std::int32_t pass, std::int32_t microbatch);
@@ -361,6 +368,7 @@ class StepBuilder {
   std::vector<std::int32_t> first_module_;
   std::vector<std::int32_t> block_of_layer_;
   std::vector<Bytes> part_sums_;
+  std::vector<std::int32_t> given_masks_;
   std::int32_t root_ = -1;
   bool repeats_layers_ = false;  // some layer is called more than once
   // Of each layer, per kind of pass, into graph_.programs.

@@ -6,7 +6,6 @@
 #include <utility>
 
 #include "sim/base/error.h"
-#include "sim/graph/layers/given_mask.h"
 #include "sim/graph/layers/layer_modules.h"
 
 namespace foreshard {
@@ -100,10 +99,7 @@ void GradientHooks::run_forward() {
   const std::int64_t tokens = plan_.batch.micro_batch * plan_.batch.sequence / plan_.mesh.cp * 8;
   tokens_ = allocate(MemoryCategory::kInput, Stream::kCompute, -1, Bytes(tokens));
   labels_ = allocate(MemoryCategory::kInput, Stream::kCompute, -1, Bytes(tokens));
-  for (const std::int64_t bytes : kept_masks(model_, plan_)) {
-    given_masks_.push_back(
-        allocate(MemoryCategory::kActivation, Stream::kCompute, -1, Bytes(bytes)));
-  }
+  allocate_given_masks();
   for (std::int32_t l = 0; l < static_cast<std::int32_t>(model_.order.size()); ++l) {
     if (spec_of(l).role == LayerRole::kLoss) {
       // The model's forward; outputs that are made fp32 are, too, and more than the loss before.
@@ -141,8 +137,7 @@ void GradientHooks::run_backward() {
   }
   StepBuilder::free(tokens_);
   StepBuilder::free(labels_);
-  for (std::int32_t& mask : given_masks_) StepBuilder::free(mask);
-  given_masks_.clear();
+  free_given_masks();
 }
 
 void GradientHooks::run_backward(std::int32_t layer) {

@@ -18,7 +18,6 @@
 #include "sim/base/error.h"
 #include "sim/graph/fsdp1/fsdp1_builder.h"
 #include "sim/graph/fsdp1/fsdp1_log.h"
-#include "sim/graph/layers/given_mask.h"
 #include "sim/graph/runtimes.h"
 
 namespace foreshard {
@@ -149,10 +148,7 @@ void Fsdp1::run_forward() {
         checked_multiply(plan_.batch.micro_batch, plan_.batch.sequence), std::int64_t{8});
     input_tokens_ = allocate(MemoryCategory::kInput, Stream::kCompute, -1, Bytes(tokens));
     input_labels_ = allocate(MemoryCategory::kInput, Stream::kCompute, -1, Bytes(tokens));
-    for (const std::int64_t bytes : kept_masks(model_, plan_)) {
-      given_masks_.push_back(
-          allocate(MemoryCategory::kActivation, Stream::kCompute, -1, Bytes(bytes)));
-    }
+    allocate_given_masks();
   }
   if (log_) log_->begin_pass();
   root_pre_forward();
@@ -277,8 +273,7 @@ void Fsdp1::run_backward() {
   if (dry_) return;
   StepBuilder::free(input_tokens_);
   StepBuilder::free(input_labels_);
-  for (std::int32_t& mask : given_masks_) StepBuilder::free(mask);
-  given_masks_.clear();
+  free_given_masks();
   const std::int32_t loss = static_cast<std::int32_t>(model_.order.size()) - 1;
   if (loss != last_layer_) add_phase(EventKind::kBackward, loss, Segments::kExit);
 }

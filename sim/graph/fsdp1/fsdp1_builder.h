@@ -205,7 +205,6 @@ class Fsdp1 final : public StepBuilder {
   std::int32_t last_layer_ = -1;  // before the loss
   std::int32_t input_tokens_ = kNoBuffer;
   std::int32_t input_labels_ = kNoBuffer;
-  std::vector<std::int32_t> given_masks_;
   std::map<std::string, std::int64_t> facts_;
   std::unique_ptr<Fsdp1Log> log_;  // null: none is kept
 };

@@ -17,7 +17,6 @@
 #include "sim/graph/fsdp2/fsdp2_builder.h"
 #include "sim/graph/fsdp2/fsdp2_repeat.h"
 #include "sim/graph/fsdp2/fsdp2_scope.h"
-#include "sim/graph/layers/given_mask.h"
 #include "sim/graph/runtimes.h"
 
 namespace foreshard {
@@ -152,10 +151,7 @@ void Fsdp2::run_forward(bool training) {
                              Bytes(input_bytes(model_, batch.micro_batch, batch.sequence)));
     input_labels_ = allocate(MemoryCategory::kInput, Stream::kCompute, -1,
                              Bytes(label_bytes(model_, batch.micro_batch, batch.sequence)));
-    for (const std::int64_t bytes : kept_masks(model_, plan_)) {
-      given_masks_.push_back(
-          allocate(MemoryCategory::kActivation, Stream::kCompute, -1, Bytes(bytes)));
-    }
+    allocate_given_masks();
   }
   root_pre_forward(kRootState);
   const bool gathers_root = root() >= 0 && is_wrapped();
@@ -495,7 +491,7 @@ void Fsdp2::run_backward() {
   } else {
     StepBuilder::free(input_tokens_);
     StepBuilder::free(input_labels_);
-    free_all(given_masks_);
+    free_given_masks();
   }
   const std::int32_t last = layers - 1;
   if (spec_of(last).role == LayerRole::kLoss) {

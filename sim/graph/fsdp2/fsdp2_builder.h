@@ -279,7 +279,6 @@ class Fsdp2 final : public StepBuilder {
   void copy_out(std::int32_t unit);
   std::int32_t copy_out_alone(std::int32_t unit);
   void keep_slices(std::int32_t unit);
-  void free_all(std::vector<std::int32_t>& buffers);
   void free_from_end(std::vector<std::int32_t>& buffers);
   void reshard(std::int32_t unit);
   void pre_forward(std::int32_t unit);
@@ -335,7 +334,6 @@ class Fsdp2 final : public StepBuilder {
   bool in_finalize_ = false;
   std::int32_t input_tokens_ = kNoBuffer;
   std::int32_t input_labels_ = kNoBuffer;
-  std::vector<std::int32_t> given_masks_;
   // Of the step's frame: tokens and labels of all micro-batches, the rank's part of one's, losses.
   std::vector<std::int32_t> batches_, batch_parts_, losses_;
   // Without fully_shard: whose backward runs and is about to, and gradients of the step before.

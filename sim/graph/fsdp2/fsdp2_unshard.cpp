@@ -235,11 +235,6 @@ void Fsdp2::keep_slices(std::int32_t unit) {
   if (logging_) log_here("reshard", {.on = "post_forward_shard"});
 }
 
-void Fsdp2::free_all(std::vector<std::int32_t>& buffers) {
-  for (std::int32_t& buffer : buffers) StepBuilder::free(buffer);
-  buffers.clear();
-}
-
 // As Python drops a list.
 void Fsdp2::free_from_end(std::vector<std::int32_t>& buffers) {
   std::reverse(buffers.begin(), buffers.end());
