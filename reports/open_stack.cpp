@@ -5,6 +5,7 @@
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
+#include <oneapi/tbb/enumerable_thread_specific.h>
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
@@ -84,26 +85,39 @@ struct StackOdds::Code {
   ProgramCache programs;
 };
 
-StackOdds::StackOdds(const StackSet& set, std::shared_ptr<ReservedMemory> replays) : set_(set) {
-  for (std::size_t i = 1; i < set.cases.size(); ++i) {
-    codes_.push_back(std::make_shared<Code>(set.cases[i], replays));
-  }
-}
+struct StackOdds::Codes {
+  using List = std::vector<std::unique_ptr<Code>>;
+
+  Codes(const StackSet& set, const std::shared_ptr<ReservedMemory>& replays)
+      : of_thread([&set, replays] {
+          List list;
+          for (std::size_t i = 1; i < set.cases.size(); ++i) {
+            list.push_back(std::make_unique<Code>(set.cases[i], replays));
+          }
+          return list;
+        }) {}
+
+  oneapi::tbb::enumerable_thread_specific<List> of_thread;
+};
+
+StackOdds::StackOdds(const StackSet& set, std::shared_ptr<ReservedMemory> replays)
+    : set_(set), codes_(std::make_shared<Codes>(set, std::move(replays))) {}
 
 Fit StackOdds::as_run(Fit fit, const StackAlternative& by) const {
   return is_unread(by.name) ? with_alternatives(fit, set_.cases.front().model, by.plan) : fit;
 }
 
 double StackOdds::sum_of(const Plan& plan, const Fit& first, double enough, FitOf fit_of) {
-  if (codes_.empty()) return fit_probability(first);
+  if (set_.cases.size() < 2) return fit_probability(first);
+  Codes::List& codes = codes_->of_thread.local();
   const std::vector<StackAlternative> plans = set_.plans_of(plan);
   double sum = plans.front().weight * fit_probability(as_run(first, plans.front()));
   double open = 1 - plans.front().weight;
   for (std::size_t i = 1; i < plans.size(); ++i) {
     if (sum + open < enough) return sum + open;
-    const auto code = std::find_if(codes_.begin(), codes_.end(),
+    const auto code = std::find_if(codes.begin(), codes.end(),
                                    [&](const auto& c) { return c->name == plans[i].name; });
-    FORESHARD_CHECK(code != codes_.end(), "an alternative that the job does not have");
+    FORESHARD_CHECK(code != codes.end(), "an alternative that the job does not have");
     sum += plans[i].weight * fit_probability(as_run(fit_of(**code, plans[i].plan), plans[i]));
     open -= plans[i].weight;
   }

@@ -40,8 +40,8 @@ struct StackSet {
   std::vector<StackCase> of(const Plan& plan) const;
 };
 
-// How sure a plan is to fit, whichever code runs it, for a search that asks it of many plans. Of
-// one thread.
+// How sure a plan is to fit, whichever code runs it, for a search that asks it of many plans, from
+// any thread.
 class StackOdds {
  public:
   // `replays`: of the allocator, as FitRule's.
@@ -53,13 +53,14 @@ class StackOdds {
   double at_most(const Plan& plan, const Fit& least);
 
  private:
-  struct Code;  // one of the others
+  struct Code;   // one of the others
+  struct Codes;  // all of them, for each thread
   Fit as_run(Fit fit, const StackAlternative& by) const;
   using FitOf = Fit (*)(Code&, const Plan&);
   double sum_of(const Plan& plan, const Fit& first, double enough, FitOf fit_of);
 
   const StackSet& set_;
-  std::vector<std::shared_ptr<Code>> codes_;
+  std::shared_ptr<Codes> codes_;
 };
 
 // Its figures.

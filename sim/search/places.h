@@ -29,6 +29,9 @@ using Rank = std::tuple<Time, Bytes, std::size_t>;
 // Of allocated memory, what a caching allocator reserves beside it where it caches little.
 inline constexpr double kLittleCache = 0.1;
 
+// Plans that are assessed beside the first in line, which may turn out to be the answer.
+inline constexpr std::size_t kMostAhead = 7;
+
 class Places {
  public:
   // Throws Error(kInvalidInput) when the global batch fits no mesh. References are kept.
@@ -103,6 +106,11 @@ class Places {
   bool recalled(std::size_t i);
   void judge_anew(std::size_t i);
   void assess(std::size_t i);
+  // Only a plan that holds will do: a riskier one is known or not asked for.
+  bool needs_sure() const;
+  // Assesses the first of `ranked` that may hold, in parallel with one more for each that failed
+  // to so far: so many do not depend on the number of threads.
+  void assess_first(const std::set<Rank>& ranked, std::optional<Time> bound);
   // By the rule's upper bound.
   bool may_hold(std::size_t i) const;
   Fit fit_with(std::size_t i, Bytes reserved) const;
@@ -120,6 +128,7 @@ class Places {
   oneapi::tbb::task_arena arena_;
   std::atomic<std::int64_t> done_ = 0;
   std::atomic<bool> stopped_ = false;
+  std::size_t failed_ = 0;  // to hold when assessed, at most kMostAhead
   std::optional<std::size_t> riskier_;
 };
 

@@ -120,7 +120,7 @@ struct SearchMemory {
 };
 
 // What a plan's memory has to meet, and who says how sure it is that it fits where more is known
-// than the plan's own forecast (what it leaves open): optional, called by one thread at a time;
+// than the plan's own forecast (what it leaves open): optional, called from any thread;
 // where the odds are below `enough`, the answer may be an upper bound that is below it, too.
 // `replays`: of the allocator, shared with other searches; null: a search's own.
 struct FitRule {
