@@ -141,6 +141,27 @@ void keep(std::vector<Access>& users, const Access& now, const Clock& clock) {
   users.push_back(now);
 }
 
+// Adds what `users` did within the range: pieces of memory that are split and joined over and over
+// keep each access once.
+void add_within(std::vector<Access>& to, const std::vector<Access>& users, std::uint64_t begin,
+                std::uint64_t end) {
+  for (Access part : users) {
+    part.begin = std::max(part.begin, begin);
+    part.end = std::min(part.end, end);
+    if (part.begin >= part.end) continue;
+    const auto rest = std::find_if(to.begin(), to.end(), [&](const Access& a) {
+      return a.stream == part.stream && a.place == part.place && a.writes == part.writes &&
+             a.begin <= part.end && part.begin <= a.end;
+    });
+    if (rest == to.end()) {
+      to.push_back(part);
+    } else {
+      rest->begin = std::min(rest->begin, part.begin);
+      rest->end = std::max(rest->end, part.end);
+    }
+  }
+}
+
 struct Fault {
   const char* what;
   Access earlier, now;
@@ -401,10 +422,14 @@ void hand_out(const void* at, std::uint64_t bytes, Holder holder) {
     const std::uint64_t from = it->first;
     Left left = std::move(it->second);
     it = s.left.erase(it);
-    block.before.insert(block.before.end(), left.users.begin(), left.users.end());
+    add_within(block.before, left.users, begin, block.end);
     // What lies beside the block stays.
-    if (from < begin) s.left[from] = {begin, left.users};
-    if (left.end > block.end) it = s.left.insert_or_assign(block.end, std::move(left)).first;
+    const auto keep_part = [&](std::uint64_t part, std::uint64_t end) {
+      Left& beside = s.left[part] = {end, {}};
+      add_within(beside.users, left.users, part, end);
+    };
+    if (from < begin) keep_part(from, begin);
+    if (left.end > block.end) keep_part(block.end, left.end);
   }
   s.blocks[begin] = std::move(block);
 }

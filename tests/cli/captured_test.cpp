@@ -357,7 +357,7 @@ TEST(NullGpu, PlantedFaultsAreFound) {
     EXPECT_EQ(right.exit_code, 0) << name << right.err;
     EXPECT_EQ(right.err, "") << name;
   }
-  EXPECT_EQ(faults, 18U);
+  EXPECT_EQ(faults, 19U);
 }
 
 // A step of a program in Python, by its CUDA calls alone: mostly products in bf16, one in fp32, the

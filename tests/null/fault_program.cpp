@@ -164,6 +164,21 @@ void freed_blocks_joined(Bench& b) {
   cudaMemsetAsync(both, 0, 2 * kBytes, b.main);
 }
 
+// Handed out and given back without use, in pieces and whole: each access is remembered once.
+void freed_block_split_and_joined(Bench& b) {
+  void* const all = b.block(0, 2 * kBytes);
+  cudaMemsetAsync(all, 0, 2 * kBytes, b.side);
+  b.free(all, 2 * kBytes);
+  for (int i = 0; i < 64; ++i) {
+    b.free(b.block(0));
+    b.free(b.block(1));
+    b.free(b.block(0, 2 * kBytes), 2 * kBytes);
+  }
+  void* const part = b.block(1);
+  b.order(b.side, b.main);
+  cudaMemsetAsync(part, 0, kBytes, b.main);
+}
+
 // ---- what a stream that is captured forbids ----
 
 constexpr int kGlobal = 0, kRelaxed = 2;
@@ -237,6 +252,7 @@ constexpr std::pair<const char*, void (*)(Bench&)> kFaults[] = {
     {"source_freed_early", source_freed_early},
     {"part_of_a_freed_block", part_of_a_freed_block},
     {"freed_blocks_joined", freed_blocks_joined},
+    {"freed_block_split_and_joined", freed_block_split_and_joined},
     {"allocation_in_capture", allocation_in_capture},
     {"stream_awaited_in_capture", stream_awaited_in_capture},
     {"device_awaited_in_capture", device_awaited_in_capture},
