@@ -516,6 +516,17 @@ void StepBuilder::allocate_given_masks() {
   }
 }
 
+void StepBuilder::hold_logits() {
+  if (plan_.logits != Logits::kHeld) return;
+  const TensorSpec& logits =
+      spec_of(static_cast<std::int32_t>(model_.order.size()) - 1).tensors.front();
+  const std::int64_t count = elements(logits, plan_.batch.micro_batch, plan_.batch.sequence);
+  // Accelerate makes what a model under autocast returns fp32.
+  const DType type = plan_.output_dtype.value_or(plan_.autocast ? DType::kFp32 : plan_.param_dtype);
+  held_logits_ = allocate(MemoryCategory::kActivation, Stream::kCompute, -1,
+                          Bytes(checked_multiply(count, size_of(type))));
+}
+
 std::int32_t StepBuilder::allocate_persistent_parts(MemoryCategory category, std::int32_t unit,
                                                     std::int32_t parts) {
   const std::int32_t id = add_parts(category, Stream::kCompute, unit, parts);
@@ -597,6 +608,7 @@ void StepBuilder::begin_pass(std::int32_t pass, std::int32_t microbatch) {
 }
 
 EventGraph StepBuilder::finish() {
+  drop_logits();
   graph_.final_host_wait =
       std::max({graph_.final_host_wait, unawaited_compute_, pending_host_wait_});
   for (std::size_t i = 0; i + 1 < graph_.details.size(); ++i) {

@@ -227,6 +227,10 @@ class StepBuilder {
   // What checkpointed blocks keep of a micro-batch's masks (sim/graph/layers/given_mask.h).
   void allocate_given_masks();
   void free_given_masks() { free_all(given_masks_); }
+  // The loop's name for what the model returned: it ends when the next forward has returned, or
+  // with the step. Logits::kHeld.
+  void hold_logits();
+  void drop_logits() { free(held_logits_); }
 
   // Pass m is micro-batch m; an evaluation forward is the pass behind the last one.
   void begin_pass(std::int32_t pass, std::int32_t microbatch);
@@ -369,6 +373,7 @@ class StepBuilder {
   std::vector<std::int32_t> block_of_layer_;
   std::vector<Bytes> part_sums_;
   std::vector<std::int32_t> given_masks_;
+  std::int32_t held_logits_ = kNoBuffer;
   std::int32_t root_ = -1;
   bool repeats_layers_ = false;  // some layer is called more than once
   // Of each layer, per kind of pass, into graph_.programs.

@@ -109,7 +109,9 @@ void GradientHooks::run_forward() {
       if (is_behind) forward_ended();
       compute_loss(l);
       if (!is_behind) forward_ended();
+      drop_logits();
       add_phase(EventKind::kBackward, l, Segments::kInside);
+      hold_logits();
       continue;
     }
     forward_begins(l);

@@ -124,7 +124,7 @@ RecordedStep Fsdp2::build(StepNumber step, Log keep, const std::vector<std::int3
   if (plan_.optimizer.clip_norm) clip();
   optimizer(step);
   end_step_frame();
-  StepBuilder::free(held_logits_);
+  drop_logits();
   if (logging_) log("step_end");
   return {finish(), std::move(events_), std::move(padded_again_)};
 }
@@ -180,7 +180,7 @@ void Fsdp2::run_forward(bool training) {
     group(root()).module_state = Training::kIdle;
   }
   end_root_forward(kRootState);
-  StepBuilder::free(held_logits_);  // of the micro-batch before
+  drop_logits();
   if (!has_loss) return;
   if (!training) return add_phase(EventKind::kForward, last, Segments::kInside);
   if (!inside) compute_loss(last);
@@ -190,17 +190,7 @@ void Fsdp2::run_forward(bool training) {
     state_pre_backward(root());
   }
   add_phase(EventKind::kBackward, last, Segments::kInside);
-  if (inside && plan_.logits == Logits::kHeld) hold_logits(last);
-}
-
-// The loop's name for what the model returned; it ends when the next forward has returned, or with
-// the step.
-void Fsdp2::hold_logits(std::int32_t layer) {
-  const std::int64_t count =
-      elements(spec_of(layer).tensors.front(), plan_.batch.micro_batch, plan_.batch.sequence);
-  const DType type = plan_.output_dtype.value_or(plan_.compute_dtype());
-  held_logits_ = allocate(MemoryCategory::kActivation, Stream::kCompute, -1,
-                          Bytes(checked_multiply(count, size_of(type))));
+  if (inside) hold_logits();
 }
 
 // A model that computes its loss holds the name of what went into its head till then; its base

@@ -183,7 +183,6 @@ class Fsdp2 final : public StepBuilder {
   bool is_called(std::int32_t layer) const;
   void end_backward(std::int32_t layer, std::int8_t part);
   void compute_loss(std::int32_t layer);
-  void hold_logits(std::int32_t layer);
   void drop_head_inputs();
   bool casts_logits(std::int32_t head) const;
   void run_backward();
@@ -316,8 +315,7 @@ class Fsdp2 final : public StepBuilder {
   std::vector<Group> groups_;
   std::vector<Trained> trained_;      // in the order of Module.parameters()
   std::vector<std::int32_t> visits_;  // states in the order of named_modules, without the root
-  std::int32_t held_logits_ = kNoBuffer;
-  bool loss_is_inside_ = false;               // of the root's forward, which runs
+  bool loss_is_inside_ = false;       // of the root's forward, which runs
   std::vector<std::int32_t> prefetch_order_;  // units as a trainer lists them
   std::vector<std::int32_t> prefetch_place_;  // of each unit: where it is in prefetch_order_, or -1
   std::vector<bool> input_needs_gradient_, output_needs_gradient_;  // of each layer

@@ -79,6 +79,7 @@ void Zero3::run_step() {
         std::int64_t{8}));
     tokens_ = allocate(MemoryCategory::kInput, Stream::kCompute, -1, tokens);
     labels_ = allocate(MemoryCategory::kInput, Stream::kCompute, -1, tokens);
+    allocate_given_masks();
     if (trace_ != nullptr) {
       follow(trace_->pass(m));
     } else {
@@ -174,7 +175,9 @@ void Zero3::visit(const Zero3Place& place) {
       break;
     case Kind::kLoss:
       settle(add_layer_row(EventKind::kLoss, place.layer));
+      drop_logits();
       add_phase(EventKind::kBackward, place.layer, Segments::kInside);
+      hold_logits();
       break;
     case Kind::kEnter:
     case Kind::kExit:
@@ -227,6 +230,7 @@ void Zero3::leave(const Zero3Place& place) {
 void Zero3::end_backward() {
   StepBuilder::free(tokens_);
   StepBuilder::free(labels_);
+  free_given_masks();
   const auto last = static_cast<std::int32_t>(model_.order.size()) - 1;
   if (spec_of(last).role == LayerRole::kLoss) {
     add_phase(EventKind::kBackward, last, Segments::kExit);

@@ -324,7 +324,8 @@ Problem problem_of_variants(const Plan& plan) {
 // A linear layer before the loss, which reads its weight: no hook of the head's gathers it.
 Problem problem_of_fused_linear(const Plan& plan, const ModelSpec& model) {
   if (!plan.loss.has_product()) return std::nullopt;
-  if (plan.runtime.kind == RuntimeKind::kFsdp2 && plan.units.head == UnitPlacement::kOwn) {
+  if (plan.runtime.kind == RuntimeKind::kFsdp2 && plan.units.head == UnitPlacement::kOwn &&
+      plan.units.embedding != UnitPlacement::kWithHead) {
     return contradiction("units.head", "a loss with the head's product in it calls no head",
                          "units.head: root or with_norm");
   }
