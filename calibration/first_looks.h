@@ -4,7 +4,7 @@
 //
 // Of each set of them the logarithms of measured over forecast were fitted by a shift and a skewed
 // spread around it, which follow from facts of the job: how well its code is described, whose code
-// it is, whether anybody's steps inform its chip, how short its kernels are.
+// it is, whether anybody's steps inform its chip, how much of its step is products at the peak.
 // calibration/evidence/first_looks.json holds the fit to all sets and, for a row of one of them,
 // the fit to the others; reports/unseen/first_looks.py makes it.
 #pragma once
@@ -22,6 +22,9 @@ namespace foreshard {
 
 // Name and size of each fact, 0 where it does not hold; the order does not matter.
 using CodeFacts = std::vector<std::pair<std::string, double>>;
+
+// How far a step is below half of the peak (below_half_peak in sim/cost/cost_model.h).
+inline constexpr const char* kBelowPeakFact = "below_half_peak";
 
 // What a plan and its GPU say of them, and the preset that the code has, "" for none.
 CodeFacts code_facts(const Plan& plan, const Cluster& cluster, std::string_view stack);

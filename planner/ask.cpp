@@ -42,10 +42,6 @@ bool is_limit_told(const Cluster& cluster) {
 
 double square(double value) { return value * value; }
 
-double reach_of_code(const Job& job, std::string_view stack) {
-  return code_half_width(job.resolved.plan, job.cluster, stack);
-}
-
 Bytes sum_of(const std::vector<MemoryAlternative>& list) {
   Bytes sum;
   for (const MemoryAlternative& each : list) sum = sum + each.bytes;
@@ -75,7 +71,8 @@ class Asker {
       all_.levels.codes = (most->seconds - least->seconds) / 2 / all_.step_s;
       alternatives_ = memory_alternatives(job.model, job.resolved.plan);
     }
-    all_.levels.code = reach_of_code(job, told_stack(job));
+    below_ = below_half_peak(mfu_of(made, job.cluster));
+    all_.levels.code = reach_of_code(told_stack(job));
     all_.levels.run = kNinetyPercent * training_evidence().plan_log_sd;
     all_.half_width = all_.levels.half_width();
     all_.memory = made.memory.peak;
@@ -86,7 +83,7 @@ class Asker {
     if (!is_said_) {
       Levels said = all_.levels;
       said.codes = 0;
-      said.code = reach_of_code(job_, job_.open.front().name);
+      said.code = reach_of_code(job_.open.front().name);
       add({"training code", "which training code runs the job",
            "foreshard predict ... --set stack=NAME", 1, said.half_width(), Bytes()});
       for (const MemoryAlternative& each : alternatives_) {
@@ -134,6 +131,9 @@ class Asker {
   }
 
  private:
+  double reach_of_code(std::string_view stack) const {
+    return code_half_width(job_.resolved.plan, job_.cluster, stack, below_);
+  }
   // By how much a step is longer at the low limit; 0 where the limit is told.
   double longer_by_limit() const {
     if (is_limit_told(job_.cluster)) return 0;
@@ -171,6 +171,7 @@ class Asker {
   Questions all_;
   std::vector<FactorMove> moves_;
   std::vector<MemoryAlternative> alternatives_;
+  double below_ = 0;  // half of the peak
   bool is_said_ = true;
 };
 

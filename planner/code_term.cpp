@@ -24,10 +24,13 @@ bool leaves_nothing_open(const Plan& plan, const Cluster& cluster, std::string_v
 
 }  // namespace
 
-double code_half_width(const Plan& plan, const Cluster& cluster, std::string_view stack) {
+double code_half_width(const Plan& plan, const Cluster& cluster, std::string_view stack,
+                       double below) {
   if (leaves_nothing_open(plan, cluster, stack)) return 0;
   const FirstLooks& looks = first_looks();
-  const LogReach reach = code_reach(looks, looks.time, code_facts(plan, cluster, stack), "");
+  CodeFacts facts = code_facts(plan, cluster, stack);
+  facts.emplace_back(kBelowPeakFact, below);
+  const LogReach reach = code_reach(looks, looks.time, facts, "");
   return (reach.up + reach.down) / 2;
 }
 
@@ -40,8 +43,9 @@ Calibration with_code_term(Calibration calibration, const Plan& plan, const Clus
   for (std::size_t f = 0; f < kFactors; ++f) {
     if (f != static_cast<std::size_t>(Factor::kOverlap)) known.center[f] += slower;
   }
-  known.plan_log_sd =
-      std::hypot(known.plan_log_sd, code_half_width(plan, cluster, stack) / kNinetyPercent);
+  const double at_peak = code_half_width(plan, cluster, stack, 0);
+  known.code_log_sd = at_peak / kNinetyPercent;
+  known.code_slope = std::log(code_half_width(plan, cluster, stack, 1) / at_peak);
   return calibration;
 }
 

@@ -102,6 +102,7 @@ struct StepRates {
   double hardware_peak_seconds = 0;  // with recomputed FLOPs
 };
 StepRates step_rates(const Forecast& forecast, const Cluster& cluster);
+double mfu_of(const Forecast& forecast, const Cluster& cluster);
 
 // Seconds and memory of a forecast; `of`: the case that it is of, nullptr where the stack is said.
 StackOutcome outcome_of(const Forecast& forecast, const Cluster& cluster, const StackCase* of);

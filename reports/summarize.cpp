@@ -150,6 +150,8 @@ void summarize_time(const std::vector<Code>& codes, std::vector<StackOutcome> ou
   const auto count = static_cast<std::size_t>(draws);
   Drawn drawn(count), drawn_of_fewer(fewer == nullptr ? 0 : count);
   std::atomic<bool> is_shown = fewer != nullptr;
+  std::vector<double> mfu;
+  for (const Code& code : codes) mfu.push_back(mfu_of(code.forecast, costs.cluster()));
   const auto cut = [&](const Code& code, const CostTable& table, const Timeline& timeline) {
     const auto found = cut_runs(code.forecast.graph, table, timeline, code.repeats,
                                 static_cast<std::int32_t>(kLaidOut - kFewer));
@@ -158,15 +160,17 @@ void summarize_time(const std::vector<Code>& codes, std::vector<StackOutcome> ou
   };
   oneapi::tbb::enumerable_thread_specific<Simulator> simulators;
   oneapi::tbb::parallel_for(0, draws, [&](int k) {
-    const Code& code = codes[alternative_of_draw(weights, k)];
+    const std::size_t of = alternative_of_draw(weights, k);
+    const Code& code = codes[of];
+    const double plan_draw = code.costs.plan_draw(k, mfu[of]);
     const EventGraph& graph = code.forecast.graph;
     CostTable table = code.costs.price(graph, code.costs.draw(k));
     table.delays = code.forecast.costs.delays;
     const Timeline& timeline = simulators.local().steady_step(graph, table, code.repeats);
-    drawn.set(k, measure_step(graph, timeline), code.costs.plan_draw(k));
+    drawn.set(k, measure_step(graph, timeline), plan_draw);
     if (!is_shown) return;
     if (const auto less = cut(code, table, timeline)) {
-      drawn_of_fewer.set(k, measure(graph, timeline, *less), code.costs.plan_draw(k));
+      drawn_of_fewer.set(k, measure(graph, timeline, *less), plan_draw);
     }
   });
   const StepEvidence evidence = weigh_evidence(forecast, costs);
@@ -386,6 +390,11 @@ StepRates step_rates(const Forecast& forecast, const Cluster& cluster) {
   rates.model_peak_seconds = at_peak(flops);
   rates.hardware_peak_seconds = at_peak(flops + recomputed_flops(forecast.graph) * world);
   return rates;
+}
+
+double mfu_of(const Forecast& forecast, const Cluster& cluster) {
+  const double seconds = forecast.timeline.period.seconds();
+  return seconds > 0 ? step_rates(forecast, cluster).model_peak_seconds / seconds : 0;
 }
 
 StackOutcome outcome_of(const Forecast& forecast, const Cluster& cluster, const StackCase* of) {

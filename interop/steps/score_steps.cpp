@@ -75,8 +75,6 @@ bool is_in_evidence(const std::string& family) {
                      [&](const FamilyEvidence& each) { return each.family == family; });
 }
 
-// A layer of a micro-batch below it is so short that what the host does about it shows.
-constexpr double kLongLayer = 0.02;  // seconds
 // How far what such a code may keep besides reaches above the forecast's memory: a logarithm, as a
 // share of which nothing was fitted.
 constexpr const char* kKeptFact = "kept_besides";
@@ -84,7 +82,6 @@ constexpr const char* kKeptFact = "kept_besides";
 // What the spread of first looks follows from (calibration/first_looks.h).
 CodeFacts code_facts(const TrainingRow& row, const TrainingJob& job, const Report& report) {
   const Plan& plan = job.resolved.plan;
-  const auto layers = static_cast<double>(plan.batch.accumulation * std::ssize(job.model.order));
   const std::string_view verdict = row.word("score");
   const std::string stack = likely_stack(row);
   const bool has_preset = find_stack(stack) != nullptr;
@@ -93,7 +90,7 @@ CodeFacts code_facts(const TrainingRow& row, const TrainingJob& job, const Repor
     if (size > 0) facts.emplace_back(name, size);
   };
   add("rests_on_readings", !verdict.empty() && verdict != "yes");
-  add("short_kernels", std::log(kLongLayer / (report.seconds.value / layers)));
+  add(kBelowPeakFact, below_half_peak(report.mfu.value));
   if (is_unread_loop(row)) {
     add(kKeptFact, log_reach(memory_alternatives(job.model, plan), report.fit.allocated));
   }

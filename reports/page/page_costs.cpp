@@ -176,8 +176,8 @@ Json sensitivity_json(const Forecast& forecast, const CostModel& costs) {
     }
   }
   const double step = drawn.at(costs.center());
-  if (calibration.knowledge && calibration.knowledge->plan_log_sd > 0) {
-    const double high = std::exp(kNormal95 * calibration.knowledge->plan_log_sd);
+  if (const double log_sd = costs.plan_log_sd(mfu_of(forecast, costs.cluster())); log_sd > 0) {
+    const double high = std::exp(kNormal95 * log_sd);
     factors.push_back({{"factor", "this plan's own shape"},
                        {"low_factor", 1 / high},
                        {"high_factor", high},

@@ -56,6 +56,7 @@ class DrawnStep {
     if (accumulation_ > kShown && !shown_.costs.delays.empty()) {
       shown_ = forecast(model, plan, costs, replays);
     }
+    mfu_ = mfu_of(shown_, costs.cluster());
     is_whole_ = accumulation_ <= kShown || !shown_.costs.delays.empty();
     if (is_whole_) return;
     const LayerPrograms programs(model, plan);
@@ -77,16 +78,18 @@ class DrawnStep {
     const auto at = [&](const EventGraph& graph, const std::vector<HostDelay>& delays) {
       return period(simulator_, graph, costs_.price(graph, factors), delays);
     };
-    if (is_whole_) return at(shown_.graph, shown_.costs.delays) * costs_.plan_draw(k);
+    if (is_whole_) return at(shown_.graph, shown_.costs.delays) * costs_.plan_draw(k, mfu_);
     const double base = at(longer_, {});
     const double one_more = base - at(shorter_, {});
-    return (base + static_cast<double>(accumulation_ - drawn_) * one_more) * costs_.plan_draw(k);
+    return (base + static_cast<double>(accumulation_ - drawn_) * one_more) *
+           costs_.plan_draw(k, mfu_);
   }
 
  private:
   std::int64_t accumulation_;
   const CostModel& costs_;
   Forecast shown_;
+  double mfu_ = 0;
   bool is_whole_ = true;
   std::int64_t drawn_ = 0;
   EventGraph longer_, shorter_;

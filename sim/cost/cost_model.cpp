@@ -316,9 +316,18 @@ FactorDraw CostModel::center() const {
   return draw;
 }
 
-double CostModel::plan_draw(int k) const {
-  if (!calibration_.knowledge) return 1;
-  return std::exp(calibration_.knowledge->plan_log_sd * halton_normal(k, kFactors));
+double below_half_peak(double mfu) { return mfu > 0 ? std::max(0.0, 1 - 2 * mfu) : 0; }
+
+double CostModel::plan_log_sd(double mfu) const {
+  if (!calibration_.knowledge) return 0;
+  const FactorKnowledge& known = *calibration_.knowledge;
+  return std::hypot(known.plan_log_sd,
+                    known.code_log_sd * std::exp(known.code_slope * below_half_peak(mfu)));
+}
+
+double CostModel::plan_draw(int k, double mfu) const {
+  const double log_sd = plan_log_sd(mfu);
+  return log_sd > 0 ? std::exp(log_sd * halton_normal(k, kFactors)) : 1;
 }
 
 // Between two head sizes that have curves, in the logarithm; beyond them the nearest.

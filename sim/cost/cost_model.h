@@ -31,6 +31,9 @@ namespace foreshard {
 using FactorDraw = std::array<double, kFactors>;
 FactorDraw central_draw();
 
+// How far a step is below half of the peak, which the best do: 0 .. 1; 0 where no peak is known.
+double below_half_peak(double mfu);
+
 struct KernelPrice {
   double seconds = 0;
   Factor factor = Factor::kGemm;
@@ -75,8 +78,10 @@ class CostModel {
   FactorDraw draw(int k) const;
   // The factors as they are best known: 1 without Calibration::knowledge.
   FactorDraw center() const;
-  // What draw k multiplies a whole step with (FactorKnowledge::plan_log_sd).
-  double plan_draw(int k) const;
+  // Of what multiplies a whole step, the standard deviation of the logarithm: its own shape and its
+  // training code, of which less is sure the less of the step is products at the peak.
+  double plan_log_sd(double mfu) const;
+  double plan_draw(int k, double mfu) const;  // draw k of it
   // The same prices for one GPU that runs a rank by itself.
   CostModel of_one_gpu() const;
   const Cluster& cluster() const { return cluster_; }

@@ -240,7 +240,11 @@ struct FactorSpread {
 struct FactorKnowledge {
   std::array<double, kFactors> center{};
   std::array<std::array<double, kFactors>, kFactors> mixing{};
-  double plan_log_sd = 0;   // of what no factor explains: the plan's own shape
+  double plan_log_sd = 0;  // of what no factor explains: the plan's own shape
+  // Of what the training code does besides: of a step at half of the peak or more, and how much its
+  // logarithm grows from there to a step that does next to nothing at the peak.
+  double code_log_sd = 0;
+  double code_slope = 0;
   std::string informed_by;  // families of training steps: "LF, ME22"
 };
 

@@ -4,8 +4,11 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cmath>
 #include <filesystem>
 
+#include "planner/code_term.h"
+#include "sim/base/quantile.h"
 #include "tests/support/temporary_folder.h"
 
 namespace foreshard {
@@ -53,6 +56,30 @@ TEST(Ask, SayingTheTrainingCodeNarrowsAsPromised) {
   EXPECT_EQ(said.memory_above, code->memory_above);
   EXPECT_EQ(find(said, "training code"), nullptr);
   EXPECT_LT(said.half_width, open.half_width);
+}
+
+// A draw of a step has the spread that the code's term promises for how much of it is products at
+// the peak, and what does less of it is less sure.
+TEST(Ask, WhatIsFarFromThePeakIsLessSure) {
+  JobOptions options;
+  options.model = "llama-3.1-8b";
+  options.cluster = "64xh100";
+  options.runtime = "fsdp2";
+  options.assignments.push_back({"stack=hf_trainer"});
+  const Job job = load_job(options);
+  const CostModel costs = cost_model(job);
+  const double own = costs.calibration().knowledge->plan_log_sd;
+  double before = 0;
+  for (const double mfu : {0.7, 0.5, 0.4, 0.2, 0.01}) {
+    const double code =
+        code_half_width(job.resolved.plan, job.cluster, "hf_trainer", below_half_peak(mfu));
+    EXPECT_NEAR(costs.plan_log_sd(mfu), std::hypot(own, code / kNinetyPercent), 1e-9) << mfu;
+    EXPECT_GE(costs.plan_log_sd(mfu), before) << mfu;
+    before = costs.plan_log_sd(mfu);
+  }
+  EXPECT_EQ(costs.plan_log_sd(0.7), costs.plan_log_sd(0.5));
+  EXPECT_GT(costs.plan_log_sd(0.2), costs.plan_log_sd(0.4));
+  EXPECT_EQ(below_half_peak(0), 0);  // no peak is known
 }
 
 // The catalogue's limit may not be theirs; with a cluster file that says it the question is
