@@ -274,9 +274,9 @@ void Fsdp2::clip_over_axes() {
   for (const ClipGroup& clipped : clip_groups()) {
     const std::int64_t row = clipped.parameters * master_size();
     std::int32_t norms = scalars(clipped.parameters);
+    free_all(sums);
     // Norms that every rank of tp has whole become summands of the row.
     std::int32_t shares = clipped.replicated == 0 ? kNoBuffer : scalars(clipped.replicated);
-    free_all(sums);
     std::int32_t stacked = temporary(row);
     StepBuilder::free(shares);
     std::int32_t roots = kNoBuffer;
