@@ -46,6 +46,7 @@ struct TensorSpec {
   // the text. with_images makes per_sequence of it.
   std::int64_t per_image = 0;
   bool in_registers = false;  // between operations of one kernel (Operation::region): no buffer
+  bool held = false;          // beyond its layer, by who made it: its name does not end
   std::int64_t split = 1;     // ranks that hold a part of it each: elements are divided by it
   bool operator==(const TensorSpec&) const = default;
 };
@@ -271,6 +272,7 @@ struct Operation {
   bool in_place = false;
   bool eager_norm = false;         // one of the several kernels of a norm that is not fused
   bool transposed_weight = false;  // GEMM: parameter 0 is stored [k, n] instead of [n, k]
+  bool continues_node = false;     // autograd's, of the collective in front of it
   bool kept_by_selective = false;  // output survives the forward under selective recompute
   std::int8_t part = 0;            // module it belongs to, as ParameterSpec::part
   bool is_collective() const {

@@ -247,7 +247,7 @@ class Cutter {
     Indices ended = std::exchange(held_, {});
     const bool routed = routing_.open && rows_travel();
     cut(op);
-    if (routed && !routing_.open) ended.push_back(routing_.sizes);
+    if (routed && !routing_.open) ended.insert(ended.end(), {routing_.sizes, routing_.permuted});
     Indices& released = layer_.operations.back().released;
     released.insert(released.end(), ended.begin(), ended.end());
   }
@@ -266,6 +266,9 @@ class Cutter {
       }
     }
     add_gathered_names(op);
+    if (routes()) {
+      std::erase_if(op.released, [&](Index t) { return layer_.tensors[at(t)].name == kOffsets; });
+    }
     const bool routed = routes() && op.part > 0 && old_.role == LayerRole::kBlock;
     const bool makes_offsets = counts_rows_ && op.name == "cumsum";
     if (routes() && makes_offsets) return;  // behind the rows' padding, then
@@ -321,7 +324,9 @@ class Cutter {
       place(op.saved, Placement::kWhole);
       const std::int8_t part = op.part;
       // What the mixture read and what it made stay with its hooks until the sum has arrived.
-      if (std::erase(op.released, mixture_.input) > 0) held_ = {mixture_.input};
+      for (const Index read : {mixture_.whole, mixture_.input}) {
+        if (std::erase(op.released, read) > 0) held_.push_back(read);
+      }
       layer_.operations.push_back(std::move(op));
       reduce(result, part, /*has_returned=*/true);
       Indices& made = layer_.operations.back().released;
@@ -510,12 +515,11 @@ class Cutter {
     }
     Index counts = find(kCounts);
     Indices ended;  // with the call that permutes
-    const std::size_t entry = layer_.operations.size();
     if (rows_travel()) {
       rows = receive(rows, counts, product.groups, ended);
       counts = ended.front();
     }
-    permute(rows, counts, entry, std::move(ended));
+    permute(rows, counts, std::move(ended));
     const Index offsets = find(kOffsets);
     layer_.tensors[at(offsets)].fixed = 4 * routing_.experts;
     known_[at(offsets)] = true;
@@ -564,11 +568,10 @@ class Cutter {
   }
 
   // In the order of the local experts, behind a row of zeros for what pads.
-  void permute(Index rows, Index counts, std::size_t entry, Indices ended) {
+  void permute(Index rows, Index counts, Indices ended) {
     const std::int64_t local = 4 * routing_.experts;
     routing_.sizes = fixed("rows of experts, padded", local, ElementType::kByte);
     const Index places = fixed("offsets while permuting", local, ElementType::kByte);
-    const bool holds = exchanges() && plan_.step_frame != StepFrame::kPlain;
     const Index order = fixed(exchanges() ? kRowOrder : "order of padded rows", 4 * routing_.padded,
                               ElementType::kByte);
     Operation& make = move(counts, order, routing_.part);
@@ -588,9 +591,13 @@ class Cutter {
     permute.released = {places};
     if (whole != rows) permute.released.push_back(whole);
     permute.released.insert(permute.released.end(), ended.begin(), ended.end());
-    // The module holds it until its next forward, which torchtitan's frame follows: what is let go
-    // of before it is there is never let go of.
-    (holds ? layer_.operations[entry] : permute).released.push_back(order);
+    routing_.order = order;
+    // The module holds it until its next forward, which torchtitan's frame follows.
+    if (exchanges() && plan_.step_frame != StepFrame::kPlain) {
+      layer_.tensors[at(order)].held = true;
+    } else if (exchanges()) {
+      permute.released.push_back(order);
+    }
     permute.backward_temporaries = {fixed("row zeros", with_zeros)};
   }
 
@@ -654,7 +661,7 @@ class Cutter {
     const Index result = routing_.made;
     const Index own = fixed("expert rows", routing_.padded * routing_.width);
     std::replace(last.outputs.begin(), last.outputs.end(), result, own);
-    Indices released = std::exchange(last.released, {});
+    last.released.push_back(find(kOffsets));  // a local, as what the last product reads
     layer_.tensors[at(result)] = old_.tensors[at(result)];
     if (sends_tokens(plan_)) layer_.tensors[at(result)].per_token = routing_.width;
     if (has_own_rows()) layer_.tensors[at(result)].split *= tp_;
@@ -663,7 +670,7 @@ class Cutter {
     const Index unpermuted = fixed("rows unpermuted", (routing_.received + 1) * routing_.width);
     Operation& back = move(own, unpermuted, routing_.part);
     back.function = Function::kScatterAdd;
-    back.released = rows_travel() ? Indices() : Indices{own, routing_.sizes};
+    if (!rows_travel()) back.released = {own, routing_.permuted, routing_.sizes, routing_.order};
     // All but the row of zeros.
     const auto cut_zeros = [&](Index to) -> Operation& {
       Operation& op = move(unpermuted, to, routing_.part);
@@ -672,9 +679,7 @@ class Cutter {
       return op;
     };
     if (!rows_travel()) {
-      Operation& cut = cut_zeros(result);
-      cut.released = std::move(released);
-      cut.released.push_back(unpermuted);
+      cut_zeros(result).released = {unpermuted};
       return;
     }
     const std::int64_t all = routing_.received * routing_.width;
@@ -689,7 +694,6 @@ class Cutter {
     }
     if (exchanges()) route(sent, result, false);
     // The module has returned when its output is on its way.
-    ended.insert(ended.end(), released.begin(), released.end());
     layer_.operations.back().released = std::move(ended);
   }
 
@@ -963,6 +967,8 @@ class Cutter {
       replace_read(op, own, all);
     }
     layer_.operations.back().released = std::move(copies);
+    // (_cp_custom_ops.py, flex_cp_allgather: one operator for both)
+    layer_.operations.back().continues_node = !megatron_;
     op.attention.key_ranks = plan_.mesh.cp;
     layer_.operations.push_back(std::move(op));
   }
@@ -1021,7 +1027,7 @@ class Cutter {
   struct Routing {
     bool open = false;
     std::int8_t part = 0;
-    Index rows = kNone, permuted = kNone, made = kNone, sizes = kNone;
+    Index rows = kNone, permuted = kNone, made = kNone, sizes = kNone, order = kNone;
     std::int64_t per_token = 1;  // rows of a token
     std::int64_t width = 0, experts = 0, received = 0, padded = 0;
   } routing_;

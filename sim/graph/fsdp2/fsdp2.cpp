@@ -293,8 +293,6 @@ void Fsdp2::run_layer(EventKind kind, std::int32_t layer) {
   }
   note_open(kind, layer);
   flights_ = std::move(outer);
-  // Also where checkpointing has kept the rows and sends none again.
-  if (framed() && kind == EventKind::kRecompute) replace_row_order(kind, layer);
 }
 
 void Fsdp2::run_part(EventKind kind, std::int32_t layer, std::size_t segment) {
@@ -306,6 +304,10 @@ void Fsdp2::run_part(EventKind kind, std::int32_t layer, std::size_t segment) {
   const bool backward = kind == EventKind::kBackward;
   if (begins_part(kind, layer, segment)) {
     backward ? begin_backward(layer, part) : enter_module(layer, part);
+    // Where checkpointing has kept the rows none are sent again.
+    const std::vector<LayerCall>& calls = phase(kind, layer).calls;
+    permutes_rows_ = framed() && kind == EventKind::kRecompute &&
+                     std::none_of(calls.begin(), calls.end(), brings_rows);
   }
   run_calls(kind, layer, segment);
   run_segment(kind, layer, segment);
@@ -329,8 +331,16 @@ bool Fsdp2::ends_part(EventKind kind, std::int32_t layer, std::size_t segment) c
 
 void Fsdp2::run_segment(EventKind kind, std::int32_t layer, std::size_t segment) {
   const LayerPhaseProgram& p = phase(kind, layer);
+  const auto permute = [&] {
+    if (!std::exchange(permutes_rows_, false) || kind == EventKind::kBackward) return;
+    replace_row_order(kind, layer);
+    if (!notes_mesh()) return;
+    allocate(MemoryCategory::kActivation, Stream::kCompute, -1, allocated_size(1));
+    mesh_noted_ = true;
+  };
   if (p.calls.empty()) {
     begin_plain_backward();
+    permute();
     add_layer_row(kind, layer, static_cast<std::uint8_t>(segment));
     return;
   }
@@ -338,9 +348,7 @@ void Fsdp2::run_segment(EventKind kind, std::int32_t layer, std::size_t segment)
   const std::uint32_t actions = segment == 0 ? 0 : p.segments[segment - 1].actions_end;
   if (p.segments[segment].kernels_end > kernels) {
     begin_plain_backward();
-    if (std::exchange(permutes_rows_, false) && kind == EventKind::kForward) {
-      replace_row_order(kind, layer);
-    }
+    permute();
     const EventId row = add_layer_run(kind, layer, segment, 1);
     if (p.segments[segment].host_waits) host_wait(row);
     log_splits(layer, p.segments[segment]);
@@ -485,7 +493,7 @@ void Fsdp2::run_backward() {
   }
   const std::int32_t last = layers - 1;
   if (spec_of(last).role == LayerRole::kLoss) {
-    add_phase(EventKind::kBackward, last, Segments::kExit);
+    leave_backward(last);
     if (framed()) keep_loss(last);
   }
 }
@@ -531,7 +539,7 @@ void Fsdp2::state_pre_backward(std::int32_t unit) {
 }
 
 void Fsdp2::root_post_backward_final_callback() {
-  if (!is_wrapped()) return end_plain_backward("");
+  if (!is_wrapped()) return;
   Scope scope(*this, "root_post_backward", root_unit());
   if (logging_) log_here("root_post_backward_begin");
   std::vector<std::int32_t> states;

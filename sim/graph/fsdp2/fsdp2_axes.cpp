@@ -254,26 +254,29 @@ std::vector<std::int32_t> Fsdp2::experts_listed(std::int32_t by, std::int32_t un
 
 // The row of norms of all parameters that are cut by the same axes, experts first.
 void Fsdp2::clip_over_axes() {
+  // Where the gradients are.
+  const auto beside_gradients = [&](std::int32_t buffer) {
+    graph().buffers.back().on_host = plan_.offload != Offload::kNone;
+    return buffer;
+  };
   const auto temporary = [&](std::int64_t bytes) {
-    return allocate(MemoryCategory::kOptimizerTemp, Stream::kCompute, -1, Bytes(bytes));
+    return beside_gradients(
+        allocate(MemoryCategory::kOptimizerTemp, Stream::kCompute, -1, Bytes(bytes)));
+  };
+  const auto scalars = [&](std::int64_t count) {
+    const std::vector<Bytes> each(static_cast<std::size_t>(count), allocated_size(4));
+    return beside_gradients(
+        allocate_parts(MemoryCategory::kOptimizerTemp, Stream::kCompute, -1, add_part_list(each)));
   };
   std::vector<std::int32_t> sums = sum_plain_gradients();
   add_step_row(EventKind::kGradNorm, Stream::kCompute);
   std::int32_t total = kNoBuffer;
   for (const ClipGroup& clipped : clip_groups()) {
     const std::int64_t row = clipped.parameters * master_size();
-    std::int32_t norms =
-        allocate_parts(MemoryCategory::kOptimizerTemp, Stream::kCompute, -1,
-                       add_part_list(std::vector<Bytes>(
-                           static_cast<std::size_t>(clipped.parameters), allocated_size(4))));
-    // Norms that every rank of tp has whole become summands of the row.
-    std::int32_t shares =
-        clipped.replicated == 0
-            ? kNoBuffer
-            : allocate_parts(MemoryCategory::kOptimizerTemp, Stream::kCompute, -1,
-                             add_part_list(std::vector<Bytes>(
-                                 static_cast<std::size_t>(clipped.replicated), allocated_size(4))));
+    std::int32_t norms = scalars(clipped.parameters);
     free_all(sums);
+    // Norms that every rank of tp has whole become summands of the row.
+    std::int32_t shares = clipped.replicated == 0 ? kNoBuffer : scalars(clipped.replicated);
     std::int32_t stacked = temporary(row);
     StepBuilder::free(shares);
     std::int32_t roots = kNoBuffer;
@@ -300,11 +303,11 @@ void Fsdp2::clip_over_axes() {
   StepBuilder::free(sum);
   StepBuilder::free(reciprocal);
   std::int32_t clamped = temporary(4);
-  StepBuilder::free(factor);
   sums = sum_plain_gradients();
   free_all(sums);
   add_step_row(EventKind::kGradScale, Stream::kCompute);
   StepBuilder::free(clamped);
+  StepBuilder::free(factor);  // a name of the function's
   if (framed()) {
     gradient_norm_ = total;  // which is logged
   } else {

@@ -210,6 +210,7 @@ class Fsdp2 final : public StepBuilder {
   std::vector<std::int32_t> block_mask(std::int64_t queries);
   void drop_batch_parts();
   void keep_loss(std::int32_t layer);
+  bool notes_mesh() const;
   void hold_row_orders();
   void replace_row_order(EventKind kind, std::int32_t layer);
   std::int32_t slot_called(std::int32_t layer, std::string_view name) const;
@@ -221,6 +222,7 @@ class Fsdp2 final : public StepBuilder {
   void note_module(std::string_view kind, std::int32_t unit);
   void begin_plain_backward();
   void end_plain_backward(std::string_view cause);
+  void leave_backward(std::int32_t loss);
   template <typename Visit>
   void visit_plain_gradients(const Visit& visit);
   void hold_plain_gradients();
@@ -338,7 +340,8 @@ class Fsdp2 final : public StepBuilder {
   std::int32_t plain_unit_ = HostEvent::kNobody, plain_next_ = HostEvent::kNobody;
   std::vector<std::int32_t> plain_gradients_;
   std::vector<std::int32_t> row_orders_;  // of layers: what the experts' module holds
-  bool permutes_rows_ = false;            // the segment that comes does
+  bool mesh_noted_ = false;
+  bool permutes_rows_ = false;  // the segment that comes does
   std::int32_t fetched_labels_ = kNoBuffer, token_count_ = kNoBuffer;
   std::int32_t loss_weight_ = kNoBuffer, gradient_norm_ = kNoBuffer;
   bool is_last_backward_ = true;

@@ -57,9 +57,9 @@ void Fsdp2::hold_gradients() {
   }
   fetched_labels_ = allocate_persistent(MemoryCategory::kInput, -1, Bytes(whole_labels()));
   hold_row_orders();
-  // The mesh of etp alone, whose tensor of ranks is the host's: a recorder on a host counts it.
-  if (logging_ && plan_.mesh.etp > 1) {
+  if (notes_mesh()) {
     allocate_persistent(MemoryCategory::kActivation, -1, allocated_size(1));
+    mesh_noted_ = true;
   }
 }
 
@@ -69,6 +69,12 @@ std::int32_t Fsdp2::slot_called(std::int32_t layer, std::string_view name) const
   const auto slot =
       std::find_if(slots.begin(), slots.end(), [&](const Slot& each) { return each.name == name; });
   return slot == slots.end() ? -1 : static_cast<std::int32_t>(slot - slots.begin());
+}
+
+// The mesh of etp alone, made by the first rows that arrive, whose tensor of ranks is the host's: a
+// recorder on a host counts it.
+bool Fsdp2::notes_mesh() const {
+  return framed() && logging_ && plan_.mesh.etp > 1 && !mesh_noted_;
 }
 
 // Of the step before: the last forward's, which checkpointing may have run again.
@@ -91,9 +97,12 @@ void Fsdp2::replace_row_order(EventKind kind, std::int32_t layer) {
   if (slot < 0) return;
   row_orders_.resize(model_.order.size(), kNoBuffer);
   std::int32_t& held = row_orders_[static_cast<std::size_t>(layer)];
-  if (!again) StepBuilder::free(held);  // the layer's program has, else
   const auto layers = static_cast<std::int32_t>(model_.order.size());
-  held = graph().executions[static_cast<std::size_t>(pass() * layers + layer)].first_buffer + slot;
+  const std::int32_t made =
+      graph().executions[static_cast<std::size_t>(pass() * layers + layer)].first_buffer + slot;
+  if (held == made) return;
+  StepBuilder::free(held);
+  held = made;
 }
 
 std::int64_t Fsdp2::whole_labels() const {

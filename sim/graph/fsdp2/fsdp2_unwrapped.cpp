@@ -34,6 +34,16 @@ void Fsdp2::end_plain_backward(std::string_view cause) {
   if (logging_ && unit >= 0) log("backward_end", {.unit = unit, .cause = cause});
 }
 
+// The loss' own gradient ends when the engine returns, its name one statement later.
+void Fsdp2::leave_backward(std::int32_t loss) {
+  const LayerPhaseProgram& p = phase(EventKind::kBackward, loss);
+  for (std::size_t s = 0; s < p.segments.size(); ++s) {
+    if (p.segments[s].part != LayerSegment::kAfter) continue;
+    add_segment(EventKind::kBackward, loss, static_cast<std::uint8_t>(s));
+    end_plain_backward("");
+  }
+}
+
 // visit(program's slot, its buffer), of each gradient that backward leaves.
 template <typename Visit>
 void Fsdp2::visit_plain_gradients(const Visit& visit) {

@@ -61,7 +61,7 @@ void LayerAutograd::find_releases() {
   }
   for (std::size_t t = 0; t < tensors(); ++t) {
     const auto tensor = static_cast<Index>(t);
-    if (explicitly[t] || last[t] < 0 || is_cast_input(tensor)) continue;
+    if (explicitly[t] || layer_.tensors[t].held || last[t] < 0 || is_cast_input(tensor)) continue;
     // The caller holds the layer's input; the native engine lets go of it like of any other.
     if (t == 0 && !is_flat()) continue;
     releases_[static_cast<std::size_t>(last[t])].push_back(tensor);

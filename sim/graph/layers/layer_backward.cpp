@@ -247,7 +247,10 @@ class Backward {
       gradient(made).flight = launch;
       gradient(made).kept = packed;
     }
+    const std::int32_t held =
+        std::exchange(held_, op.continues_node ? share(incoming) : kNoGradient);
     end_step_of(o, incoming, made);
+    if (held != kNoGradient) drop(held);
     accumulate({input, made});
     free_dying();
   }
@@ -629,6 +632,7 @@ class Backward {
     } else if (graph_.is_loss()) {
       writer_.enter(LayerSegment::kAfter);
       drop(0);
+      writer_.begin_segment(LayerSegment::kAfter);
       writer_.unname(output);
     }
     const Index joined = graph_.layer().joins;
@@ -673,6 +677,7 @@ class Backward {
     std::vector<Index> made_by;       // tensors: the region that makes it; -1
     std::vector<std::int64_t> parts;  // of their gradients, which the region sums
   } regions_;
+  std::int32_t held_ = kNoGradient;  // by a node of several collectives, until its last
   FusedRegion region_;
 };
 

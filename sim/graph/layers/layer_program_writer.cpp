@@ -82,6 +82,10 @@ void LayerProgramWriter::enter(std::int8_t part) {
       !phase_->segments.back().host_waits && !phase_->segments.back().host_copies) {
     return;
   }
+  begin_segment(part);
+}
+
+void LayerProgramWriter::begin_segment(std::int8_t part) {
   close_segment();
   phase_->segments.push_back({});
   phase_->segments.back().part = part;

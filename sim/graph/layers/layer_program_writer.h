@@ -48,6 +48,7 @@ class LayerProgramWriter {
   // --- segments, hooks, steps ---
 
   void enter(std::int8_t part);
+  void begin_segment(std::int8_t part);
   void add_hook(LayerHook::Kind kind, std::int16_t what);
   // Given inner ones first, as ModuleSpans lists them.
   void enter_modules(const std::vector<std::int16_t>& modules);
