@@ -165,7 +165,7 @@ void freed_blocks_joined(Bench& b) {
 }
 
 // Handed out and given back without use, in pieces and whole: each access is remembered once.
-void freed_block_split_and_joined(Bench& b) {
+void freed_block_cut_again(Bench& b) {
   void* const all = b.block(0, 2 * kBytes);
   cudaMemsetAsync(all, 0, 2 * kBytes, b.side);
   b.free(all, 2 * kBytes);
@@ -252,7 +252,7 @@ constexpr std::pair<const char*, void (*)(Bench&)> kFaults[] = {
     {"source_freed_early", source_freed_early},
     {"part_of_a_freed_block", part_of_a_freed_block},
     {"freed_blocks_joined", freed_blocks_joined},
-    {"freed_block_split_and_joined", freed_block_split_and_joined},
+    {"freed_block_cut_again", freed_block_cut_again},
     {"allocation_in_capture", allocation_in_capture},
     {"stream_awaited_in_capture", stream_awaited_in_capture},
     {"device_awaited_in_capture", device_awaited_in_capture},
