@@ -109,7 +109,7 @@ void Places::assess(std::size_t i) {
   const MemoryTerms& terms = options_.fit.terms;
   const bool may_hold = foreshard::holds(fit_with(i, outcome.peak), terms);
   // Of the first that does not hold the odds are told.
-  const double enough = needs_sure() ? terms.confidence : 0;
+  const double enough = riskier_ || !options_.fit.keeps_riskier ? terms.confidence : 0;
   for (std::size_t a = 0; a < space_.allocators.size(); ++a) {
     PlanOutcome tried = before;
     tried.allocator = a;
@@ -127,28 +127,30 @@ bool Places::holds(std::size_t i) {
   return *surely_holds(i);
 }
 
-bool Places::needs_sure() const { return riskier_ || !options_.fit.keeps_riskier; }
-
-void Places::assess_first(const std::set<Rank>& ranked, std::optional<Time> bound) {
+void Places::assess_next(std::set<Rank>& ranked, std::optional<Time> bound) {
   std::vector<std::size_t> asked;
-  for (const auto& [step, peak, i] : ranked) {
-    if ((bound && step >= *bound) || is_too_slow(step) || asked.size() > failed_) break;
-    if (!outcomes_[i].is_assessed && surely_holds(i) != false && may_hold(i)) asked.push_back(i);
+  for (auto next = ranked.begin(); next != ranked.end() && asked.size() <= failed_;) {
+    const auto [step, peak, i] = *next;
+    if ((bound && step >= *bound) || is_too_slow(step)) break;
+    if (surely_holds(i) == false || !may_hold(i)) {
+      next = ranked.erase(next);
+      continue;
+    }
+    if (outcomes_[i].is_assessed) break;
+    asked.push_back(i);
+    ++next;
   }
   each(asked.size(), [&](std::size_t k) { assess(asked[k]); });
 }
 
 std::optional<std::size_t> Places::first_that_holds(std::set<Rank>& ranked,
                                                     std::optional<Time> bound) {
-  while (!ranked.empty()) {
+  while (true) {
+    const bool needs_sure = riskier_ || !options_.fit.keeps_riskier;
+    if (needs_sure) assess_next(ranked, bound);
+    if (ranked.empty()) return std::nullopt;
     const auto [step, peak, i] = *ranked.begin();
     if ((bound && step >= *bound) || is_too_slow(step)) return std::nullopt;
-    const bool needs_sure = this->needs_sure();
-    if (needs_sure && (surely_holds(i) == false || !may_hold(i))) {
-      ranked.erase(ranked.begin());
-      continue;
-    }
-    if (needs_sure && !outcomes_[i].is_assessed) assess_first(ranked, bound);
     ranked.erase(ranked.begin());
     const bool is_sure = holds(i);
     if (needs_sure && !is_sure) failed_ = std::min(failed_ + 1, kMostAhead);
@@ -162,7 +164,6 @@ std::optional<std::size_t> Places::first_that_holds(std::set<Rank>& ranked,
     if (is_sure) return i;
     if (!riskier_) riskier_ = i;
   }
-  return std::nullopt;
 }
 
 std::optional<std::size_t> Places::find(const Place& place) const {

@@ -106,11 +106,10 @@ class Places {
   bool recalled(std::size_t i);
   void judge_anew(std::size_t i);
   void assess(std::size_t i);
-  // Only a plan that holds will do: a riskier one is known or not asked for.
-  bool needs_sure() const;
-  // Assesses the first of `ranked` that may hold, in parallel with one more for each that failed
-  // to so far: so many do not depend on the number of threads.
-  void assess_first(const std::set<Rank>& ranked, std::optional<Time> bound);
+  // Where only a plan that holds will do: assesses the first of `ranked` that may, in parallel with
+  // one more for each that failed to so far (so many do not depend on the number of threads), and
+  // takes out what cannot.
+  void assess_next(std::set<Rank>& ranked, std::optional<Time> bound);
   // By the rule's upper bound.
   bool may_hold(std::size_t i) const;
   Fit fit_with(std::size_t i, Bytes reserved) const;
