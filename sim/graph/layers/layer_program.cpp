@@ -35,11 +35,9 @@ class Finisher {
         own_(static_cast<std::int32_t>(program_.slots.size())) {}
 
   void run() {
-    const auto bytes_of = [&](std::int16_t t) {
-      return allocated_size(graph_.is_loss() ? 0 : graph_.bytes(t));
-    };
-    program_.output_bytes = bytes_of(graph_.border());  // the output may be a view of a part
-    program_.output_grad_bytes = bytes_of(graph_.layer().output);
+    const std::int64_t output = graph_.is_loss() ? 0 : graph_.bytes(graph_.layer().output);
+    program_.output_bytes = allocated_size(output);
+    program_.output_grad_bytes = allocated_size(output);
     list_stored_gradients();
     for (LayerPhaseProgram* phase : {&program_.forward, &program_.recompute, &program_.backward,
                                      &program_.free_ignored_gradients}) {
