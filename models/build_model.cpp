@@ -204,6 +204,7 @@ ModelSpec build_model(const ModelDims& dims, Stack stack) {
   model.vocabulary = dims.vocabulary;
   model.max_positions = dims.max_positions;
   model.tied_embeddings = dims.tied;
+  model.head_first = dims.head_first;
   model.numerics = dims.numerics;
   model.numerics.alibi = dims.positions == Positions::kAlibi;
   model.block_prefix = parameter_names(dims).blocks;

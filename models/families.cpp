@@ -33,6 +33,7 @@ constexpr std::pair<std::string_view, bool ModelDims::*> kSwitches[] = {
     {"branch_scale", &ModelDims::branch_scale},
     {"logit_scale", &ModelDims::logit_scale},
     {"head_bias", &ModelDims::head_bias},
+    {"head_first", &ModelDims::head_first},
     {"sinks", &ModelDims::sinks},
     {"bidirectional", &ModelDims::bidirectional},
     {"dropout", &ModelDims::dropout},

@@ -44,7 +44,7 @@ def words(case, version):
     if c.get("gc"):
         keys["recompute"] = "full"
         if c["gc_reentrant"]:
-            keys["recompute_early_stop"] = "false"
+            keys["recompute_reentrant"] = "true"
     if c["loop"] == "accelerate" and c["hold"]:
         keys["logits"] = "held"
     if c.get("mask") == "padded":

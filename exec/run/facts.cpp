@@ -53,6 +53,7 @@ constexpr Rule kRules[] = {
     {"recompute", Changes::kNothing},
     {"recompute_wraps", Changes::kNothing},
     {"recompute_early_stop", Changes::kNothing},
+    {"recompute_reentrant", Changes::kNothing},
     {"offload", Changes::kNothing},
     {"buffers", Changes::kNothing},
     {"communicators", Changes::kNothing},

@@ -135,7 +135,7 @@ void add_recompute(const Json& document, const Steps& steps, KeyWriter& out) {
            is_said ? std::string("gradient_checkpointing_enable")
                    : fmt::format("{} calls of attention run again", steps.recomputed));
   if (is_said && said.value("reentrant", false)) {
-    out.line("recompute_early_stop", "false", "use_reentrant");
+    out.line("recompute_reentrant", "true", "use_reentrant");
   }
 }
 

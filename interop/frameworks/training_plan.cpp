@@ -324,7 +324,7 @@ void add_dated_habits(const TrainingRow& row, Assignments& plan) {
   }
   // Until transformers 5 (2025-12) checkpoints were reentrant.
   if (row.word("stack") == "hf_trainer" && row.word("commit_date") < "2025-12") {
-    plan.add("recompute_early_stop=false");
+    plan.add("recompute_reentrant=true");
   }
   // Switched off by pytorch/torchtitan#1580.
   if (row.word("stack") == "torchtitan_2025" && row.word("commit_date") < "2025-08-18") {

@@ -143,7 +143,7 @@ PlanDocument document_of(const ConfigNode& node, const ConfigNode& versions) {
   } else if (titan) {
     plan.add("recompute", "none");
   }
-  if (words.flag("gc_reentrant", false)) plan.add("recompute_early_stop", "false");
+  if (words.flag("gc_reentrant", false)) plan.add("recompute_reentrant", "true");
   const bool holds = words.word("loop", "accelerate") == "accelerate" && words.flag("hold", true);
   if (holds) plan.add("logits", "held");
   if (const ConfigNode* mesh = words.find("hsdp")) {

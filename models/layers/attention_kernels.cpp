@@ -55,6 +55,7 @@ constexpr FamilyCode kFamilyCode[] = {
     {.family = "gpt2", .softmax_as_scores = true, .narrows = true},
     {.family = "bert", .softmax_as_scores = true},
     {.family = "roberta", .softmax_as_scores = true},
+    {.family = "xlm_roberta", .softmax_as_scores = true},
     {.family = "falcon", .softmax_as_scores = true},
     {.family = "distilbert", .softmax_as_scores = true},
     {.family = "electra", .softmax_as_scores = true},

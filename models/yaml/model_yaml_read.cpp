@@ -135,8 +135,8 @@ ModelSpec parse_model_yaml(const ConfigNode& root) {
     throw root.error("no model stands here", "'key: value' lines, for example model: my-model");
   }
   root.allow_only({"model", "family", "source", "hidden", "vocabulary", "positions",
-                   "fixed_sequence", "image_tokens", "tied_embeddings", "block_prefix", "numerics",
-                   "layers", "order"});
+                   "fixed_sequence", "image_tokens", "tied_embeddings", "head_first",
+                   "block_prefix", "numerics", "layers", "order"});
   ModelSpec model;
   model.name = root.at("model", "the model's name").as_string();
   model.family = read_text(root, "family", "custom");
@@ -148,6 +148,7 @@ ModelSpec parse_model_yaml(const ConfigNode& root) {
   model.fixed_sequence = read_size(root, "fixed_sequence", 1, model_limits::kDomain, 0);
   model.image_tokens = read_size(root, "image_tokens", 1, model_limits::kDomain, 0);
   model.tied_embeddings = read_flag(root, "tied_embeddings", false);
+  model.head_first = read_flag(root, "head_first", false);
   model.block_prefix = read_text(root, "block_prefix", "");
   if (const ConfigNode* numerics = root.find("numerics")) {
     model.numerics = read_numerics(*numerics);

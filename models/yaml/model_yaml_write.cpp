@@ -316,6 +316,7 @@ std::string to_model_yaml(const ModelSpec& model) {
   size("fixed_sequence", model.fixed_sequence);
   size("image_tokens", model.image_tokens);
   if (model.tied_embeddings) text += "tied_embeddings: true\n";
+  if (model.head_first) text += "head_first: true\n";
   if (!model.block_prefix.empty()) {
     text += fmt::format("block_prefix: {}\n", as_yaml(model.block_prefix));
   }

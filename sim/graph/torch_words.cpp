@@ -32,7 +32,18 @@ std::string group_word(std::int64_t first, std::int64_t size, std::int64_t strid
   return fmt::format("{}:{}:{}", first, first + (size - 1) * stride, size > 1 ? stride : 1);
 }
 
-std::vector<std::int32_t> as_defined(const std::vector<std::string>& names) {
+std::vector<std::int32_t> as_defined(const ModelSpec& model,
+                                     const std::vector<PlacedParameter>& parameters) {
+  const auto spec_of = [&](std::int32_t p) -> const LayerSpec& {
+    const std::int32_t layer = parameters[static_cast<std::size_t>(p)].layer;
+    return model.kinds[static_cast<std::size_t>(model.order[static_cast<std::size_t>(layer)].kind)];
+  };
+  std::vector<std::string> names;
+  for (std::int32_t p = 0; p < static_cast<std::int32_t>(parameters.size()); ++p) {
+    const LayerSpec& layer = spec_of(p);
+    const auto index = static_cast<std::size_t>(parameters[static_cast<std::size_t>(p)].index);
+    names.push_back(layer.role == LayerRole::kBlock ? "" : layer.parameters[index].name);
+  }
   const auto name = [&](std::int32_t p) -> const std::string& {
     return names[static_cast<std::size_t>(p)];
   };
@@ -49,6 +60,15 @@ std::vector<std::int32_t> as_defined(const std::vector<std::string>& names) {
     }
     order.insert(place, p);
   }
+  if (!model.head_first) return order;
+  const auto of_head = [&](std::int32_t p) {
+    const LayerRole role = spec_of(p).role;
+    return role == LayerRole::kFinalNorm || role == LayerRole::kHead;
+  };
+  const auto behind = std::stable_partition(order.begin(), order.end(), of_head);
+  // Then what the head shares: the table of tokens, which is the first parameter.
+  const bool shares = model.tied_embeddings && behind != order.end();
+  if (shares) std::stable_partition(behind, order.end(), [](std::int32_t p) { return p == 0; });
   return order;
 }
 

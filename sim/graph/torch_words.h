@@ -6,6 +6,7 @@
 #include <string_view>
 #include <vector>
 
+#include "sim/spec/model_spec.h"
 #include "sim/spec/plan.h"
 
 namespace foreshard {
@@ -20,8 +21,15 @@ std::string span_of(const std::vector<std::string>& names);
 std::string group_word(std::int64_t first, std::int64_t size, std::int64_t stride,
                        std::int64_t world);
 
+struct PlacedParameter {
+  std::int32_t layer = 0;
+  std::int16_t index = 0;  // in its layer
+};
+
 // Numbers of parameters as named_parameters() lists them: a module's own in front of those of
-// modules inside of it. Where the name is empty, a parameter stays behind the one before.
-std::vector<std::int32_t> as_defined(const std::vector<std::string>& names);
+// modules inside of it, and a block's behind the one before. Where the head is defined first, its
+// transform's, its own and then a table that it shares stand in front of all.
+std::vector<std::int32_t> as_defined(const ModelSpec& model,
+                                     const std::vector<PlacedParameter>& parameters);
 
 }  // namespace foreshard

@@ -65,6 +65,7 @@ class LayerPrograms {
     std::optional<DType> first_gradient, later_gradient;
     bool evaluates = false;
     bool early_stop = true;  // of recomputations
+    bool reentrant = false;  // Plan::recompute_reentrant
     bool stacked = false;    // ModuleKernels::scan
     Mesh mesh;               // where it has more axes than replicate and shard, and what follows
     bool divides_loss = false;

@@ -373,6 +373,7 @@ struct ModelSpec {
   Numerics numerics;
   bool tied_embeddings =
       false;  // the head's weight is the embedding's: counted, gathered and reduced once
+  bool head_first = false;  // the head is defined before all else: order of named_parameters()
   std::int64_t fixed_sequence = 0;  // > 0: no other sequence can be run (patches of an image)
   // > 0: samples come with batch.images images each, of which each takes so many positions of the
   // sequence.

@@ -494,8 +494,11 @@ struct Plan {
   std::optional<DType> output_dtype;  // the root's outputs are cast to it
   CheckpointWraps recompute_wraps = CheckpointWraps::kModule;
   // torch.utils.checkpoint.set_checkpoint_early_stop: a recomputation ends when all that backward
-  // reads is there. False: the whole module runs again, as with use_reentrant=True and before 2.1.
+  // reads is there. False: the whole module runs again, as before 2.1.
   bool recompute_early_stop = true;
+  // torch.utils.checkpoint(use_reentrant=True): the whole block runs again in front of its
+  // gradient, which CheckpointFunction.backward computes with a call of its own.
+  bool recompute_reentrant = false;
   RangedPolicy<bool> unshard_in_backward{true, {}};  // per unit
   AccumulationMode accumulation = AccumulationMode::kReduceEach;
   AccumulationDetails accumulation_details;

@@ -35,13 +35,9 @@ std::vector<std::int32_t> Ddp::trained() const {
 }
 
 std::vector<std::int32_t> Ddp::trained_as_defined() const {
-  std::vector<std::string> names;
-  for (const Parameter& p : parameters()) {
-    const LayerSpec& layer = spec_of(p.layer);
-    const bool is_block = layer.role == LayerRole::kBlock;
-    names.push_back(is_block ? "" : layer.parameters[static_cast<std::size_t>(p.index)].name);
-  }
-  std::vector<std::int32_t> order = as_defined(names);
+  std::vector<PlacedParameter> placed;
+  for (const Parameter& p : parameters()) placed.push_back({p.layer, p.index});
+  std::vector<std::int32_t> order = as_defined(model_, placed);
   std::erase_if(order, [&](std::int32_t p) { return !parameter(p).trained; });
   return order;
 }

@@ -119,7 +119,7 @@ void Fsdp1::make_views(std::int32_t unit) {
 }
 
 bool Fsdp1::is_reentrant(std::span<const std::int32_t> layers) const {
-  return !plan_.recompute_early_stop && !layers.empty() &&
+  return plan_.recompute_reentrant && !layers.empty() &&
          std::all_of(layers.begin(), layers.end(),
                      [&](std::int32_t layer) { return recompute_of(layer) == Recompute::kFull; });
 }

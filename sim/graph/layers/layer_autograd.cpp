@@ -157,6 +157,14 @@ LayerAutograd::Indices LayerAutograd::checkpoint_inputs() const {
   return inputs;
 }
 
+LayerAutograd::Index LayerAutograd::reentrant_output() const {
+  const bool is_block = is_checkpointed() && options_.recompute == Recompute::kFull && !is_flat();
+  if (!options_.reentrant || !is_block) return -1;
+  std::size_t last = operations() - 1;
+  while (last > 0 && !inside(last)) --last;
+  return operation(last).outputs.front();
+}
+
 bool LayerAutograd::is_frozen(Index p) const {
   return !parameter(p).trainable || (!options_.frozen.empty() && options_.frozen[at(p)]);
 }

@@ -75,6 +75,8 @@ class LayerAutograd {
   std::size_t first_inside() const;
   // What is checkpointed starts from: the layer's input or its cast, and what else a cast makes.
   Indices checkpoint_inputs() const;
+  // What a reentrant checkpoint's backward holds; -1: no such checkpoint.
+  Index reentrant_output() const;
   // Operations inside that save anything; weights count: they are saved for the input's gradient.
   std::size_t first_saver() const { return first_saver_; }
   std::size_t last_saver() const { return last_saver_; }

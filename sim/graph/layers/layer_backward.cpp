@@ -57,8 +57,10 @@ class Backward {
   void run() {
     begin();
     for (std::size_t o = graph_.operations(); o-- > 0;) {
+      if (graph_.inside(o)) hold_output();
       if (graph_.has_node(o)) run_node(o);
     }
+    let_go_of_output();
     end();
   }
 
@@ -193,7 +195,8 @@ class Backward {
     recomputed_ = true;
     const bool began = !writer_.phase().calls.empty() || !writer_.phase().kernels.empty();
     // The engine recomputes before backward begins.
-    const bool first = graph_.is_flat() || graph_.options().recomputes_first;
+    const bool first =
+        graph_.is_flat() || graph_.options().recomputes_first || graph_.reentrant_output() >= 0;
     if (!began || first) return;
     writer_.enter(part_in_backward(graph_.operation(o)));
     writer_.recompute_here();
@@ -600,6 +603,20 @@ class Backward {
     writer_.end_step(std::move(step));
   }
 
+  // --- a reentrant checkpoint ---
+
+  void hold_output() {
+    const Index output = graph_.reentrant_output();
+    if (output < 0 || held_ != kNoGradient || gradient_of_[at(output)] == kNoGradient) return;
+    held_ = share(gradient_of_[at(output)]);
+  }
+
+  void let_go_of_output() {
+    if (held_ == kNoGradient) return;
+    writer_.unname(graph_.reentrant_output());
+    drop(held_);
+  }
+
   // --- the layer's ends ---
 
   void begin() {
@@ -671,7 +688,8 @@ class Backward {
   std::vector<std::int32_t> gradient_of_;  // tensors, into gradients_
   std::vector<Gradient> gradients_;
   bool recomputed_ = false;
-  Slots dying_;  // they go when autograd's engine is done with the node
+  std::int32_t held_ = kNoGradient;  // of a reentrant checkpoint's output
+  Slots dying_;                      // they go when autograd's engine is done with the node
   struct InRegions {
     bool runs = false;                // the node that runs is in a region
     std::vector<Index> made_by;       // tensors: the region that makes it; -1

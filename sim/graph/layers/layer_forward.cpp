@@ -242,13 +242,13 @@ class Forward {
 
   void release_recomputed(std::size_t o) {
     for (Index t : graph_.releases(o)) {
-      if (t != 0) writer_.unname(t);
+      if (t != 0 && t != graph_.reentrant_output()) writer_.unname(t);
     }
   }
 
   // Operations [0, stop) are executed again.
   std::size_t recompute_stop() const {
-    if (!graph_.options().early_stop) return graph_.operations();
+    if (!graph_.options().early_stop || graph_.reentrant_output() >= 0) return graph_.operations();
     const std::size_t last = graph_.last_saver();
     const Indices& outputs = graph_.operation(last).outputs;
     const Indices& saved = graph_.saves(last);

@@ -249,7 +249,10 @@ struct ProgramOptions {
   bool hooks = false;                // cut the phases at modules and stored gradients
   bool grad_mode = true;             // false: a forward under no_grad, nothing is kept
   bool early_stop = true;            // of a recomputation, when all that backward reads is there
-  bool stacked = false;              // ModuleKernels::scan
+  // Plan::recompute_reentrant: CheckpointFunction.backward holds the block's output and that one's
+  // gradient while torch.autograd.backward runs inside of it (torch/utils/checkpoint.py).
+  bool reentrant = false;
+  bool stacked = false;  // ModuleKernels::scan
   // What arrives, if not `compute`; what units cast their outputs to (output_dtype); whether a unit
   // begins with this layer, which casts what arrives to `compute`, and whether one ends with it.
   std::optional<DType> arrives = {}, output_dtype = {};

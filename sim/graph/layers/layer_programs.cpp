@@ -294,6 +294,7 @@ LayerPrograms::Setting LayerPrograms::setting_of(const Plan& plan) {
   setting.tokens_are_a_unit = plan.units.embedding != UnitPlacement::kRoot;
   setting.frozen = plan.frozen;
   setting.early_stop = plan.recompute_early_stop;
+  setting.reentrant = plan.recompute_reentrant;
   setting.stacked = plan.kernels.scan;
   // Autocast's casts cast gradients back.
   if (plan.compute_dtype() != plan.param_dtype) {
@@ -403,6 +404,7 @@ LayerPrograms::LayerPrograms(const ModelSpec& whole, const Plan& plan)
     options.input_needs_gradient = variant.input_needs_gradient;
     options.split_parts = variant.split;
     options.early_stop = setting_.early_stop;
+    options.reentrant = setting_.reentrant;
     options.stacked = setting_.stacked && layer.role == LayerRole::kBlock;
     options.hooks =
         plan.runtime.kind == RuntimeKind::kDdp || is_megatron || is_zero(plan.runtime.kind);

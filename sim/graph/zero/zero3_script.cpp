@@ -69,12 +69,9 @@ void Zero3Script::add_parameters() {
 }
 
 std::vector<std::int32_t> Zero3Script::as_defined() const {
-  std::vector<std::string> names;
-  for (const Zero3Parameter& p : parameters) {
-    const ParameterSpec& spec = spec_of(p.layer).parameters[static_cast<std::size_t>(p.index)];
-    names.push_back(is_block(p.layer) ? "" : spec.name);
-  }
-  return foreshard::as_defined(names);
+  std::vector<PlacedParameter> placed;
+  for (const Zero3Parameter& p : parameters) placed.push_back({p.layer, p.index});
+  return foreshard::as_defined(model_, placed);
 }
 
 std::int32_t Zero3Script::size_of(std::int64_t numel) {

@@ -172,7 +172,11 @@ constexpr PlanKey kComputeKeys[] = {
     FORESHARD_FLAG("recompute_early_stop", recompute_early_stop,
                    "Recomputation ends when all that backward reads is there "
                    "(torch.utils.checkpoint.set_checkpoint_early_stop). False: the whole module "
-                   "runs again, as with use_reentrant=True and before PyTorch 2.1."),
+                   "runs again, as before PyTorch 2.1."),
+    FORESHARD_FLAG("recompute_reentrant", recompute_reentrant,
+                   "Full recomputation by torch.utils.checkpoint(use_reentrant=True), whose "
+                   "backward runs the whole block again, then a backward of its own, and keeps the "
+                   "block's output and that one's gradient to its end."),
     FORESHARD_WORD("dtype.param", param_dtype, kDTypes,
                    "Of gathered parameters and, without autocast, of compute."),
     FORESHARD_KEY("dtype.autocast", words<kDTypeOrNone>(), d.plan.autocast = read_optional_dtype(n),

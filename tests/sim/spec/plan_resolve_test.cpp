@@ -46,6 +46,7 @@ float8_all_gather: false
 experts: grouped
 recompute_wraps: module
 recompute_early_stop: true
+recompute_reentrant: false
 dtype: {param: bf16, autocast: none, reduce: fp32, master: fp32, output: none}
 accumulation: {mode: reduce_each, all_reduce: each, reshard_after_backward: each, is_last_backward: each}
 frozen: none

@@ -64,6 +64,7 @@ void add_fsdp2_switches(Plan& plan) {
   plan.output_dtype = pick<std::optional<DType>>({std::nullopt, DType::kFp32, DType::kBf16});
   plan.recompute_wraps = pick({CheckpointWraps::kModule, CheckpointWraps::kUnit});
   plan.recompute_early_stop = pick({false, true});
+  plan.recompute_reentrant = pick({false, true});
   plan.collectives = {pick({CollectiveKernels::kDefault, CollectiveKernels::kSymmetric,
                             CollectiveKernels::kCopyEngine}),
                       between(0, 64)};

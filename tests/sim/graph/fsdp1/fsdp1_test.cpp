@@ -198,7 +198,7 @@ TEST(Fsdp1, ForwardPrefetchReducesOneUnitLate) {
   // A reentrant checkpoint runs forward without views and its own graph's backward at once.
   Plan again = plan;
   again.recompute = {Recompute::kFull, {}};
-  again.recompute_early_stop = false;
+  again.recompute_reentrant = true;
   EXPECT_EQ(only(spelled(step_of(tiny_model(3), again, 2)), {"pre_backward", "post_backward"}),
             Texts({"pre_backward root", "pre_backward 2", "post_backward 2", "pre_backward 1",
                    "post_backward 1", "pre_backward 0", "post_backward 0", "post_backward root"}));

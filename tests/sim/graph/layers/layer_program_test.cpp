@@ -81,13 +81,14 @@ TEST(LayerProgram, ForwardLeavesSavedTensorsAndTheOutput) {
 
 TEST(LayerProgram, BackwardLeavesWeightGradientsAndTheInputsGradient) {
   for (Recompute mode : {Recompute::kNone, Recompute::kFull, Recompute::kSelective}) {
-    for (const bool early_stop : {true, false}) {
+    for (const bool reentrant : {true, false}) {
       for (const bool casts : {false, true}) {
         ProgramOptions options;
         options.batch = kBatch;
         options.sequence = kSequence;
         options.recompute = mode;
-        options.early_stop = early_stop;
+        options.early_stop = !reentrant;
+        options.reentrant = reentrant;
         options.ends_unit = casts;
         if (casts) options.output_dtype = DType::kFp32;
         const LayerProgram p = build_layer_program(block_of(tiny_model(1)), options);
@@ -99,7 +100,7 @@ TEST(LayerProgram, BackwardLeavesWeightGradientsAndTheInputsGradient) {
         // gradients and the input's gradient.
         EXPECT_EQ(p.forward.swing.net + p.recompute.swing.net + p.backward.swing.net,
                   output /* stays for the next layer */ + gradients + input - input - output)
-            << to_string(mode) << early_stop << casts;
+            << to_string(mode) << reentrant << casts;
         EXPECT_EQ(p.free_gradients.front().swing.net + p.free_last_gradient.front().swing.net,
                   -gradients);
       }
