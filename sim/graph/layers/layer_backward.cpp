@@ -607,14 +607,14 @@ class Backward {
 
   void hold_output() {
     const Index output = graph_.reentrant_output();
-    if (output < 0 || held_ != kNoGradient || gradient_of_[at(output)] == kNoGradient) return;
-    held_ = share(gradient_of_[at(output)]);
+    if (output < 0 || output_gradient_ != kNoGradient || gradient_of_[at(output)] == kNoGradient) return;
+    output_gradient_ = share(gradient_of_[at(output)]);
   }
 
   void let_go_of_output() {
-    if (held_ == kNoGradient) return;
+    if (output_gradient_ == kNoGradient) return;
     writer_.unname(graph_.reentrant_output());
-    drop(held_);
+    drop(output_gradient_);
   }
 
   // --- the layer's ends ---
@@ -688,8 +688,8 @@ class Backward {
   std::vector<std::int32_t> gradient_of_;  // tensors, into gradients_
   std::vector<Gradient> gradients_;
   bool recomputed_ = false;
-  std::int32_t held_ = kNoGradient;  // of a reentrant checkpoint's output
-  Slots dying_;                      // they go when autograd's engine is done with the node
+  std::int32_t output_gradient_ = kNoGradient;  // of a reentrant checkpoint's output
+  Slots dying_;                                 // they go when autograd's engine is done with the node
   struct InRegions {
     bool runs = false;                // the node that runs is in a region
     std::vector<Index> made_by;       // tensors: the region that makes it; -1
