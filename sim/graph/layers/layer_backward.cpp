@@ -607,7 +607,8 @@ class Backward {
 
   void hold_output() {
     const Index output = graph_.reentrant_output();
-    if (output < 0 || output_gradient_ != kNoGradient || gradient_of_[at(output)] == kNoGradient) return;
+    if (output < 0 || output_gradient_ != kNoGradient || gradient_of_[at(output)] == kNoGradient)
+      return;
     output_gradient_ = share(gradient_of_[at(output)]);
   }
 
@@ -689,7 +690,7 @@ class Backward {
   std::vector<Gradient> gradients_;
   bool recomputed_ = false;
   std::int32_t output_gradient_ = kNoGradient;  // of a reentrant checkpoint's output
-  Slots dying_;                                 // they go when autograd's engine is done with the node
+  Slots dying_;  // they go when autograd's engine is done with the node
   struct InRegions {
     bool runs = false;                // the node that runs is in a region
     std::vector<Index> made_by;       // tensors: the region that makes it; -1
