@@ -66,6 +66,16 @@ Json curve_json(const NamedNumbers& numbers, Evidence evidence, const std::strin
   return out;
 }
 
+Json heat_json(const HeatCurve& c) {
+  return curve_json({{"idle_w", c.idle},
+                     {"joules_per_flop", c.joules_per_flop},
+                     {"joules_per_byte", c.joules_per_byte},
+                     {"energy_exponent", c.energy_exponent},
+                     {"rate_exponent", c.rate_exponent},
+                     {"cool", c.cool}},
+                    c.evidence, c.source);
+}
+
 Json gemm_json(const GemmCurve& c) {
   NamedNumbers numbers = {{"efficiency", c.efficiency},
                           {"sustained", c.sustained},
@@ -189,6 +199,19 @@ GemmCurve read_gemm_curve(const ConfigNode& node) {
   return c;
 }
 
+HeatCurve read_heat_curve(const ConfigNode& node) {
+  HeatCurve c;
+  CurveReader(node)
+      .number("idle_w", 1, 1e4, c.idle)
+      .number("joules_per_flop", 0, 1e-9, c.joules_per_flop)
+      .number("joules_per_byte", 0, 1e-6, c.joules_per_byte)
+      .number("energy_exponent", 0.1, 10, c.energy_exponent)
+      .number("rate_exponent", 0, 10, c.rate_exponent)
+      .number("cool", 0.1, 2, c.cool)
+      .evidence(c.evidence, c.source);
+  return c;
+}
+
 AttentionCurve read_attention_curve(const ConfigNode& node) {
   AttentionCurve c;
   CurveReader reader(node);
@@ -279,6 +302,7 @@ Json to_json(const Calibration& calibration) {
   if (c.power_limit > 0) {
     out["power"] = {{"limit_w", c.power_limit}, {"exponent", c.power_exponent}};
   }
+  if (c.heat.idle > 0) out["heat"] = heat_json(c.heat);
   out["attention"] = Json::array();
   for (const AttentionCurve& curve : c.attention) out["attention"].push_back(attention_json(curve));
   out["sdpa"] = {
@@ -311,7 +335,7 @@ Calibration parse_calibration(std::string_view json, std::string_view file_name)
 }
 
 Calibration read_calibration(const ConfigNode& root) {
-  root.allow_only({"schema", "gpu", "id", "gemm_bf16", "gemm_fp32", "gemm_fp8", "power",
+  root.allow_only({"schema", "gpu", "id", "gemm_bf16", "gemm_fp32", "gemm_fp8", "power", "heat",
                    "attention", "sdpa", "memory", "intra_node", "inter_node", "fabrics", "sweeps",
                    "host", "contention", "spread", "measured"});
   if (const ConfigNode schema = root.at("schema"); schema.as_string() != kProfileSchema) {
@@ -329,6 +353,7 @@ Calibration read_calibration(const ConfigNode& root) {
     c.power_limit = power->at("limit_w").as_double(1, 1e5);
     c.power_exponent = power->at("exponent").as_double(0, 2);
   }
+  if (const ConfigNode* heat = root.find("heat")) c.heat = read_heat_curve(*heat);
   const ConfigNode attention = root.at("attention");
   for (const ConfigNode& curve : attention.elements())
     c.attention.push_back(read_attention_curve(curve));

@@ -17,12 +17,23 @@ namespace foreshard {
 
 std::span<const EmbeddedFile> calibration_files();
 
-CsvTable published_table(std::string_view name) {
-  const std::string path = fmt::format("calibration/published/{}", name);
+namespace {
+
+CsvTable built_in(const std::string& path) {
   for (const EmbeddedFile& file : calibration_files()) {
     if (file.path == path) return CsvTable(file.content, path);
   }
   throw Error(ExitCode::kInternal, fmt::format("{} is not built in", path));
+}
+
+}  // namespace
+
+CsvTable published_table(std::string_view name) {
+  return built_in(fmt::format("calibration/published/{}", name));
+}
+
+CsvTable measured_table(std::string_view name) {
+  return built_in(fmt::format("calibration/measured/{}", name));
 }
 
 std::string_view cell_of(const CsvTable& table, std::size_t row, std::string_view column) {

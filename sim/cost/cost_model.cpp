@@ -12,6 +12,7 @@
 
 #include "sim/base/error.h"
 #include "sim/base/integers.h"
+#include "sim/cost/heat.h"
 #include "sim/cost/host_calls.h"
 #include "sim/cost/nccl_tables.h"
 #include "sim/cost/node_links.h"
@@ -139,6 +140,7 @@ void add_background(const Cluster& cluster, Calibration& calibration) {
 // The power of the card that was measured against the one that is asked about.
 double clock_factor(const Calibration& calibration, const Gpu& gpu) {
   if (calibration.power_limit <= 0 || gpu.power_limit <= 0) return 1;
+  if (calibration.heat.idle > 0) return 1;
   return std::pow(gpu.power_limit / calibration.power_limit, calibration.power_exponent);
 }
 
@@ -390,8 +392,9 @@ KernelPrice CostModel::curve_price(const Kernel& kernel) const {
     }
     case KernelKind::kMemory: {
       const MemoryCurve& curve = calibration_.memory_curve(kernel.memory_class);
-      const double least =
-          std::max(busy_seconds(kernel, hot_) + curve.overhead, row_seconds(kernel, cluster_.gpu));
+      const MemoryCurve& streams = calibration_.memory_curve(MemoryClass::kElementwise);
+      const double least = std::max(busy_seconds(kernel, hot_) + curve.overhead,
+                                    row_seconds(kernel, streams, cluster_.gpu));
       return {std::max(curve_seconds(curve, kernel.bytes, cluster_.gpu), least) +
                   as_double(kernel.kernels - 1) * curve.overhead,
               Factor::kMemoryBound, curve.evidence};
@@ -561,6 +564,31 @@ LinkUse used_by(const LinkShares& most, const CollectiveModel& model, Collective
 
 }  // namespace
 
+// Rows, not steps: a limit binds over tens of milliseconds, as long as a pass is made of rows
+// alike, and a row's price does not follow from what else is in the graph.
+double CostModel::heat(const EventGraph& graph, const Work& work) const {
+  const HeatCurve& curve = calibration_.heat;
+  // Points of one's own were measured as hot as layers run.
+  const bool is_measured = !calibration_.measured.gemm.empty();
+  if (curve.idle <= 0 || cluster_.gpu.power_limit <= 0 || is_measured) return 1;
+  const double fp8 = cluster_.gpu.peak_bf16.value() / cluster_.gpu.peak_fp8.value();
+  HeatLoad load;
+  for (std::uint32_t k = work.kernels_begin; k < work.kernels_end; ++k) {
+    const Kernel& kernel = graph.kernels[k];
+    const double seconds = price(kernel).seconds;
+    load.joules += curve.joules_per_byte * as_double(kernel.bytes.count());
+    if (kernel.kind == KernelKind::kGemm) {
+      load.products += curve.cool * seconds;
+    } else {
+      load.others += seconds;
+    }
+    // Units of fp32 are others; their clock was never seen.
+    if (kernel.kind == KernelKind::kMemory || kernel.fp32) continue;
+    load.joules += curve.joules_per_flop * kernel.flops.count() * (kernel.fp8 ? fp8 : 1);
+  }
+  return product_heat(curve, load, cluster_.gpu.power_limit);
+}
+
 CostTable CostModel::price(const EventGraph& graph, const FactorDraw& draw) const {
   CostTable table;
   table.works.reserve(graph.works.size());
@@ -619,9 +647,11 @@ CostTable CostModel::price(const EventGraph& graph, const FactorDraw& draw) cons
       (host_price->by_host ? on_host : seconds) = host_price->seconds;
       evidence = weaker(evidence, host_price->evidence);
     }
+    const double hot = host_price ? 1 : heat(graph, work);
     for (std::uint32_t k = work.kernels_begin; k < work.kernels_end && !host_price; ++k) {
       const KernelPrice p = price(graph.kernels[k]);
       last = p.seconds * scale(p.factor);
+      if (p.factor == Factor::kGemm) last *= hot;
       if (p.factor != Factor::kMemoryBound) last *= slowest;  // clocks differ, memory hardly
       seconds += last;
       if (p.factor == Factor::kMemoryBound) by_memory += last;

@@ -70,6 +70,8 @@ class CostModel {
   std::optional<CollectivePrice> collective(EventKind collective, Bytes bytes,
                                             const GroupShape& group) const;
 
+  // How often as long as price(kernel) says the products of one of its rows take.
+  double heat(const EventGraph& graph, const Work& work) const;
   CostTable price(const EventGraph& graph) const { return price(graph, center()); }
   CostTable price(const EventGraph& graph, const FactorDraw& draw) const;
 

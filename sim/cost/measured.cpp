@@ -147,13 +147,24 @@ double curve_seconds(const AttentionCurve& curve, const Kernel& kernel, const Gp
 }
 
 // A block of threads for each row of a norm, however short (vectorized_layer_norm_kernel,
-// layer_norm_grad_input_kernel_vectorized): 1.47 and 0.79 ns of an H200 for rows of 64.
-double row_seconds(const Kernel& kernel, const Gpu& gpu) {
-  if (kernel.memory_class == MemoryClass::kNormForward)
-    return cycles(as_double(kernel.m) * 355, gpu);
-  if (kernel.memory_class == MemoryClass::kNormBackward)
-    return cycles(as_double(kernel.m) * 190, gpu);
-  return 0;
+// layer_norm_grad_input_kernel_vectorized): 1.47 and 0.79 ns of an H200 for rows of 64. Then the
+// gradients of its weights: a block for each 32 columns goes down all rows
+// (GammaBetaBackwardCUDAKernelTemplate), 4.8 ns a row of 1,024 columns on an H200, 4.5 of 768 on an
+// H100 (codes of reports/validation); narrow sums of more than 65,536 rows share them
+// (layer_norm_kernel.cu, LaunchGammaBetaBackwardCUDAKernel).
+double row_seconds(const Kernel& kernel, const MemoryCurve& streams, const Gpu& gpu) {
+  const double rows = as_double(kernel.m);
+  if (kernel.memory_class == MemoryClass::kNormForward) return cycles(rows * 355, gpu);
+  if (kernel.memory_class != MemoryClass::kNormBackward) return 0;
+  const double row_by_row = cycles(rows * 190, gpu);
+  constexpr double kShares = 64 * 1024, kColumns = 32, kCycles = 8.5;
+  constexpr double kTensors = 3, kBytes = 2;  // read twice and written, in 16 bits
+  const double moved = as_double(kernel.bytes.count());
+  const double columns = rows > 0 ? moved / rows / kTensors / kBytes : 0;
+  const bool is_shared = rows > kShares && columns / kColumns < as_double(gpu.multiprocessors) / 2;
+  if (rows == 0 || gpu.clock <= 0 || is_shared) return row_by_row;
+  return std::max(row_by_row,
+                  curve_seconds(streams, kernel.bytes, gpu) + rows * kCycles / gpu.clock);
 }
 
 double curve_seconds(const MemoryCurve& curve, Bytes bytes, const Gpu& gpu) {

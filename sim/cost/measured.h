@@ -30,8 +30,8 @@ double curve_seconds(const MemoryCurve& curve, Bytes bytes, const Gpu& gpu);
 // Attention whose kernels are timed on a stream, by the tiles that they work on.
 double tiled_seconds(const AttentionCurve& curve, const MemoryCurve& memory, const Kernel& kernel,
                      const Gpu& gpu);
-// The least that a norm takes for its rows; 0 of other kernels.
-double row_seconds(const Kernel& kernel, const Gpu& gpu);
+// The least that a norm takes for its rows, given the curve of what streams; 0 of other kernels.
+double row_seconds(const Kernel& kernel, const MemoryCurve& streams, const Gpu& gpu);
 
 // The kernel that a point measured.
 Kernel kernel_of(const GemmPoint& point);

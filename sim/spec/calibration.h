@@ -75,6 +75,20 @@ struct GemmCurve {
   std::string source;  // measurement files and their rows
 };
 
+// Products run as fast as the power limit allows: at the greatest clock (1: the top one) at which
+// idle + joules/seconds * clock^energy_exponent is within it. Their rate follows
+// clock^rate_exponent, for memory does not slow down with it.
+struct HeatCurve {
+  double idle = 0;             // W, of what does not follow the clock; 0: no such curve
+  double joules_per_flop = 0;  // of products and attention in 16 bits, at the top clock
+  double joules_per_byte = 0;  // that kernels move
+  double energy_exponent = 0;
+  double rate_exponent = 0;
+  double cool = 1;  // seconds of a product at the top clock over those of its curve
+  Evidence evidence = Evidence::kAssumed;
+  std::string source;
+};
+
 enum class Pass : std::uint8_t { kForward, kBackward };
 
 struct AttentionCurve {
@@ -333,6 +347,7 @@ struct Calibration {
   // sustained rate of products follows a limit.
   double power_limit = 0;
   double power_exponent = 0;
+  HeatCurve heat;  // in place of the exponent; of chips whose clocks were seen in whole steps
   std::vector<AttentionCurve> attention;
   std::string sdpa_kernel;     // the attention kernel PyTorch's flash backend runs on this GPU
   std::string sdpa_preferred;  // what PyTorch picks by itself from 2.11 on, no backend being named

@@ -322,11 +322,13 @@ class Builder {
     CatalogueGemm gemm = sources.at(from->key);
     GemmCurve& curve = gemm.bf16.curve;
     const LargeProducts* ratio = ratio_of(machine, *from);
-    const double factor = ratio != nullptr ? ratio->tflops / ratio->relative_tflops
-                                           : power_factor(machine.node.gpu, from->node.gpu);
+    // A chip whose heat is known is as fast under every limit, until it is hot.
+    const bool is_cool = has_heat(machine.node.gpu, machines_);
+    const double power = is_cool ? 1 : power_factor(machine.node.gpu, from->node.gpu);
+    const double factor = ratio != nullptr ? ratio->tflops / ratio->relative_tflops : power;
     curve.efficiency =
         rounded(std::min(curve.efficiency * factor, std::max(kMostOfPeak, curve.efficiency)));
-    if (ratio == nullptr) {
+    if (ratio == nullptr && !is_cool) {
       curve.sustained = hot_share(curve.sustained, machine.node.gpu, from->node.gpu);
     }
     curve.evidence = Evidence::kExtrapolated;

@@ -251,7 +251,8 @@ bool is_own_chip(const Machine& machine, const Chip& chip) {
 }
 
 PublishedFit assemble(const Machine& machine, const ChipFits& own, const CatalogueGemm& gemm,
-                      const CatalogueGemm& chip_gemm, const Gpu& h100) {
+                      const CatalogueGemm& chip_gemm, const Gpu& h100,
+                      const std::vector<Machine>& machines) {
   PublishedFit fit;
   Calibration& c = fit.calibration;
   c.gpu = machine.key;
@@ -261,6 +262,7 @@ PublishedFit assemble(const Machine& machine, const ChipFits& own, const Catalog
   c.gemm_fp8 = gemm.fp8;
   c.power_limit = machine.node.gpu.power_limit;
   c.power_exponent = gemm.power_exponent;
+  if (has_heat(machine.node.gpu, machines)) c.heat = fit_heat(measured_table("clocks.csv"));
   c.attention = own.attention.curves;
   c.sdpa_kernel = "fa2";
   c.sdpa_preferred = own.chip.name == "a100" || is_amd(machine.node.gpu) ? "fa2" : "cudnn";
@@ -314,7 +316,8 @@ std::vector<PublishedFit> fit_all_published() {
   for (const Machine& machine : machines) {
     const ChipFits& chip = of(chip_name(machine));
     const CatalogueGemm& own = gemm.at(machine.key);
-    result.push_back(assemble(machine, chip, own, gemm.at(chip.chip.gpu.key), of("h100").chip.gpu));
+    result.push_back(
+        assemble(machine, chip, own, gemm.at(chip.chip.gpu.key), of("h100").chip.gpu, machines));
     if (is_amd(machine.node.gpu)) {
       use_cdna_figures(result.back().calibration, machine.node.gpu, machines);
     }

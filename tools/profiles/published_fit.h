@@ -9,6 +9,7 @@
 #include <string_view>
 #include <vector>
 
+#include "calibration/csv_table.h"
 #include "calibration/fit/fit.h"
 
 namespace foreshard {
@@ -75,6 +76,13 @@ struct MemoryFits {
 void give_bandwidth(std::array<MemoryCurve, kMemoryClasses>& curves, const Gpu& own,
                     const Gpu& measured);
 MemoryFits fit_memory_of(std::string_view chip, const std::vector<Chip>& chips);
+
+// --- clocks (heat_recipe.cpp) ---
+
+// Of the chip of H100 and H200, from rows of calibration/measured/clocks.csv.
+HeatCurve fit_heat(const CsvTable& clocks);
+// Whether it is that chip, under whatever limit.
+bool has_heat(const Gpu& gpu, const std::vector<Machine>& machines);
 
 // --- everything (published_fit.cpp) ---
 

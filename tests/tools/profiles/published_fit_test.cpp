@@ -10,6 +10,7 @@
 
 #include "calibration/fit/least_squares.h"
 #include "calibration/machines.h"
+#include "calibration/published.h"
 #include "tests/tools/profiles/all_fits.h"
 
 namespace foreshard {
@@ -285,6 +286,24 @@ TEST(Fit, BorrowedCurvesSaySo) {
   };
   EXPECT_GT(spread("h200", Factor::kAttention), spread("h100-sxm", Factor::kAttention));
   EXPECT_GT(spread("b200", Factor::kMemoryBound), spread("h100-sxm", Factor::kMemoryBound));
+}
+
+// 25 runs of an H100 and an H200 under 700 W: the clock at which each would draw what it drew.
+TEST(Fit, ClocksOfRunsFollowFromTheirEnergy) {
+  const CsvTable clocks = measured_table("clocks.csv");
+  const HeatCurve curve = fit_heat(clocks);
+  ASSERT_EQ(clocks.rows(), 25U);
+  for (std::size_t row = 0; row < clocks.rows(); ++row) {
+    const double at_top = curve.joules_per_flop * 1e12 * clocks.number(row, "tflops") +
+                          curve.joules_per_byte * 1e12 * clocks.number(row, "tbytes_per_s");
+    const double clock =
+        std::pow((clocks.number(row, "watts") - curve.idle) / at_top, 1 / curve.energy_exponent);
+    EXPECT_NEAR(clock * 1980 / clocks.number(row, "sm_mhz"), 1, 0.04)
+        << clocks.text(row, "gpu") << " " << clocks.text(row, "what");
+  }
+  // A card of the same chip has it, one with other multiprocessors has not.
+  EXPECT_GT(fit_of("gh200-96gb").calibration.heat.idle, 0);
+  EXPECT_EQ(fit_of("h100-pcie").calibration.heat.idle, 0);
 }
 
 }  // namespace

@@ -1,0 +1,61 @@
+// Clocks and power that the driver told of an H100 and an H200 (700 W) while plans of our engine
+// and one product ran for seconds (calibration/measured/clocks.csv): median clock and power, what
+// the forecast's kernels of the plan compute and move in the time it took. Step times have no part
+// in it.
+#include <algorithm>
+#include <cmath>
+
+#include "calibration/fit/least_squares.h"
+#include "tools/profiles/published_fit.h"
+
+namespace foreshard {
+namespace {
+
+constexpr double kTopClock = 1980;  // MHz, of both
+// Hardly in the clocks: 120 to 180 W fit them to 11 to 12 W.
+constexpr double kIdle = 150;
+// Of the curve's time, 18 large products of a 1B model's layers take 0.915 at 1,980 MHz
+// (h100-sxm/20261123T101920Z, where the chip had cooled); at 1,620 MHz 1.00 (h200), of an 8B model
+// 0.96 at 1,770 (h100-sxm/20261123T092043Z): exponents of 0.45 and 0.43. One product of 8192 cubed
+// (both files), from the first 0.1 s to the last: 0.32 and 0.60.
+constexpr double kCool = 0.915;
+constexpr double kRateExponent = 0.45;
+
+}  // namespace
+
+HeatCurve fit_heat(const CsvTable& clocks) {
+  LeastSquares problem;
+  problem.rows = clocks.rows();
+  problem.ranges = {{0.1, 10}, {0.001, 1}, {0.2, 4}};  // W per TFLOP/s, per GB/s; the exponent
+  problem.starts = {{1, 0.1, 1}};
+  problem.residuals = [&](std::span<const double> x, std::span<double> out) {
+    for (std::size_t row = 0; row < clocks.rows(); ++row) {
+      const double watts =
+          x[0] * clocks.number(row, "tflops") + x[1] * 1e3 * clocks.number(row, "tbytes_per_s");
+      const double clock = clocks.number(row, "sm_mhz") / kTopClock;
+      const double predicted = kIdle + watts * std::pow(clock, x[2]);
+      out[row] = std::log(predicted / clocks.number(row, "watts"));
+    }
+  };
+  const std::vector<double> found = solve(problem);
+  HeatCurve curve;
+  curve.idle = kIdle;
+  curve.joules_per_flop = rounded(found[0] * 1e-12);
+  curve.joules_per_byte = rounded(found[1] * 1e-9);
+  curve.energy_exponent = rounded(found[2]);
+  curve.rate_exponent = kRateExponent;
+  curve.cool = kCool;
+  curve.evidence = Evidence::kMeasured;
+  curve.source = "clocks.csv: 25 runs on an H100 and an H200";
+  return curve;
+}
+
+bool has_heat(const Gpu& gpu, const std::vector<Machine>& machines) {
+  return std::any_of(machines.begin(), machines.end(), [&](const Machine& machine) {
+    const Gpu& seen = machine.node.gpu;
+    return machine.key == "h100-sxm" && gpu.architecture == seen.architecture &&
+           gpu.multiprocessors == seen.multiprocessors && gpu.peak_bf16 == seen.peak_bf16;
+  });
+}
+
+}  // namespace foreshard
