@@ -111,16 +111,9 @@ void Ddp::rebuild() {
 
 // --- forward ---
 
-// (It has no rule for the grouped products of transformers' experts.) What nothing reads, the
-// original of modules_to_save, stays.
-bool Ddp::is_cast(std::int32_t layer, const ParameterSpec& p) const {
-  const LayerSpec& spec = spec_of(layer);
-  const auto index = static_cast<std::int16_t>(&p - spec.parameters.data());
-  const bool is_read =
-      std::any_of(spec.operations.begin(), spec.operations.end(), [&](const Operation& op) {
-        return std::find(op.parameters.begin(), op.parameters.end(), index) != op.parameters.end();
-      });
-  return is_read && !p.is_norm && !p.stored_as_computed &&
+// (It has no rule for the grouped products of transformers' experts.)
+bool Ddp::is_cast(const ParameterSpec& p) const {
+  return !p.is_norm && !p.stored_as_computed &&
          !(p.shape.size() == 3 && plan_.experts == ExpertKernels::kTransformers);
 }
 
@@ -135,7 +128,7 @@ std::int64_t Ddp::cast_elements(std::int32_t layer) const {
   // A loss that takes the head's product by parts casts them itself.
   if (role == LayerRole::kHead && plan_.loss.kind == Loss::Kind::kTiledLinear) return 0;
   for (const ParameterSpec& p : spec_of(layer).parameters) {
-    elements += is_cast(layer, p) ? p.numel() : 0;
+    elements += is_cast(p) ? p.numel() : 0;
   }
   return elements;
 }
@@ -165,7 +158,7 @@ void Ddp::cast_weights(std::int32_t layer, bool is_read_again) {
   add_copy(EventKind::kQuantize, Stream::kCompute, elements * sizes, count);
   std::vector<Bytes> casts;
   for (const ParameterSpec& p : spec_of(layer).parameters) {
-    if (!is_cast(layer, p) || !(is_read_again || is_trained(layer, p))) continue;
+    if (!is_cast(p) || !(is_read_again || is_trained(layer, p))) continue;
     casts.push_back(allocated_size(p.numel() * size_of(plan_.param_dtype)));
   }
   if (casts.empty()) return;
