@@ -1,8 +1,9 @@
 // What scaled_dot_product_attention dispatches to (PyTorch 2.11,
 // aten/src/ATen/native/transformers/cuda/sdp_utils.cpp): flash and cuDNN take 16 bits, no mask, and
 // fewer key heads than query heads where they are told of groups (enable_gqa); the memory-efficient
-// kernel takes fp32 and masks, and no groups; the rest is computed by operations. transformers
-// repeats keys and values itself where there is a mask (integrations/sdpa_attention.py).
+// kernel takes fp32 and masks whose rows are contiguous, and no groups; the rest is computed by
+// operations. transformers repeats keys and values itself where there is a mask
+// (integrations/sdpa_attention.py).
 //
 // By operations, math (aten/src/ATen/native/transformers/attention.cpp,
 // _scaled_dot_product_attention_math): in fp32, q and k each times the root of the scale, their
@@ -96,7 +97,9 @@ AttentionKernel dispatched(const Plan& plan, const FamilyCode& code, const Atten
   using enum AttentionKernel;
   constexpr std::int64_t kWidestHead = 256;
   const AttentionKernel asked = plan.attention == kFlashAllHeads ? kFlash : plan.attention;
-  if (bias == ScoreBias::kLearned && asked != kEager && asked != kMath) return kEfficient;
+  if (bias == ScoreBias::kLearned && asked != kEager && asked != kMath) {
+    return plan.kernels.strided_bias ? kMath : kEfficient;
+  }
   if (asked != kFlash && asked != kCudnn && asked != kEfficient) return asked;
   if (code.only_eager) return kEager;
   const bool groups =

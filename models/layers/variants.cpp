@@ -167,14 +167,14 @@ void fuse_loss_into_head(LayerSpec& head, const Plan& plan) {
         add_tensor(head, {.name = "tile of logits", .fixed = std::min(tokens, kTokens) * kWords});
     input.type = ElementType::kFp32;
     product->forward_workspace = {tile};
-    product->backward_workspace = {tile, add_tensor(head, std::move(input))};
+    const Index sum = add_tensor(head, std::move(input));
     if (is_under_autocast(plan)) {  // parts of the weight are cast, and its gradient is its own
       const Index part = add_tensor(
           head, {.name = "part of the weight", .fixed = std::min(product->n, kWords) * product->k});
       product->forward_workspace.push_back(part);
-      product->backward_workspace.push_back(part);
+      product->backward_workspace = {sum, part, tile};
     } else {
-      product->backward_workspace.push_back(add_weight(ElementType::kFp32));
+      product->backward_workspace = {sum, add_weight(ElementType::kFp32), tile};
     }
     return fused_product(head, product);
   }

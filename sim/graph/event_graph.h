@@ -195,7 +195,8 @@ struct RowDetail {
   bool operator==(const RowDetail&) const = default;
 };
 
-// Which of a unit's memory between steps a buffer is (runtime native).
+// Which of a unit's memory between steps a buffer is (runtime native; of ZeRO-3 the masters, which
+// are there before the optimizer makes states).
 enum class BufferRole : std::uint8_t {
   kNone,
   kMaster,    // of the shard, in the stored dtype

@@ -133,7 +133,8 @@ AllocationLog allocation_log(const EventGraph& graph, const LibraryBuffers& libr
   if (buckets == Buckets::kInArena) return log;
   for (const std::int32_t buffer : graph.persistent) {
     const MemoryCategory category = graph.buffer(buffer).category;
-    const bool is_state = category == MemoryCategory::kOptimizerState;
+    const bool is_state = category == MemoryCategory::kOptimizerState &&
+                          graph.buffer(buffer).role != BufferRole::kMaster;
     const bool is_bucket = category == MemoryCategory::kReduceScatterInput ||
                            category == MemoryCategory::kUnshardedGrad;
     std::vector<std::int32_t>& list = is_state && log.optimizer != kNoEvent       ? log.states

@@ -51,17 +51,26 @@ inline std::span<const std::int32_t> steps_of(const LayerPhaseProgram& phase,
   return {phase.actions.data() + begin, phase.segments[last].actions_end - begin};
 }
 
-// Of the phase's first product: the step that allocates what it makes; cuBLAS' workspace of its
-// thread is taken behind that. The number of steps: there is none.
+// Of the phase's first product: the step that allocates what it makes (a tile where the product is
+// made by tiles, which goes with it); cuBLAS' workspace of its thread is taken behind that. The
+// number of steps: there is none.
 inline std::size_t product_step(const LayerPhaseProgram& phase) {
   std::uint32_t kernel = 0, begin = 0;
   for (const LayerStep& step : phase.steps) {
     for (; kernel < step.kernels_end; ++kernel) {
       if (phase.kernels[kernel].kind != KernelKind::kGemm) continue;
-      for (std::size_t a = begin; a < step.actions_end; ++a) {
-        if (phase.actions[a] > 0 && phase.actions[a] < LayerPhaseProgram::kStore) return a;
+      const auto allocates = [&](std::size_t a) {
+        return phase.actions[a] > 0 && phase.actions[a] < LayerPhaseProgram::kStore;
+      };
+      std::size_t a = begin;
+      while (a < step.actions_end && !allocates(a)) ++a;
+      if (a == step.actions_end) return begin;
+      for (std::size_t tile = a; tile < step.actions_end && allocates(tile); ++tile) {
+        const auto behind = phase.actions.begin() + static_cast<std::ptrdiff_t>(tile);
+        const auto end = phase.actions.begin() + step.actions_end;
+        if (std::find(behind, end, -phase.actions[tile]) != end) a = tile;
       }
-      return begin;
+      return a;
     }
     begin = step.actions_end;
   }

@@ -82,7 +82,7 @@ class OpeningsOf {
       broadcast();
     } else if (graph.host.dtensors) {
       if (is_whole_first) shard_units();
-    } else if (!flatten() && is_whole_first) {
+    } else if (!flatten() && !widen() && is_whole_first) {
       flatten_all();
     }
   }
@@ -190,6 +190,26 @@ class OpeningsOf {
     for (const std::int32_t t : own) found.push_back({Opening::Kind::kTensor, t});
     for (const std::int32_t t : own) zeros.push_back(take(log_.bytes[static_cast<std::size_t>(t)]));
     for (const std::int32_t id : zeros) give_back(id);
+  }
+
+  // Of the partitions of DeepSpeed's stage 3, which are there first, each is cast and then copied;
+  // a gradient of zeros comes and goes (stage3.py, _create_fp32_partitions and
+  // initialize_optimizer_states). Whether there is one.
+  bool widen() {
+    const auto is_master = [&](std::int32_t t) {
+      return buffer_of(t).role == BufferRole::kMaster && !buffer_of(t).on_host;
+    };
+    const auto end = std::find_if(log_.before.rbegin(), log_.before.rend(), is_master).base();
+    std::int64_t largest = 0;
+    for (auto t = log_.before.begin(); t != end; ++t) {
+      const std::int64_t bytes = is_master(*t) ? log_.bytes[static_cast<std::size_t>(*t)] : 0;
+      if (bytes > 0) take(bytes);
+      found.push_back({Opening::Kind::kTensor, *t});
+      if (bytes > 0) give_back(taken_ - 1);
+      largest = std::max(largest, bytes);
+    }
+    if (largest > 0) give_back(take(largest));
+    return largest > 0;
   }
 
   // FullyShardedDataParallel moves the parameters of a unit to the device, makes a flat one of them

@@ -251,6 +251,8 @@ struct ModuleKernels {
   // Every block's keys and values are kept for later tokens, which never come (transformers'
   // use_cache), until the model's outputs go.
   bool keeps_cache = false;
+  // The bias of positions (T5) is given to attention as it was looked up, heads innermost.
+  bool strided_bias = false;
   bool operator==(const ModuleKernels&) const = default;
 };
 const char* to_string(ModuleKernels::Norm norm);

@@ -67,7 +67,10 @@ void Zero3::persistent_memory() {
   for (const std::int64_t elements : sub_groups_) {
     largest = std::max(largest, elements);
     if (!is_in_memory(states)) continue;
-    if (has_master() || on_host) hold(MemoryCategory::kOptimizerState, elements * 4, on_host);
+    if (has_master() || on_host) {
+      hold(MemoryCategory::kOptimizerState, elements * 4, on_host);
+      graph().buffers.back().role = BufferRole::kMaster;
+    }
     if (on_host) hold(MemoryCategory::kAccumulatedGrad, elements * 4, true);  // fp32 gradients
     for (int moment = 0; moment < moments(); ++moment) {
       hold(MemoryCategory::kOptimizerState, elements * size_of(plan_.optimizer.state), on_host);
@@ -76,10 +79,10 @@ void Zero3::persistent_memory() {
   if (!is_in_memory(states)) {
     hold(MemoryCategory::kOptimizerState, kOptimizerBuffers * largest * 4, true);
   }
-  hold(MemoryCategory::kShardedGrad, partitioned_ * size_of(accumulation_dtype()), on_host);
   if (plan_.zero.contiguous_gradients) {
     hold(MemoryCategory::kReduceScatterInput, plan_.zero.reduce_bucket_size * comm_size(), false);
   }
+  hold(MemoryCategory::kShardedGrad, partitioned_ * size_of(accumulation_dtype()), on_host);
   // What the step before gathered.
   const auto keep = [&](std::int32_t p) {
     at(gathered_, p) =

@@ -103,7 +103,9 @@ void Zero3::flush() {
 }
 
 // partition_grads: into this rank's gradient partitions, added from the second micro-batch on.
-// Those on the host come back to be added to; at the boundary their fp32 copies leave.
+// Those on the host come back one by one, to be added to and, at the boundary, for their norms,
+// which are taken in fp64 (get_norm_dtype), and their fp32 copies, which leave. A copy that came
+// back goes when the next has.
 void Zero3::store_partitions(std::int64_t elements) {
   const std::int32_t unit = unit_of(bucket_.front());
   const std::int64_t kept = size_of(accumulation_dtype());
@@ -114,6 +116,19 @@ void Zero3::store_partitions(std::int64_t elements) {
     add_bytes(EventKind::kAccumulate, reduces_, moved, unit);
     return;
   }
+  std::int32_t back = kNoBuffer;
+  const auto copy = [&](std::int64_t bytes) {
+    return allocate(MemoryCategory::kCommTemp, reduces_, unit, Bytes(bytes));
+  };
+  for (const std::int32_t p : bucket_) {
+    std::int32_t last = std::exchange(back, copy(partition_of(p) * kept));
+    StepBuilder::free(last);
+    for (const std::int64_t wide : {8, 4}) {
+      if (!boundary || wide == kept) continue;
+      std::int32_t widened = copy(partition_of(p) * wide);
+      StepBuilder::free(widened);
+    }
+  }
   if (adds) {
     add_bytes(EventKind::kHostToDevice, reduces_, elements * kept, unit);
     add_bytes(EventKind::kAccumulate, reduces_, moved, unit);
@@ -122,6 +137,7 @@ void Zero3::store_partitions(std::int64_t elements) {
     add_bytes(EventKind::kDeviceToHost, reduces_, elements * kept, unit);
     add_bytes(EventKind::kHostToDevice, reduces_, elements * kept, unit);
   }
+  StepBuilder::free(back);
   if (!boundary) return;
   add_bytes(EventKind::kDeviceToHost, reduces_, elements * 4, unit);
   if (plan_.zero.offload_optimizer == ZeroOffload::kNvme) {

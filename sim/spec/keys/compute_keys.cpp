@@ -135,6 +135,10 @@ constexpr PlanKey kComputeKeys[] = {
                    "Keys and values of every block are kept until the model's outputs go "
                    "(transformers' use_cache left on in training).",
                    .quiet = true),
+    FORESHARD_FLAG("kernels.strided_bias", kernels.strided_bias,
+                   "The bias of positions (T5) lies heads innermost, which no fused kernel takes "
+                   "(transformers 5.15 to 5.19).",
+                   .quiet = true),
     FORESHARD_KEY(
         "loss", kLossName, d.plan.loss = read_loss(n), written(p.loss),
         "Cross entropy. eager: over fp32 logits, an operation at a time; eager-compute: over the "

@@ -77,9 +77,11 @@ TEST(HfCases, PresetsAreWhatTheirCodesDo) {
       {"drawn_3_33_trainer_electra", 0.004},
       {"drawn_11_07_trl_mixtral", 0.008},
       {"drawn_11_11_accelerate_granite", 0.006},
+      {"drawn_11_17_trainer_t5", 0.007},
+      {"drawn_12_09_trainer_dots1", 0.021},  // one cast of modules_to_save too many
       {"ordered_bert", 0.004}};
   const ConformanceFolder folder = conform_hf_cases(kCases.parent_path() / "preset_cases", {});
-  ASSERT_EQ(folder.rows.size(), 87U);
+  ASSERT_EQ(folder.rows.size(), 92U);
   for (const Conformance& row : folder.rows) {
     SCOPED_TRACE(row.id);
     ASSERT_EQ(row.state, Conformance::State::kCompared) << row.reason;

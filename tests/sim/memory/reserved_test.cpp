@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <array>
 
+#include "models/layers/variants.h"
 #include "sim/memory/allocation_log.h"
 #include "sim/memory/memory_profile.h"
 #include "sim/memory/reserved_forecast.h"
@@ -201,12 +202,36 @@ TEST(ReservedReplay, Fsdp1FlattensUnitAfterUnit) {
   }
 }
 
+// Of ZeRO-3's partitions a cast and its copy, the master, are made before the first step, and the
+// largest gradient once (stage3.py, _create_fp32_partitions and initialize_optimizer_states).
+TEST(ReservedReplay, Zero3HasItsMastersBeforeTheFirstStep) {
+  Plan plan = tiny_plan();
+  plan.runtime = {RuntimeKind::kZero3, newest_version(RuntimeKind::kZero3)};
+  const EventGraph graph = build_training_step(tiny_model(2), plan);
+  std::vector<std::int64_t> sizes;  // negative: freed
+  for (const TracedAction& a : trace_step(graph, {}, DeviceMemory::unlimited(), 0).actions) {
+    if (a.row != kNoEvent) break;
+    if (a.entry.action == AllocatorTraceEntry::Action::kAlloc) sizes.push_back(a.entry.size);
+    if (a.entry.action == AllocatorTraceEntry::Action::kFreeRequested) {
+      sizes.push_back(-a.entry.size);
+    }
+  }
+  const auto master = std::find_if(graph.buffers.begin(), graph.buffers.end(),
+                                   [](const Buffer& b) { return b.role == BufferRole::kMaster; });
+  ASSERT_NE(master, graph.buffers.end());
+  const std::int64_t bytes = master->bytes.count();
+  const std::array<std::int64_t, 5> made = {bytes, bytes, -bytes, bytes, -bytes};
+  EXPECT_NE(std::search(sizes.begin(), sizes.end(), made.begin(), made.end()), sizes.end());
+}
+
 // Gradients and labels live until the next step drops them first.
 // cuBLAS' workspaces, 32 MiB each, are taken behind what the first product of forward and of
-// backward makes, not in front of the first layer, which is an embedding.
+// backward makes, not in front of the first layer, which is an embedding; a loss by tiles makes
+// the first of backward.
 TEST(ReservedReplay, AWorkspaceIsTakenBehindTheFirstProductsResult) {
   const ModelSpec model = tiny_model(1);
-  const EventGraph graph = build_training_step(model, tiny_plan());
+  Plan plan = tiny_plan();
+  EventGraph graph = build_training_step(model, plan);
   const auto taken = [&](EventKind kind) {
     const AllocationLog log =
         allocation_log(graph, {{"workspace", Bytes(32 << 20), Stream::kCompute, kind, ""}});
@@ -220,6 +245,9 @@ TEST(ReservedReplay, AWorkspaceIsTakenBehindTheFirstProductsResult) {
   };
   EXPECT_EQ(taken(EventKind::kForward), "q");
   EXPECT_EQ(taken(EventKind::kBackward), "lm_head.weight.grad");
+  plan.loss.kind = Loss::Kind::kTiledLinear;
+  graph = build_training_step(with_variants(model, plan), plan);
+  EXPECT_EQ(taken(EventKind::kBackward), "tile of logits");
 }
 
 // One token a rank: next to nothing but parameters. A model that was whole on the device leaves as
