@@ -214,7 +214,7 @@ class Backward {
   void communicate(std::size_t o, std::int32_t incoming) {
     const Operation& op = graph_.operation(o);
     const LayerCollective& collective = op.collective_backward;
-    const Index input = op.inputs.front();
+    const Index input = op.inputs.back();
     const std::int64_t in = output_bytes(op), out = graph_.bytes(input);
     const auto copy = [&](std::int64_t bytes) { add_kernel(Function::kCopy, 2 * bytes); };
     if (collective.kind == CollectiveKind::kNone) {
@@ -607,7 +607,8 @@ class Backward {
 
   void hold_output() {
     const Index output = graph_.reentrant_output();
-    if (output < 0 || output_gradient_ != kNoGradient || gradient_of_[at(output)] == kNoGradient) return;
+    if (output < 0 || output_gradient_ != kNoGradient || gradient_of_[at(output)] == kNoGradient)
+      return;
     output_gradient_ = share(gradient_of_[at(output)]);
   }
 
@@ -679,7 +680,9 @@ class Backward {
       std::replace(step.outputs.begin(), step.outputs.end(), g.slot, place);
     }
     // Its old slot holds nothing and is never allocated.
-    writer_.program().slots[static_cast<std::size_t>(g.slot)].bytes = Bytes(0);
+    std::vector<Slot>& slots = writer_.program().slots;
+    const Bytes made = std::exchange(slots[static_cast<std::size_t>(g.slot)].bytes, Bytes(0));
+    if (place == LayerProgramWriter::kInputGradSlot) slots[1].bytes = made;
   }
 
   LayerProgramWriter& writer_;
@@ -689,7 +692,7 @@ class Backward {
   std::vector<Gradient> gradients_;
   bool recomputed_ = false;
   std::int32_t output_gradient_ = kNoGradient;  // of a reentrant checkpoint's output
-  Slots dying_;                                 // they go when autograd's engine is done with the node
+  Slots dying_;  // they go when autograd's engine is done with the node
   struct InRegions {
     bool runs = false;                // the node that runs is in a region
     std::vector<Index> made_by;       // tensors: the region that makes it; -1
