@@ -12,6 +12,7 @@
 
 #include "models/families.h"
 #include "models/layers/attention_kernels.h"
+#include "models/layers/variants.h"
 #include "models/model_dims.h"
 #include "sim/base/error.h"
 #include "sim/graph/layers/layer_program.h"
@@ -372,9 +373,12 @@ RecordedJob read_axes_job(const RecordingFolder& folder, std::size_t row) {
   plan.units.head = UnitPlacement::kWithNorm;
   plan.units.experts = plan.mesh.ep > 1 ? UnitPlacement::kOwn : UnitPlacement::kRoot;
   if (plan.mesh.ep > 1) plan.units.shard_dim = Units::kExpertsDim;
-  plan.param_dtype = s.dtype("param_dtype");
   plan.reduce_dtype = s.dtype("reduce_dtype");
   plan.master_dtype = plan.optimizer.state = s.dtype("orig_dtype");
+  // Without fully_shard nothing casts (distributed/utils.py, maybe_enable_amp).
+  const bool is_wrapped = plan.mesh.tp == 1 || plan.mesh.fsdp() * plan.mesh.replicate > 1;
+  plan.param_dtype = is_wrapped ? s.dtype("param_dtype") : plan.master_dtype;
+  multiply_experts_in_bf16(job.model, plan);
   for (LayerSpec& layer : job.model.kinds) {
     if (s.text("model") != "qwen3" || layer.role != LayerRole::kBlock) continue;
     HalvesRotation(layer, dims, plan).run();

@@ -433,6 +433,59 @@ void keep_dots_except_mlp(LayerSpec& layer) {
 
 // --- experts ---
 
+// torchtitan's _run_experts_grouped_mm multiplies in bf16 whatever arrives: rows are cast for each
+// product that reads them, weights for theirs, and the result back (torchtitan/models/moe/moe.py).
+void multiply_in_bf16(LayerSpec& layer) {
+  const auto is_grouped = [](const Operation& op) { return op.groups > 1; };
+  std::vector<Operation> old = std::exchange(layer.operations, {});
+  const auto first = std::find_if(old.begin(), old.end(), is_grouped);
+  const Index rows = first == old.end() ? Index{-1} : first->inputs.front();
+  auto left = std::count_if(old.begin(), old.end(), is_grouped);
+  const auto narrow = [&](TensorSpec spec, const std::string& name) {
+    spec.name = name + " in bf16";
+    spec.type = ElementType::kBf16;
+    return add_tensor(layer, std::move(spec));
+  };
+  const auto cast = [&](Index from, Index to, std::int8_t part) -> Operation& {
+    Operation& op = layer.operations.emplace_back();
+    op.name = tensor(layer, to).name;
+    op.function = Function::kCast;
+    op.part = part;
+    op.inputs = {from};
+    op.outputs = {to};
+    return op;
+  };
+  for (Operation& op : old) {
+    if (!is_grouped(op)) {
+      layer.operations.push_back(std::move(op));
+      continue;
+    }
+    const Index made = op.outputs.front();
+    const std::int8_t part = op.part;
+    Indices ended = std::exchange(op.released, {});
+    if (op.inputs.front() == rows) {
+      const Index copy = narrow(tensor(layer, rows), tensor(layer, rows).name);
+      cast(rows, copy, part);
+      for (Indices* list : {&op.inputs, &op.saved}) {
+        std::replace(list->begin(), list->end(), rows, copy);
+      }
+      op.released = {copy};
+    }
+    op.casts_weight = true;
+    const auto& stack = layer.parameters[static_cast<std::size_t>(op.parameters.front())];
+    const Index weight = narrow({.name = {}, .fixed = stack.numel()}, op.name);
+    for (Indices* list : {&op.outputs, &op.saved, &op.released}) list->push_back(weight);
+    const bool is_last = --left == 0;
+    const Index product = is_last ? narrow(tensor(layer, made), tensor(layer, made).name) : made;
+    op.outputs.front() = product;
+    layer.tensors[static_cast<std::size_t>(product)].type = ElementType::kBf16;
+    layer.operations.push_back(std::move(op));
+    Operation& behind = is_last ? cast(product, made, part) : layer.operations.back();
+    if (is_last) behind.released = {product};
+    behind.released.insert(behind.released.end(), ended.begin(), ended.end());
+  }
+}
+
 // torchtitan's _run_experts_for_loop: the rows of each expert are read by the host (tolist), every
 // expert's kernels are launched by themselves, and their outputs concatenated.
 void loop_over_experts(LayerSpec& layer) {
@@ -637,6 +690,15 @@ void pack(ModelSpec& model, std::int64_t documents) {
 
 }  // namespace
 
+// (Megatron-Core and the engine have kernels of their own, autocast its own casts.)
+void multiply_experts_in_bf16(ModelSpec& model, const Plan& plan) {
+  const RuntimeKind kind = plan.runtime.kind;
+  const bool is_torchtitan = kind != RuntimeKind::kNative && kind != RuntimeKind::kMegatron &&
+                             plan.experts == ExpertKernels::kGrouped;
+  if (!is_torchtitan || plan.compute_dtype() == DType::kBf16 || is_under_autocast(plan)) return;
+  for (LayerSpec& layer : model.kinds) multiply_in_bf16(layer);
+}
+
 ModelSpec with_variants(ModelSpec model, const Plan& plan) {
   if (plan.runtime.kind == RuntimeKind::kFsdp2 && parts_tied(plan.units)) {
     for (LayerSpec& layer : model.kinds) untie(layer);
@@ -668,6 +730,7 @@ ModelSpec with_variants(ModelSpec model, const Plan& plan) {
       if (is_zero(plan.runtime.kind) || makes_once) order_as_transformers(layer, model.family);
     }
   }
+  multiply_experts_in_bf16(model, plan);
   if (plan.recompute_keeps == SelectivePolicy::kDots) {
     for (LayerSpec& layer : model.kinds) keep_dots(layer);
   }

@@ -16,4 +16,7 @@ namespace foreshard {
 // not run these kernels, only lora and batch.documents change anything.
 ModelSpec with_variants(ModelSpec model, const Plan& plan);
 
+// Of that, what torchtitan's experts do in any other dtype.
+void multiply_experts_in_bf16(ModelSpec& model, const Plan& plan);
+
 }  // namespace foreshard

@@ -13,7 +13,8 @@ namespace foreshard {
 // In the order of the enumerations.
 inline constexpr std::array<std::string_view, 6> kRoleWords = {"embedding", "block", "norm",
                                                                "head",      "loss",  "inner"};
-inline constexpr std::array<std::string_view, 4> kTypeWords = {"compute", "fp32", "int64", "byte"};
+inline constexpr std::array<std::string_view, 5> kTypeWords = {"compute", "fp32", "bf16", "int64",
+                                                               "byte"};
 inline constexpr std::array<std::string_view, 6> kKindWords = {"gemm",        "attention", "norm",
                                                                "elementwise", "embedding", "loss"};
 inline constexpr std::array<std::string_view, 4> kGradientWords = {"own", "alias", "alias_first",

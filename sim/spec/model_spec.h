@@ -32,7 +32,7 @@
 namespace foreshard {
 
 // Element type of a tensor inside a layer. kCompute is the plan's parameter dtype.
-enum class ElementType : std::uint8_t { kCompute, kFp32, kInt64, kByte };
+enum class ElementType : std::uint8_t { kCompute, kFp32, kBf16, kInt64, kByte };
 
 struct TensorSpec {
   std::string name;

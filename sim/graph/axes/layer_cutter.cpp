@@ -50,6 +50,9 @@ class Cutter {
   }
 
   CutLayer run() {
+    if (old_.role == LayerRole::kLoss && padded_vocabulary() > layer_.tensors[0].per_token) {
+      narrow_logits();
+    }
     for (const Operation& op : old_.operations) cut_in_turn(op);
     mark_replicated();
     Placement output = placement_[at(layer_.output)];
@@ -57,6 +60,11 @@ class Cutter {
         !plan_.tensor_parallel.loss) {
       gather_logits();
       output = Placement::kWhole;
+    }
+    for (const Operation& op : layer_.operations) {
+      if (!op.casts_weight) continue;
+      std::int64_t& elements = layer_.tensors[at(op.outputs.back())].fixed = 0;
+      for (Index p : op.parameters) elements += layer_.parameters[at(p)].numel();
     }
     sliced_.resize(layer_.operations.size());
     return {std::move(layer_), std::move(sliced_), output};
@@ -225,19 +233,31 @@ class Cutter {
     Index cut = own;
     if (layer_.tensors[at(cut)].per_token < widest) {
       cut = logits(" padded", widest);
-      move(own, cut, 0);
+      move(own, cut, 0).gradient = GradientRule::kNone;
     }
-    Index whole = logits(" gathered", widest * tp_);
+    const Index whole = logits(" gathered", widest * tp_);
     Operation& op = move(cut, whole, 0);
     op.released = {own};
-    if (cut != own) op.released.push_back(cut);
-    op.collective = {.kind = CollectiveKind::kAllGather, .reorders = true, .waits = true};
-    if (widest * tp_ > all) {
-      const Index narrowed = logits(" of all", all);
-      move(whole, narrowed, 0).view = true;
-      whole = narrowed;
+    if (cut != own) {
+      op.released.push_back(cut);
+      op.inputs.push_back(own);  // whose gradient is the rank's part
     }
+    op.collective = {.kind = CollectiveKind::kAllGather, .reorders = true, .waits = true};
     layer_.output = whole;
+  }
+
+  // The loss reads a view of what was gathered.
+  std::int64_t padded_vocabulary() const {
+    const bool gathers = tp_ > 1 && !native_ && !plan_.tensor_parallel.loss;
+    return gathers ? chunk_of(layer_.tensors[0].per_token, tp_, 0) * tp_ : 0;
+  }
+  void narrow_logits() {
+    TensorSpec spec = layer_.tensors[0];
+    spec.name += " of all";
+    const Index narrowed = add_tensor(std::move(spec), Placement::kWhole);
+    layer_.tensors[0].per_token = padded_vocabulary();
+    move(0, narrowed, 0).view = true;
+    renamed_ = {0, narrowed};
   }
 
   // --- operations ---
@@ -245,9 +265,7 @@ class Cutter {
   // What a module's call holds ends behind the operation that comes after the call.
   void cut_in_turn(const Operation& op) {
     Indices ended = std::exchange(held_, {});
-    const bool routed = routing_.open && rows_travel();
     cut(op);
-    if (routed && !routing_.open) ended.insert(ended.end(), {routing_.sizes, routing_.permuted});
     Indices& released = layer_.operations.back().released;
     released.insert(released.end(), ended.begin(), ended.end());
   }
@@ -340,6 +358,7 @@ class Cutter {
       offset_rows(op);
       return true;
     }
+    if (op.part > 0 && !routes()) enter_experts(op);
     if (!is_product) return false;
     if (op.groups > 1) return !routes() && cut_stack(op);
     const Index result = op.outputs.front();
@@ -375,13 +394,7 @@ class Cutter {
     const Index moved = add_tensor(std::move(spec), placement_[at(order)]);
     Operation& add = move(order, moved, indexed.part);
     add.gradient = GradientRule::kNone;
-    // Scores that nobody reads hold what they were gathered by as long as they are there.
-    const Index scores = indexed.outputs.front();
-    const bool is_read =
-        std::any_of(old_.operations.begin(), old_.operations.end(), [&](const Operation& op) {
-          return std::find(op.inputs.begin(), op.inputs.end(), scores) != op.inputs.end();
-        });
-    if (is_read) add.released = {order};
+    add.released = {order};
     mixture_.rows.push_back(moved);
     renamed_ = {order, moved};
   }
@@ -403,13 +416,28 @@ class Cutter {
     const bool begins = op.name == "argsort" || op.name == "histc";
     if (op.function == Function::kScatterAdd || op.part > 0) return;
     if (!begins && std::none_of(op.inputs.begin(), op.inputs.end(), is_row)) return;
-    for (const Indices* list : {&op.outputs, &op.saved, &op.backward_temporaries}) {
+    // Rows are taken out of all tokens, and so their gradient is put into zeros of all.
+    static const Indices kWholeZeros;
+    const bool takes_rows = op.function == Function::kGather && op.inputs.front() == mixture_.whole;
+    for (const Indices* list :
+         {&op.outputs, &op.saved, takes_rows ? &kWholeZeros : &op.backward_temporaries}) {
       for (Index t : *list) {
         if (known_[at(t)]) continue;
         known_[at(t)] = true;
         if (layer_.tensors[at(t)].per_token > 0) layer_.tensors[at(t)].split *= tp_;
         mixture_.rows.push_back(t);
       }
+    }
+  }
+
+  // What the experts read, by products or casts.
+  void enter_experts(Operation& op) {
+    if (mixture_.entered == kNone) {
+      mixture_.first = op.inputs.front();
+      mixture_.entered = own_input(mixture_.first, op.part);
+    }
+    for (Indices* list : {&op.inputs, &op.saved}) {
+      std::replace(list->begin(), list->end(), mixture_.first, mixture_.entered);
     }
   }
 
@@ -421,13 +449,6 @@ class Cutter {
       weight.shape[2] /= tp_;
       place(op.outputs, Placement::kWhole);
     } else {
-      if (mixture_.entered == kNone) {
-        mixture_.first = read;
-        mixture_.entered = own_input(read, op.part);
-      }
-      for (Indices* list : {&op.inputs, &op.saved}) {
-        std::replace(list->begin(), list->end(), mixture_.first, mixture_.entered);
-      }
       op.n /= tp_;
       weight.shape[1] /= tp_;
       place(op.outputs, Placement::kFeature);
@@ -693,8 +714,14 @@ class Cutter {
       if (exchanges()) ended.push_back(sent = summed);
     }
     if (exchanges()) route(sent, result, false);
-    // The module has returned when its output is on its way.
+    // The module has returned when its output is on its way; then its caller lets go.
     layer_.operations.back().released = std::move(ended);
+    TensorSpec spec = layer_.tensors[at(result)];
+    spec.name += " returned";
+    const Index returned = add_tensor(std::move(spec), placement_[at(result)]);
+    Operation& call = move(result, returned, 0);
+    call.view = true;
+    call.released = {routing_.sizes, routing_.permuted, returned};
   }
 
   bool cuts() const { return tp_ > 1 || slices_ > 1; }
@@ -874,7 +901,7 @@ class Cutter {
     TensorSpec spec = layer_.tensors[at(made)];
     spec.name += " in order";
     const Index copy = add_tensor(std::move(spec), placement_[at(made)]);
-    move(made, copy, op.part);
+    move(made, copy, op.part).released = {made};
     renamed_ = {made, copy};
   }
 

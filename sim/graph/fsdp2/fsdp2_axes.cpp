@@ -51,6 +51,8 @@ std::string_view dtype_word(const TensorElement& element) {
       return to_string(element.dtype);
     case ElementType::kFp32:
       return "fp32";
+    case ElementType::kBf16:
+      return "bf16";
     case ElementType::kInt64:
       return "int64";
     case ElementType::kByte:

@@ -204,8 +204,8 @@ void Fsdp2::read_on_host(const Scalar& scalar, EventId row) {
 void Fsdp2::end_step_frame() {
   if (!framed()) return;
   std::int32_t losses = counted(4 * plan_.batch.accumulation), loss = counted(4);
-  if (plan_.step_frame == StepFrame::kTorchtitanLog) log_step();
   StepBuilder::free(losses);
+  if (plan_.step_frame == StepFrame::kTorchtitanLog) log_step();
   StepBuilder::free(token_count_);
   batches_.pop_back();  // the last labels, until the next step fetches
   for (std::int32_t& batch : batches_) StepBuilder::free(batch);
@@ -217,7 +217,11 @@ void Fsdp2::end_step_frame() {
 
 void Fsdp2::log_step() {
   const MeshDim dim = MeshDim::kLoss;
+  std::int32_t mean = kNoBuffer;  // of the rank's own tokens
   if (plan_.mesh.group(dim).size > 1) {
+    std::int32_t weighed = counted(4);
+    mean = counted(4);
+    StepBuilder::free(weighed);
     sum_and_read(dim, {4, "fp32", "SUM"});
     sum_and_read(dim, {4, "fp32", "MAX"});
     std::int32_t tokens = counted(8);
@@ -227,6 +231,7 @@ void Fsdp2::log_step() {
     read_on_host({4, "fp32", ""}, tail(Stream::kCompute));
   }
   read_on_host({master_size(), to_string(plan_.master_dtype), ""}, tail(Stream::kCompute));
+  StepBuilder::free(mean);
 }
 
 // The undivided loss goes where the divided one would, which stays: they are alike.

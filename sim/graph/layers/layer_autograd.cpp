@@ -129,6 +129,14 @@ void LayerAutograd::find_nodes() {
   checkpointed_ = options_.recompute != Recompute::kNone && first_saver_ < operations();
 }
 
+bool LayerAutograd::is_unread(std::size_t o) const {
+  const Operation& op = operation(o);
+  return !node_[o] && op.gradient == GradientRule::kOwn && !is_flat() && !op.saved.empty() &&
+         !op.view && !op.outputs.empty() &&
+         std::any_of(op.inputs.begin(), op.inputs.end(),
+                     [&](Index t) { return needs_gradient(t); });
+}
+
 const LayerAutograd::Indices& LayerAutograd::saves(std::size_t o) const {
   static const Indices kNothing;
   const Operation& op = operation(o);

@@ -62,6 +62,8 @@ class LayerAutograd {
 
   bool needs_gradient(Index t) const { return needs_[at(t)]; }
   bool has_node(std::size_t o) const { return node_[o]; }
+  // A node of autograd's that no gradient reaches.
+  bool is_unread(std::size_t o) const;
   bool trains(std::size_t o) const { return trains_[o]; }  // a weight of it gets a gradient
   const Indices& saves(std::size_t o) const;
   bool is_saved(Index t) const { return is_saved_[at(t)]; }

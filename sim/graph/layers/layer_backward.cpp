@@ -214,7 +214,7 @@ class Backward {
   void communicate(std::size_t o, std::int32_t incoming) {
     const Operation& op = graph_.operation(o);
     const LayerCollective& collective = op.collective_backward;
-    const Index input = op.inputs.front();
+    const Index input = op.inputs.back();
     const std::int64_t in = output_bytes(op), out = graph_.bytes(input);
     const auto copy = [&](std::int64_t bytes) { add_kernel(Function::kCopy, 2 * bytes); };
     if (collective.kind == CollectiveKind::kNone) {
@@ -680,7 +680,9 @@ class Backward {
       std::replace(step.outputs.begin(), step.outputs.end(), g.slot, place);
     }
     // Its old slot holds nothing and is never allocated.
-    writer_.program().slots[static_cast<std::size_t>(g.slot)].bytes = Bytes(0);
+    std::vector<Slot>& slots = writer_.program().slots;
+    const Bytes made = std::exchange(slots[static_cast<std::size_t>(g.slot)].bytes, Bytes(0));
+    if (place == LayerProgramWriter::kInputGradSlot) slots[1].bytes = made;
   }
 
   LayerProgramWriter& writer_;

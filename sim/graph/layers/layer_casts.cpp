@@ -91,6 +91,7 @@ std::int64_t TensorElement::size() const {
       return 1;
     case ElementType::kCompute:
     case ElementType::kFp32:
+    case ElementType::kBf16:
       break;
   }
   return size_of(dtype);
@@ -113,6 +114,7 @@ std::vector<TensorElement> element_types(const LayerSpec& layer, const CastedLay
     const ElementType type = layer.tensors[t].type;
     result[t] = {type, inside};
     if (type == ElementType::kFp32) result[t] = {ElementType::kCompute, DType::kFp32};
+    if (type == ElementType::kBf16) result[t] = {ElementType::kCompute, DType::kBf16};
   }
   // (An fp32 stream between blocks arrives as it is.)
   const bool streams_fp32 = layer.tensors[0].type == ElementType::kFp32;

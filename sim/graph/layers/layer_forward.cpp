@@ -9,6 +9,7 @@
 
 #include <algorithm>
 #include <utility>
+#include <vector>
 
 #include "sim/graph/layers/fused_region.h"
 #include "sim/graph/layers/given_mask.h"
@@ -40,11 +41,12 @@ class Forward {
         for (Index t : op.outputs) writer_.keep(t);
       }
       save(o);
+      if (!graph_.is_checkpointed() || !graph_.inside(o)) hold_unread(o);
       for (Index t : graph_.releases(o)) {
         // Who comes behind it lets go of it: of a loss without a backward nobody does.
         const bool has_next = graph_.is_loss() ? graph_.options().grad_mode : graph_.is_flat();
         if (t == graph_.layer().output && has_next) continue;
-        writer_.unname(t);
+        let_go(t);
       }
       step.outputs = writer_.slots_of(op.outputs);
       writer_.end_step(std::move(step));
@@ -78,6 +80,7 @@ class Forward {
         step.outputs = writer_.slots_of(op.outputs);
       }
       for (Index t : graph_.saves(o)) writer_.refer(t);
+      hold_unread(o);
       const std::int32_t packed = from_cache ? pack_again(op) : LayerProgramWriter::kNoSlot;
       release_recomputed(o);
       if (packed != LayerProgramWriter::kNoSlot) writer_.free(packed);
@@ -96,6 +99,23 @@ class Forward {
   }
 
  private:
+  // A node that no gradient reaches holds what it saved as long as its result is there. (In the
+  // forward of a checkpointed layer that is packed, and nothing.)
+  void hold_unread(std::size_t o) {
+    if (!graph_.is_unread(o)) return;
+    for (Index t : graph_.operation(o).saved) writer_.refer(t);
+    unread_.push_back(o);
+  }
+  void let_go(Index t) {
+    writer_.unname(t);
+    std::erase_if(unread_, [&](std::size_t o) {
+      const Operation& op = graph_.operation(o);
+      if (op.outputs.front() != t) return false;
+      for (Index saved : op.saved) writer_.unrefer(saved);
+      return true;
+    });
+  }
+
   // What an in-place operation makes of a kept tensor is that tensor's buffer, so it is kept too.
   bool is_kept(const Operation& op) const {
     const ProgramOptions& options = graph_.options();
@@ -242,7 +262,7 @@ class Forward {
 
   void release_recomputed(std::size_t o) {
     for (Index t : graph_.releases(o)) {
-      if (t != 0 && t != graph_.reentrant_output()) writer_.unname(t);
+      if (t != 0 && t != graph_.reentrant_output()) let_go(t);
     }
   }
 
@@ -261,6 +281,7 @@ class Forward {
   const LayerAutograd& graph_;
   FusedRegion region_;
   std::int32_t whole_input_ = LayerProgramWriter::kNoSlot;
+  std::vector<std::size_t> unread_;  // operations
 };
 
 }  // namespace

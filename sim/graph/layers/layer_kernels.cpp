@@ -87,7 +87,12 @@ struct Product {
   std::int64_t m = 0, n = 0, k = 0;  // of one group
   std::int64_t elements = 0;         // of the three matrices, over all groups
   std::int64_t groups = 1;
+  bool narrow = false;  // in bf16 whatever the layer computes in
 };
+
+bool is_narrow(const KernelCounts& counts, const Operation& op) {
+  return counts.layer.tensors[at(op.outputs.front())].type == ElementType::kBf16;
+}
 
 // Of an operand of `elements`, two bytes each, read once or twice and written once or twice.
 void add_quantisation(const Operation& op, Pass pass, std::int64_t elements,
@@ -104,12 +109,13 @@ void add_amax(const Operation& op, Pass pass, std::int64_t elements, LayerPhaseP
 
 void add_gemm(const KernelCounts& counts, Pass pass, const Product& product,
               LayerPhaseProgram& phase, bool fp8 = false) {
-  const auto& [m, n, k, elements, groups] = product;
+  const auto& [m, n, k, elements, groups, narrow] = product;
+  const DType dtype = narrow ? DType::kBf16 : counts.options.compute;
   Kernel kernel;
   kernel.kind = KernelKind::kGemm;
   kernel.function = Function::kMatrixProduct;
   kernel.pass = pass;
-  kernel.fp32 = counts.options.compute == DType::kFp32;
+  kernel.fp32 = dtype == DType::kFp32;
   kernel.m = m;
   kernel.n = n;
   kernel.k = k;
@@ -117,8 +123,8 @@ void add_gemm(const KernelCounts& counts, Pass pass, const Product& product,
   kernel.fp8 = fp8;
   // In fp8 the operands take one byte each, the result what it takes otherwise.
   const std::int64_t result = checked_multiply(checked_multiply(m, n), groups);
-  kernel.bytes = fp8 ? Bytes(elements - result + result * size_of(counts.options.compute))
-                     : Bytes(elements * size_of(counts.options.compute));
+  kernel.bytes =
+      fp8 ? Bytes(elements - result + result * size_of(dtype)) : Bytes(elements * size_of(dtype));
   kernel.flops = Flops(2.0 * static_cast<double>(m) * static_cast<double>(n) *
                        static_cast<double>(k) * static_cast<double>(groups));
   phase.kernels.push_back(kernel);
@@ -206,8 +212,9 @@ void add_gemm_backward(const KernelCounts& counts, const Operation& op, Backward
       if (!op.shares_fp8_input) add_quantisation(op, Pass::kBackward, rows * op.k, phase);
     }
     add_gemm(counts, Pass::kBackward,
-             {width(counts, op, op.k), width(counts, op, op.n), group, elements, op.groups}, phase,
-             fp8_weights);
+             {width(counts, op, op.k), width(counts, op, op.n), group, elements, op.groups,
+              is_narrow(counts, op)},
+             phase, fp8_weights);
     if (options.gradients == GradientStorage::kFlat && options.flat_gradient != options.compute) {
       add_memory_kernel(
           phase, Function::kCast, Pass::kBackward,
@@ -223,8 +230,9 @@ void add_gemm_backward(const KernelCounts& counts, const Operation& op, Backward
     }
     add_padding(counts, op, Pass::kBackward, phase);
     add_gemm(counts, Pass::kBackward,
-             {group, width(counts, op, op.k), width(counts, op, op.n), elements, op.groups}, phase,
-             fp8);
+             {group, width(counts, op, op.k), width(counts, op, op.n), elements, op.groups,
+              is_narrow(counts, op)},
+             phase, fp8);
   }
   if (parts.weights && op.parameters.size() > 1) {
     // The bias: a column sum over the output's gradient.
@@ -257,8 +265,8 @@ void add_forward(const KernelCounts& counts, const Operation& op, LayerPhaseProg
       add_dequantize(counts, op, Pass::kForward, phase);
       if (op.casts_weight) {
         add_memory_kernel(phase, Function::kCast, Pass::kForward,
-                          weight_elements(counts, op) *
-                              (size_of(DType::kFp32) + size_of(counts.options.compute)));
+                          weight_elements(counts, op) * size_of(DType::kFp32) +
+                              counts.bytes[at(op.outputs.back())]);
       }
       if (op.fp8 != Fp8Recipe::kNone) {
         if (!op.shares_fp8_input) {
@@ -273,7 +281,8 @@ void add_forward(const KernelCounts& counts, const Operation& op, LayerPhaseProg
       add_padding(counts, op, Pass::kForward, phase);
       add_gemm(counts, Pass::kForward,
                {rows_of_group(counts, op), width(counts, op, op.n), width(counts, op, op.k),
-                rows * op.k + weight_elements(counts, op) + rows * op.n, op.groups},
+                rows * op.k + weight_elements(counts, op) + rows * op.n, op.groups,
+                is_narrow(counts, op)},
                phase, op.fp8 != Fp8Recipe::kNone);
       if (op.function == Function::kCrossEntropy) {  // of its result, in place
         add_memory_kernel(phase, op.function, Pass::kForward,

@@ -9,6 +9,7 @@
 // last exchange is awaited at once. A step that the rank skips makes zeros in fp32.
 #include "sim/graph/layers/layer_ring.h"
 
+#include <algorithm>
 #include <string>
 #include <utility>
 #include <vector>
@@ -159,11 +160,21 @@ class Ring {
     return writer_.launch(collective, in, out, element);
   }
 
-  // Contiguous copies of both, which those of one head are as they are.
+  // Contiguous copies of both, which those of one head are as they are, but for a part of a row.
   void pack_keys() {
-    if (op_.attention.kv_heads == 1) return;
-    packing_ = {temporary(k_, "keys"), temporary(v_, "values")};
-    copy(2 * (k_ + v_));
+    const bool one_head = op_.attention.kv_heads == 1;
+    for (const std::size_t i : {std::size_t{1}, std::size_t{2}}) {
+      if (one_head && !is_part(op_.inputs[i])) continue;
+      packing_.push_back(temporary(i == 1 ? k_ : v_, i == 1 ? "keys" : "values"));
+      copy(2 * (i == 1 ? k_ : v_));
+    }
+  }
+  bool is_part(std::int16_t t) const {
+    const std::vector<Operation>& all = graph_.layer().operations;
+    return std::any_of(all.begin(), all.end(), [t](const Operation& op) {
+      return op.view && op.outputs.size() > 1 &&
+             std::find(op.outputs.begin(), op.outputs.end(), t) != op.outputs.end();
+    });
   }
   // Side by side, before every step but the last; only the first are gathered.
   void send_keys(std::int64_t step) {

@@ -61,6 +61,7 @@ void WeightGradients::validate(const Operation& op) {
     const Index p = op.parameters[i];
     if (!graph_.is_frozen(p)) fresh_.push_back({p, make_slot(p, made, ".grad")});
   }
+  if (op.casts_weight && hang_on_node(op)) return;  // (a stack's cast is a node more, too)
   for (Fresh& each : fresh_) {
     const Index p = each.parameter;
     const bool later = op.kind == OperationKind::kGemm && p == op.parameters.front() &&

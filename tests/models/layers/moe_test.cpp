@@ -278,6 +278,30 @@ TEST(ExpertLoopTest, TheHostWaitsForTheRouter) {
                    build_layer_program(grouped.kinds[1], options).forward.flops.count());
 }
 
+// In fp32 the products keep copies in bf16: both first ones one of the rows, which are as much as
+// the rows in fp32, each one of its weights, and what lies between them is half as wide.
+TEST(GroupedProductsTest, MultiplyInBf16) {
+  Plan plan;
+  plan.batch = {kSequence, kBatch, 1};
+  plan.mesh = {8, 1};
+  plan.param_dtype = plan.master_dtype = DType::kFp32;
+  const ModelSpec plain = build_model(small_mixture());
+  const auto casted = [&] {
+    ModelSpec model = plain;
+    multiply_experts_in_bf16(model, plan);
+    return model;
+  };
+  const auto kept = [&](const ModelSpec& model) {
+    return LayerPrograms(model, plan).at(1, Recompute::kNone)->saved_bytes().count();
+  };
+  constexpr std::int64_t kExperts = 8, kTopK = 2, kHidden = 512, kFfn = 256, kBf16 = 2;
+  const std::int64_t weights = 3 * kExperts * kHidden * kFfn * kBf16;
+  const std::int64_t between = 4 * kTopK * T * kFfn * (4 - kBf16);
+  EXPECT_EQ(kept(casted()) - kept(plain), weights - between);
+  plan.param_dtype = DType::kBf16;
+  EXPECT_EQ(casted().kinds, plain.kinds);
+}
+
 TEST(BuildMixtureTest, RefusesImpossibleSizes) {
   const auto failure = [](const ModelDims& dims) {
     try {
