@@ -13,9 +13,6 @@
 
 #include "calibration/machines.h"
 #include "cli/output.h"
-#include "cli/verbs/ask.h"
-#include "cli/verbs/diagnose.h"
-#include "cli/verbs/import_capture.h"
 #include "cli/verbs/verbs.h"
 #include "models/zoo.h"
 #include "sim/base/spelling.h"

@@ -17,7 +17,6 @@
 #include "planner/code_term.h"
 #include "planner/local_profiles.h"
 #include "planner/model_name.h"
-#include "planner/short_steps.h"
 #include "sim/simulate/cost_choices.h"
 #include "sim/spec/checks/plan_check.h"
 

@@ -24,7 +24,7 @@
 #include "sim/memory/memory_alternatives.h"
 #include "sim/simulate/cut_runs.h"
 #include "sim/simulate/folded.h"
-#include "sim/simulate/forecast_figures.h"
+#include "sim/simulate/forecast.h"
 #include "sim/simulate/simulate.h"
 #include "sim/spec/checks/plan_check.h"
 #include "sim/spec/open_stack.h"

@@ -12,7 +12,6 @@
 #include "calibration/fit/fit_local.h"
 #include "calibration/profile.h"
 #include "cli/output.h"
-#include "cli/verbs/calibrate_sweeps.h"
 #include "cli/verbs/verbs.h"
 #include "interop/steps/measured_tables.h"
 #include "planner/local_profiles.h"

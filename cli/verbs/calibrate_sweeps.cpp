@@ -1,7 +1,5 @@
 // The shipped profile of the GPU, the sweeps of the logs, and how far each was from what the
 // profile alone says; every point is then left out once and interpolated between its neighbours.
-#include "cli/verbs/calibrate_sweeps.h"
-
 #include <fmt/format.h>
 
 #include <algorithm>

@@ -1,6 +1,4 @@
 // The verb that says why a measured job is not as forecast.
-#include "cli/verbs/diagnose.h"
-
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -10,6 +8,7 @@
 
 #include "cli/output.h"
 #include "cli/recording.h"
+#include "cli/verbs/verbs.h"
 #include "interop/logs/training_log.h"
 #include "planner/diagnose_job.h"
 #include "planner/job.h"

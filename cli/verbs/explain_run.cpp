@@ -1,7 +1,5 @@
 // Inferred keys stand below everything that the user says: model, cluster, batch as flags that were
 // not given, the rest as the first group of assignments.
-#include "cli/verbs/explain_run.h"
-
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
@@ -13,6 +11,7 @@
 #include "calibration/machines.h"
 #include "cli/output.h"
 #include "cli/recording.h"
+#include "cli/verbs/verbs.h"
 #include "interop/traces/infer_job.h"
 #include "interop/traces/trace_files.h"
 #include "planner/job.h"

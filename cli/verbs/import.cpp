@@ -7,8 +7,6 @@
 
 #include "calibration/machines.h"
 #include "cli/output.h"
-#include "cli/verbs/import_plan.h"
-#include "cli/verbs/topology_files.h"
 #include "cli/verbs/verbs.h"
 #include "interop/network/topology_import.h"
 

@@ -1,5 +1,3 @@
-#include "cli/verbs/import_capture.h"
-
 #include <algorithm>
 #include <filesystem>
 #include <nlohmann/json.hpp>
@@ -7,8 +5,7 @@
 
 #include "cli/output.h"
 #include "cli/verbs/verbs.h"
-#include "interop/capture/capture_plan.h"
-#include "interop/capture/read_capture.h"
+#include "interop/capture/capture_import.h"
 #include "sim/base/config.h"
 #include "sim/spec/plan_config.h"
 

@@ -11,7 +11,6 @@
 
 #include "calibration/clusters/cluster_names.h"
 #include "cli/output.h"
-#include "cli/verbs/topology_files.h"
 #include "cli/verbs/verbs.h"
 #include "reports/view/network_view.h"
 #include "sim/base/unit_strings.h"

@@ -13,7 +13,6 @@
 #include "cli/output.h"
 #include "cli/page_of_answer.h"
 #include "cli/progress.h"
-#include "cli/verbs/captured.h"
 #include "cli/verbs/verbs.h"
 #include "sim/base/json_document.h"
 

@@ -3,8 +3,6 @@
 // get names; one that comes from the layer before is its input, and what only prepares constants
 // (masks, tables of positions) is left out. Two blocks are alike where all of this is, once their
 // own prefix is taken off the parameters' names.
-#include "interop/capture/module_model.h"
-
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -14,6 +12,7 @@
 #include <set>
 #include <string_view>
 
+#include "interop/capture/capture_import.h"
 #include "sim/base/error.h"
 
 namespace foreshard {

@@ -1,8 +1,6 @@
 // calls.txt line by line: a letter, numbers, and for names the rest of the line. What each letter's
 // numbers are is a table; a letter that is not in it is an error, so that nothing is left out
 // silently.
-#include "interop/capture/read_capture.h"
-
 #include <cxxabi.h>
 #include <fmt/format.h>
 #include <zlib.h>
@@ -14,6 +12,7 @@
 #include <optional>
 #include <unordered_map>
 
+#include "interop/capture/capture_import.h"
 #include "sim/base/error.h"
 #include "sim/base/json_document.h"
 

@@ -1,10 +1,9 @@
-#include "interop/frameworks/accelerate.h"
-
 #include <fmt/format.h>
 
 #include <nlohmann/json.hpp>
 #include <vector>
 
+#include "interop/frameworks/frameworks.h"
 #include "sim/spec/plan_keys.h"
 
 namespace foreshard {

@@ -1,10 +1,9 @@
-#include "interop/frameworks/deepspeed.h"
-
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
+#include "interop/frameworks/frameworks.h"
 #include "sim/base/letters.h"
 #include "sim/spec/plan_keys.h"
 

@@ -1,12 +1,11 @@
 // Most settings are keys of the plan under another name: a table. Both codes name the degrees alike
 // (core/model_parallel_config.py), each has its own places for batch, optimizer and overlaps.
-#include "interop/frameworks/megatron.h"
-
 #include <fmt/format.h>
 
 #include <string>
 #include <string_view>
 
+#include "interop/frameworks/frameworks.h"
 #include "sim/base/letters.h"
 
 namespace foreshard {

@@ -1,8 +1,6 @@
 // Setting by setting, in the order in which nd.py's DEFAULTS list them. Models are torchtitan
 // 0.2.2's: models/llama3, qwen3, deepseek_v3, llama4; what a class computes from its arguments (the
 // width of a feed-forward layer) is computed as it does.
-#include "interop/recordings/axes_job.h"
-
 #include <fmt/format.h>
 
 #include <charconv>
@@ -10,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "interop/recordings/recorded_job.h"
 #include "models/families.h"
 #include "models/layers/attention_kernels.h"
 #include "models/model_dims.h"

@@ -11,7 +11,6 @@
 #include <charconv>
 #include <utility>
 
-#include "interop/recordings/axes_job.h"
 #include "interop/recordings/library_recordings.h"
 #include "interop/recordings/recorded_settings.h"
 #include "sim/base/spelling.h"

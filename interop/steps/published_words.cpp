@@ -3,8 +3,6 @@
 // What a runtime's word stands for is what its code does (torchtitan 0.2.2 models/llama3/infra,
 // train.py; Megatron-Core as in interop/frameworks/training_plan.cpp, whose recipes overlap tensor
 // parallel's collectives with products).
-#include "interop/steps/published_words.h"
-
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -18,6 +16,7 @@
 #include <vector>
 
 #include "calibration/gpu_names.h"
+#include "interop/steps/training_rows.h"
 #include "models/names.h"
 #include "models/zoo.h"
 #include "sim/base/letters.h"

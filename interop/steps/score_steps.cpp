@@ -15,9 +15,9 @@
 
 #include "calibration/first_looks.h"
 #include "calibration/training_evidence.h"
-#include "interop/steps/likely_stack.h"
 #include "interop/steps/step_forecaster.h"
 #include "interop/steps/training_job.h"
+#include "interop/steps/training_rows.h"
 #include "reports/report.h"
 #include "sim/base/error.h"
 #include "sim/base/quantile.h"

@@ -8,8 +8,6 @@
 #include <charconv>
 #include <cmath>
 
-#include "interop/steps/published_words.h"
-
 namespace foreshard {
 namespace {
 

@@ -1,5 +1,3 @@
-#include "reports/validate/run_folder_files.h"
-
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <unistd.h>
@@ -10,6 +8,7 @@
 #include <system_error>
 #include <utility>
 
+#include "reports/validate/run_folder.h"
 #include "sim/base/error.h"
 #include "sim/base/held_size_signal.h"
 

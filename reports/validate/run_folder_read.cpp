@@ -8,7 +8,6 @@
 #include <map>
 
 #include "reports/validate/run_folder.h"
-#include "reports/validate/run_folder_files.h"
 #include "reports/view/exact_seconds.h"
 #include "sim/base/config.h"
 #include "sim/base/spelling.h"

@@ -7,13 +7,13 @@
 // that is above the best, they stay closed. In an open family, every class of places whose graphs
 // do the same work (they differ in prefetch alone) is weighed and bounded; of classes that hold the
 // same memory, one is weighed first for all.
-#include "sim/search/best_first.h"
-
 #include <algorithm>
 #include <map>
 #include <optional>
 #include <set>
 #include <utility>
+
+#include "sim/search/search_parts.h"
 
 namespace foreshard {
 namespace {

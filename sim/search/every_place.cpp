@@ -1,10 +1,10 @@
 // What is named is asked whether it holds: Pareto plans in the order of their time, neighbours and
 // cells of the heatmap where what is reserved may decide. One that does not is passed over, and the
 // next takes its place.
-#include "sim/search/every_place.h"
-
 #include <map>
 #include <utility>
+
+#include "sim/search/search_parts.h"
 
 namespace foreshard {
 namespace {

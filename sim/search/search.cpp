@@ -6,10 +6,9 @@
 #include <optional>
 
 #include "sim/search/axes.h"
-#include "sim/search/best_first.h"
-#include "sim/search/every_place.h"
 #include "sim/search/judge.h"
 #include "sim/search/places.h"
+#include "sim/search/search_parts.h"
 #include "sim/spec/checks/plan_check.h"
 
 namespace foreshard {

@@ -8,8 +8,6 @@
 //
 // The native engine (GradientStorage::kFlat) lets go of everything after its last use and adds in
 // place.
-#include "sim/graph/layers/layer_backward.h"
-
 #include <algorithm>
 #include <string>
 #include <utility>
@@ -19,9 +17,8 @@
 #include "sim/base/integers.h"
 #include "sim/graph/layers/column_sums.h"
 #include "sim/graph/layers/fused_region.h"
-#include "sim/graph/layers/layer_forward.h"
 #include "sim/graph/layers/layer_kernels.h"
-#include "sim/graph/layers/layer_ring.h"
+#include "sim/graph/layers/layer_phases.h"
 #include "sim/graph/layers/layer_weight_gradients.h"
 
 namespace foreshard {
@@ -607,7 +604,8 @@ class Backward {
 
   void hold_output() {
     const Index output = graph_.reentrant_output();
-    if (output < 0 || output_gradient_ != kNoGradient || gradient_of_[at(output)] == kNoGradient) return;
+    if (output < 0 || output_gradient_ != kNoGradient || gradient_of_[at(output)] == kNoGradient)
+      return;
     output_gradient_ = share(gradient_of_[at(output)]);
   }
 
@@ -689,7 +687,7 @@ class Backward {
   std::vector<Gradient> gradients_;
   bool recomputed_ = false;
   std::int32_t output_gradient_ = kNoGradient;  // of a reentrant checkpoint's output
-  Slots dying_;                                 // they go when autograd's engine is done with the node
+  Slots dying_;  // they go when autograd's engine is done with the node
   struct InRegions {
     bool runs = false;                // the node that runs is in a region
     std::vector<Index> made_by;       // tensors: the region that makes it; -1

@@ -5,15 +5,13 @@
 // PyTorch's non-reentrant checkpoint: as soon as everything that backward needs has been saved
 // again. An operation that saves only its inputs is not executed for that (the hook raises before
 // its kernel is issued).
-#include "sim/graph/layers/layer_forward.h"
-
 #include <algorithm>
 #include <utility>
 
 #include "sim/graph/layers/fused_region.h"
 #include "sim/graph/layers/given_mask.h"
 #include "sim/graph/layers/layer_kernels.h"
-#include "sim/graph/layers/layer_ring.h"
+#include "sim/graph/layers/layer_phases.h"
 
 namespace foreshard {
 namespace {

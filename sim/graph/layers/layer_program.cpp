@@ -16,8 +16,7 @@
 #include <utility>
 
 #include "sim/graph/layers/layer_autograd.h"
-#include "sim/graph/layers/layer_backward.h"
-#include "sim/graph/layers/layer_forward.h"
+#include "sim/graph/layers/layer_phases.h"
 #include "sim/graph/layers/layer_program_writer.h"
 #include "sim/graph/layers/pipelined_products.h"
 
