@@ -117,8 +117,7 @@ std::string suggestions_text(const std::vector<TriedSetting>& tried, const Tried
         "{}. set {}: {} ({}), {}{}; {}", i + 1, fmt::join(setting.changes, ", "),
         signed_seconds(setting.seconds - now.seconds),
         signed_percent(setting.seconds / now.seconds - 1),
-        freed == Bytes() ? "the same memory"
-                         : "memory " + signed_bytes(-static_cast<double>(freed.count())),
+        freed == Bytes() ? "the same memory" : "memory " + signed_bytes(-as_double(freed.count())),
         setting.price == SettingPrice::kFree   ? ""
         : setting.price == SettingPrice::kCode ? "; other kernels"
                                                : "; other roundings",

@@ -12,7 +12,7 @@
 
 namespace foreshard {
 ExitCode run_import(const ImportOptions& options) {
-  if (std::any_of(options.files.begin(), options.files.end(), is_training_file)) {
+  if (std::ranges::any_of(options.files, is_training_file)) {
     return import_training_files(options);
   }
   std::vector<TopologyImport> parts;

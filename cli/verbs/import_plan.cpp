@@ -13,7 +13,6 @@
 #include "planner/job.h"
 #include "planner/model_name.h"
 #include "sim/base/config_tree.h"
-#include "sim/base/spelling.h"
 #include "sim/base/text_file.h"
 
 namespace foreshard {

@@ -64,7 +64,7 @@ std::string read_packed(const std::filesystem::path& path) {
   std::string block(std::size_t{1} << 20, '\0');
   int count = 0;
   while ((count = gzread(file.get(), block.data(), static_cast<unsigned>(block.size()))) > 0) {
-    text.append(block, 0, static_cast<std::size_t>(count));
+    text.append(block, 0, at(count));
     if (text.size() > kMost) {
       throw Error(ExitCode::kInvalidInput,
                   fmt::format("{}: is larger than {} GiB unpacked", path.string(), kMost >> 30));
@@ -113,7 +113,7 @@ class CallReader {
     std::int64_t value = 0;
     const auto [end, error] = std::from_chars(rest.data() + 1, rest.data() + rest.size(), value);
     if (error != std::errc()) fail("a number is due", "an integer of 64 bits");
-    rest.remove_prefix(static_cast<std::size_t>(end - rest.data()));
+    rest.remove_prefix(at(end - rest.data()));
     return value;
   }
   std::int64_t due(std::string_view& rest) const {
@@ -124,9 +124,8 @@ class CallReader {
 
   void read_name(std::string_view rest) {
     const std::int64_t id = due(rest);
-    if (id != static_cast<std::int64_t>(capture_.names.size())) {
-      fail(fmt::format("name {} follows name {}", id,
-                       static_cast<std::int64_t>(capture_.names.size()) - 1),
+    if (id != std::ssize(capture_.names)) {
+      fail(fmt::format("name {} follows name {}", id, std::ssize(capture_.names) - 1),
            "names in order");
     }
     capture_.names.push_back(readable(rest.empty() ? rest : rest.substr(1)));
@@ -151,7 +150,7 @@ class CallReader {
       if (what == 's') call.stream = value;
       if (what == 'v') call.values[values++] = value;
       if (what != 'n') continue;
-      if (value < 0 || value >= static_cast<std::int64_t>(capture_.names.size())) {
+      if (value < 0 || value >= std::ssize(capture_.names)) {
         fail(fmt::format("there is no name {}", value), "one that a line before gave");
       }
       call.name = static_cast<std::int32_t>(value);

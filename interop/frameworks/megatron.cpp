@@ -224,7 +224,7 @@ void refuse_what_is_missing(ForeignReader& reader) {
 }  // namespace
 
 bool looks_like_megatron(const ConfigNode& root) {
-  return std::any_of(std::begin(kPlaces), std::end(kPlaces), [&](std::string_view place) {
+  return std::ranges::any_of(kPlaces, [&](std::string_view place) {
     const ConfigNode* node = &root;
     while (!place.empty() && node != nullptr) {
       const std::size_t dot = place.find('.');

@@ -358,7 +358,7 @@ ConformanceFolder conform_folder(RecordingLibrary& library, const RecordingFolde
                                  const std::vector<std::string>& only) {
   if (has_library_recordings(folder)) return conform_library_folder(folder, only);
   const auto wanted = [&](const std::string& id) {
-    return only.empty() || std::find(only.begin(), only.end(), id) != only.end();
+    return only.empty() || std::ranges::find(only, id) != only.end();
   };
   ConformanceFolder result;
   result.path = folder.path().string();

@@ -100,8 +100,7 @@ class Forward {
     if (options.recompute == Recompute::kNone || !options.grad_mode) return false;
     if (options.recompute == Recompute::kFull) {
       const auto& tensors = graph_.layer().tensors;
-      return !op.outputs.empty() &&
-             tensors[static_cast<std::size_t>(op.outputs.front())].name.starts_with(kCached);
+      return !op.outputs.empty() && tensors[at(op.outputs.front())].name.starts_with(kCached);
     }
     return op.kept_by_selective || (op.in_place && writer_.is_kept(op.inputs.front()));
   }
