@@ -65,7 +65,7 @@ evaluation: {every: none, sequences: 16, held_back: 0.05, in_step: false}
 seed: 1
 rank: 0
 )");
-  EXPECT_EQ(plan.assumed.size(), 78U);  // all but model and cluster
+  EXPECT_EQ(plan.assumed.size(), 79U);  // all but model and cluster
   ASSERT_NE(assumed(plan, "mesh.shard"), nullptr);
   EXPECT_EQ(assumed(plan, "mesh.shard")->value, "64");
   EXPECT_EQ(assumed(plan, "mesh.shard")->why, "all 64 GPUs of the cluster");
