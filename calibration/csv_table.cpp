@@ -84,11 +84,11 @@ CsvTable::CsvTable(std::string_view text, std::string file_name)
 }
 
 std::size_t CsvTable::column(std::string_view name) const {
-  const auto found = std::find(columns_.begin(), columns_.end(), name);
+  const auto found = std::ranges::find(columns_, name);
   if (found == columns_.end()) {
     throw ConfigError({file_name_, 1, 1, ""}, fmt::format("has no column '{}'", name));
   }
-  return static_cast<std::size_t>(std::distance(columns_.begin(), found));
+  return at(std::distance(columns_.begin(), found));
 }
 
 void CsvTable::blank(std::string_view name) {
@@ -97,7 +97,7 @@ void CsvTable::blank(std::string_view name) {
 }
 
 bool CsvTable::has(std::string_view name) const {
-  return std::find(columns_.begin(), columns_.end(), name) != columns_.end();
+  return std::ranges::find(columns_, name) != columns_.end();
 }
 
 const std::string& CsvTable::text(std::size_t row, std::string_view name) const {

@@ -102,7 +102,7 @@ Json fabrics_json(const std::vector<FabricCurve>& fabrics) {
                 {"hops", by_protocol(curve.hops)},
                 {"ring", by_protocol(curve.ring)}};
     for (const Number& number : kNumbers) one[std::string(number.key)] = curve.*number.field;
-    one["evidence"] = kEvidence[static_cast<std::size_t>(curve.evidence)];
+    one["evidence"] = kEvidence[at(curve.evidence)];
     one["source"] = curve.source;
     out.push_back(std::move(one));
   }
@@ -129,8 +129,8 @@ std::vector<FabricCurve> read_fabrics(const ConfigNode& node) {
   std::vector<FabricCurve> fabrics;
   for (const ConfigNode& element : node.elements()) {
     FabricCurve curve = read_fabric(element);
-    const bool is_twice = std::any_of(fabrics.begin(), fabrics.end(),
-                                      [&](const FabricCurve& c) { return c.kind == curve.kind; });
+    const bool is_twice =
+        std::ranges::any_of(fabrics, [&](const FabricCurve& c) { return c.kind == curve.kind; });
     if (is_twice) throw element.at("kind").error("is there twice", "each kind once");
     fabrics.push_back(std::move(curve));
   }

@@ -49,12 +49,11 @@ double sum_of(const std::vector<std::pair<std::string, double>>& slopes, const C
 
 const FirstLookFit& fit_for(const FirstLooks& looks, const std::vector<FirstLookFit>& fits,
                             std::string_view family) {
-  const auto own = std::find_if(looks.sets.begin(), looks.sets.end(), [&](const FirstLookSet& set) {
-    return std::find(set.families.begin(), set.families.end(), family) != set.families.end();
+  const auto own = std::ranges::find_if(looks.sets, [&](const FirstLookSet& set) {
+    return std::ranges::find(set.families, family) != set.families.end();
   });
   const std::string without = own == looks.sets.end() ? "" : own->name;
-  const auto fit = std::find_if(fits.begin(), fits.end(),
-                                [&](const FirstLookFit& each) { return each.without == without; });
+  const auto fit = std::ranges::find(fits, without, &FirstLookFit::without);
   FORESHARD_CHECK(fit != fits.end(), "first looks without a fit");
   return *fit;
 }

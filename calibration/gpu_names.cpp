@@ -38,8 +38,8 @@ bool is_found(const std::string& part, const std::string& word) {
 std::size_t score(const std::vector<std::string>& pattern, const std::vector<std::string>& text) {
   std::size_t sum = 0;
   for (const std::string& part : pattern) {
-    const bool found = std::any_of(text.begin(), text.end(),
-                                   [&](const std::string& word) { return is_found(part, word); });
+    const bool found =
+        std::ranges::any_of(text, [&](const std::string& word) { return is_found(part, word); });
     if (!found) return 0;
     sum += part.size();
   }
@@ -82,7 +82,7 @@ std::vector<std::string> words_of(std::string_view text) {
   std::vector<std::string> out;
   for (std::string& word : words) {
     const bool is_unit = word == "g" || word == "gb" || word == "gib";
-    if (is_unit && !out.empty() && std::all_of(out.back().begin(), out.back().end(), is_digit)) {
+    if (is_unit && !out.empty() && std::ranges::all_of(out.back(), is_digit)) {
       out.back() += "gb";
       continue;
     }

@@ -83,8 +83,8 @@ void weaken(Calibration& c, Evidence evidence) {
 
 LocalVariant variant_for(const LocalProfile& profile, std::int64_t ranks) {
   FORESHARD_CHECK(!profile.variants.empty(), "a local profile without variants");
-  const auto found = std::find_if(profile.variants.begin(), profile.variants.end(),
-                                  [&](const LocalVariant& v) { return v.ranks >= ranks; });
+  const auto found = std::ranges::find_if(profile.variants,
+                                          [&](const LocalVariant& v) { return v.ranks >= ranks; });
   if (found != profile.variants.end()) {
     LocalVariant variant = *found;
     if (variant.ranks != ranks) weaken(variant.calibration, Evidence::kInterpolated);
@@ -92,8 +92,7 @@ LocalVariant variant_for(const LocalProfile& profile, std::int64_t ranks) {
   }
   const LocalVariant& largest = profile.variants.back();
   const auto load = [&](std::int64_t count) {
-    return std::max(1.0, static_cast<double>(count * profile.threads) /
-                             static_cast<double>(profile.host.cores));
+    return std::max(1.0, as_double(count * profile.threads) / as_double(profile.host.cores));
   };
   LocalVariant variant = scaled(largest, load(ranks) / load(largest.ranks));
   weaken(variant.calibration, Evidence::kExtrapolated);

@@ -184,7 +184,7 @@ void read_network(FigureReader& reader, const ConfigNode& network, Network& out)
 std::string joined_sources(const Cluster& cluster, std::string_view prefix) {
   std::vector<std::string> seen;
   for (const auto& [path, source] : cluster.sources) {
-    if (path.starts_with(prefix) && std::find(seen.begin(), seen.end(), source) == seen.end()) {
+    if (path.starts_with(prefix) && std::ranges::find(seen, source) == seen.end()) {
       seen.push_back(source);
     }
   }

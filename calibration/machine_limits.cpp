@@ -8,8 +8,6 @@
 #include <limits>
 #include <string_view>
 
-#include "sim/base/unit_strings.h"
-
 namespace foreshard {
 namespace {
 
@@ -56,7 +54,7 @@ constexpr Limits kRanges[] = {
      2.5e17,
      "0TFLOP/s (no fp8 units) to 250PFLOP/s, such as 1979TFLOP/s"},
     {{"gpu", "memory"},
-     [](const Cluster& c) { return static_cast<double>(c.gpu.memory.count()); },
+     [](const Cluster& c) { return as_double(c.gpu.memory.count()); },
      1024.0 * 1024,
      10.0 * 1024 * 1024 * 1024 * 1024,
      "1MiB to 10TiB of one GPU, such as 79.1GiB"},
@@ -137,9 +135,8 @@ constexpr Pair kPairs[] = {
     {{"node", "nic_rate"},
      [](const Cluster& c) { return c.node.nic_rate.value(); },
      [](const Cluster& c) {
-       const bool is_told = std::any_of(c.sources.begin(), c.sources.end(), [](const auto& source) {
-         return source.first == "node.host_link";
-       });
+       const bool is_told = std::ranges::any_of(
+           c.sources, [](const auto& source) { return source.first == "node.host_link"; });
        return is_told ? kFasterThanSlot * c.node.host_link.value() : kNoLimit;
      },
      "no port is so much faster than the PCIe slot it is in (node.host_link)",

@@ -61,7 +61,7 @@ std::vector<MachineFile> machine_files() {
     key.remove_suffix(kEnding.size());
     files.push_back({key, &file});
   }
-  std::sort(files.begin(), files.end(), [](const MachineFile& a, const MachineFile& b) {
+  std::ranges::sort(files, [](const MachineFile& a, const MachineFile& b) {
     // With the ending: rtx-3090-ti.yaml stands before rtx-3090.yaml.
     return std::string(a.key) + '.' < std::string(b.key) + '.';
   });
@@ -97,7 +97,7 @@ std::optional<Machine> find_machine(std::string_view key) {
   for (const MachineFile& each : files) {
     if (!has_alias(each.file->content, key)) continue;
     const Machine& machine = made_once<read_machine>(*each.file);
-    if (std::find(machine.aliases.begin(), machine.aliases.end(), key) != machine.aliases.end()) {
+    if (std::ranges::find(machine.aliases, key) != machine.aliases.end()) {
       return machine;
     }
   }
@@ -139,11 +139,11 @@ Known known_machines(std::string_view wrong) {
     return std::mismatch(word.begin(), word.end(), wrong.begin(), wrong.end(), same).first -
            word.begin();
   };
-  std::stable_sort(words.begin(), words.end(),
-                   [&](const std::string& x, const std::string& y) { return alike(x) > alike(y); });
+  std::ranges::stable_sort(
+      words, [&](const std::string& x, const std::string& y) { return alike(x) > alike(y); });
   std::string nearest = nearest_spelling(wrong, words);
   const std::ptrdiff_t most = words.empty() ? 0 : alike(words.front());
-  const auto end = std::find_if(words.begin(), words.end(), [&](const std::string& word) {
+  const auto end = std::ranges::find_if(words, [&](const std::string& word) {
     return alike(word) < std::max<std::ptrdiff_t>(most, 1);
   });
   words.erase(std::min(end, words.begin() + kMostShown), words.end());
@@ -238,11 +238,10 @@ void read_degraded(const ConfigNode& list, Cluster& cluster) {
       }
     }
     cluster.degraded.push_back(link);
-    const auto missing = std::count_if(
-        cluster.degraded.begin(), cluster.degraded.end(), [&](const DegradedLink& other) {
-          return other.node == link.node && other.part == DegradedLink::Part::kNic &&
-                 other.fraction <= 0;
-        });
+    const auto missing = std::ranges::count_if(cluster.degraded, [&](const DegradedLink& other) {
+      return other.node == link.node && other.part == DegradedLink::Part::kNic &&
+             other.fraction <= 0;
+    });
     if (missing > 0 && missing >= cluster.node.nics && cluster.nodes() > 1) {
       throw element.error("leaves its node without a port", "at least one port of every node");
     }

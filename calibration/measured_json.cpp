@@ -102,7 +102,7 @@ std::vector<Point> read_all(const ConfigNode& list, Point (*read)(const ConfigNo
 
 }  // namespace
 
-std::string_view name_of(Pass pass) { return kPasses[static_cast<std::size_t>(pass)]; }
+std::string_view name_of(Pass pass) { return kPasses[at(pass)]; }
 
 std::int64_t measured_size(const ConfigNode& row, std::string_view key) {
   return row.at(key).as_int(1, kLargestSize);

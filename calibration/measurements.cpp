@@ -77,10 +77,10 @@ void read_memory(const ConfigNode& row, std::int64_t ranks, Measurements& out) {
     throw row.at("function").error("is not memory-bound", "kind: gemm or attention for it");
   }
   const MeasuredSeconds spread = read_spread(row);
-  out.functions.push_back({ranks,
-                           {function, pass_of(row), is_fp32(row),
-                            static_cast<double>(row.at("bytes").as_int(1, kMostRowBytes))},
-                           spread});
+  out.functions.push_back(
+      {ranks,
+       {function, pass_of(row), is_fp32(row), as_double(row.at("bytes").as_int(1, kMostRowBytes))},
+       spread});
 }
 
 void read_collective(const ConfigNode& row, std::int64_t ranks, Measurements& out) {
@@ -91,7 +91,7 @@ void read_collective(const ConfigNode& row, std::int64_t ranks, Measurements& ou
   sample.order = order_of(row);
   sample.group = row.at("group").as_int(2, ranks < 2 ? 2 : ranks);
   if (const ConfigNode* nodes = row.find("nodes")) sample.nodes = nodes->as_int(1, sample.group);
-  sample.bytes = static_cast<double>(row.at("bytes").as_int(1, kMostRowBytes));
+  sample.bytes = as_double(row.at("bytes").as_int(1, kMostRowBytes));
   out.collectives.push_back({ranks, sample, spread});
 }
 

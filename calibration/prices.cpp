@@ -53,7 +53,7 @@ void check_columns(std::string_view csv, const CsvTable& table) {
   while (true) {
     const std::size_t comma = line.find(',');
     const std::string_view name = line.substr(0, comma);
-    if (std::find(kColumns.begin(), kColumns.end(), name) == kColumns.end()) {
+    if (std::ranges::find(kColumns, name) == kColumns.end()) {
       const std::vector<std::string> known(kColumns.begin(), kColumns.end());
       throw ConfigError(header, fmt::format("unknown column {}", quote(name)),
                         fmt::format("{}", fmt::join(kColumns, ", ")),

@@ -156,7 +156,7 @@ std::vector<std::string> profile_keys() {
       keys.push_back(entry.json.at("gpu").get<std::string>());
     }
   }
-  std::sort(keys.begin(), keys.end());
+  std::ranges::sort(keys);
   return keys;
 }
 

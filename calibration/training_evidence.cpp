@@ -37,7 +37,7 @@ std::string chip_of_key(const std::string& key) {
 }
 
 std::ptrdiff_t index_of(const std::vector<std::string>& names, std::string_view name) {
-  const auto found = std::find(names.begin(), names.end(), name);
+  const auto found = std::ranges::find(names, name);
   return found == names.end() ? -1 : found - names.begin();
 }
 
@@ -59,9 +59,8 @@ constexpr EarlyLibrary kEarlyLibraries[] = {
 };
 
 const EarlyLibrary* early_library(std::string_view architecture) {
-  const auto* found =
-      std::find_if(std::begin(kEarlyLibraries), std::end(kEarlyLibraries),
-                   [&](const EarlyLibrary& each) { return architecture == each.architecture; });
+  const auto* found = std::ranges::find_if(
+      kEarlyLibraries, [&](const EarlyLibrary& each) { return architecture == each.architecture; });
   return found == std::end(kEarlyLibraries) ? nullptr : found;
 }
 
@@ -79,14 +78,14 @@ FactorCauses causes_of(const Cluster& cluster, const Calibration& calibration,
   constexpr std::int64_t kWide = 96;  // between the head sizes that kernels are written for
   FactorCauses causes;
   const auto add = [&](Factor f, std::string name) {
-    causes[static_cast<std::size_t>(f)].push_back({std::move(name), calibration.factor(f).log_sd});
+    causes[at(f)].push_back({std::move(name), calibration.factor(f).log_sd});
   };
   add(Factor::kGemm, "gemm " + chip);
   add(Factor::kGemm, "gemm card " + cluster.gpu.key);
   const EarlyLibrary* early = early_library(cluster.gpu.architecture);
   if (facts.library == GemmLibrary::kEarly && early != nullptr) {
     add(Factor::kGemm, early->cause);
-    FactorCause& cause = causes[static_cast<std::size_t>(Factor::kGemm)].back();
+    FactorCause& cause = causes[at(Factor::kGemm)].back();
     cause.log_sd = std::hypot(cause.log_sd, early->log_sd);
     cause.log_mean = early->log_mean;
   }
@@ -165,11 +164,11 @@ bool has_steps(const std::string& gpu_key) {
 }
 
 Calibration with_kernel_spread(Calibration calibration, std::string_view attention_kernel) {
-  const bool is_assumed = std::any_of(
-      calibration.attention.begin(), calibration.attention.end(), [&](const AttentionCurve& curve) {
+  const bool is_assumed =
+      std::ranges::any_of(calibration.attention, [&](const AttentionCurve& curve) {
         return curve.kernel == attention_kernel && curve.evidence == Evidence::kAssumed;
       });
-  FactorSpread& spread = calibration.spread[static_cast<std::size_t>(Factor::kAttention)];
+  FactorSpread& spread = calibration.spread[at(Factor::kAttention)];
   const double range = std::log(3.0 / 1.7) / 2 / kNinetyPercent;
   if (is_assumed) spread = {std::max(spread.log_sd, range), "the range of arXiv 2307.08691"};
   return calibration;
@@ -200,19 +199,19 @@ Calibration informed(Calibration calibration, const TrainingEvidence& evidence,
   Eigen::MatrixXd precision = Eigen::MatrixXd::Zero(size, size);
   Eigen::VectorXd information = Eigen::VectorXd::Zero(size);
   for (Eigen::Index i = 0; i < size; ++i) {
-    const double sd = prior[static_cast<std::size_t>(i)];
+    const double sd = prior[at(i)];
     precision(i, i) = 1 / (sd * sd);
-    information(i) = prior_mean[static_cast<std::size_t>(i)] / (sd * sd);
+    information(i) = prior_mean[at(i)] / (sd * sd);
   }
   FactorKnowledge knowledge;
   for (const FamilyEvidence& family : evidence.families) {
-    if (std::find(without.begin(), without.end(), family.family) != without.end()) continue;
+    if (std::ranges::find(without, family.family) != without.end()) continue;
     knowledge.informed_by += (knowledge.informed_by.empty() ? "" : ", ") + family.family;
     for (Eigen::Index i = 0; i < known; ++i) {
-      const auto row = static_cast<std::size_t>(i);
+      const auto row = at(i);
       information(i) += family.information[row];
       for (Eigen::Index j = 0; j < known; ++j) {
-        precision(i, j) += family.precision[row][static_cast<std::size_t>(j)];
+        precision(i, j) += family.precision[row][at(j)];
       }
     }
   }

@@ -3,9 +3,9 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
-#include "cli/verbs/stacks.h"
+#include "cli/verbs/verbs.h"
+#include "planner/job.h"
 #include "planner/remedy.h"
-#include "planner/short_steps.h"
 #include "reports/sizing/long_step.h"
 #include "reports/view/layout.h"
 #include "sim/simulate/folded.h"

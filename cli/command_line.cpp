@@ -13,9 +13,6 @@
 
 #include "calibration/machines.h"
 #include "cli/output.h"
-#include "cli/verbs/ask.h"
-#include "cli/verbs/diagnose.h"
-#include "cli/verbs/import_capture.h"
 #include "cli/verbs/verbs.h"
 #include "models/zoo.h"
 #include "sim/base/spelling.h"
@@ -116,7 +113,7 @@ class Tree {
   static CLI::Option* choice(CLI::Option* option, const char* words) {
     const auto refusal = [words](std::string& text) {
       const std::vector<std::string> known = split(words, '|');
-      if (std::find(known.begin(), known.end(), text) != known.end()) return std::string();
+      if (std::ranges::find(known, text) != known.end()) return std::string();
       const std::string near = nearest_spelling(text, known);
       return fmt::format("{} is not known; expected {}{}", quote(text), fmt::join(known, ", "),
                          near.empty() ? "" : fmt::format("; did you mean {}?", near));
@@ -776,7 +773,7 @@ CommandTree command_tree() {
 
 CommandLine parse(CLI::App& app, std::vector<std::string> arguments) {
   CommandLine result;
-  std::reverse(arguments.begin(), arguments.end());  // as CLI11 takes them
+  std::ranges::reverse(arguments);  // as CLI11 takes them
   try {
     app.parse(std::move(arguments));
   } catch (const CLI::CallForHelp&) {

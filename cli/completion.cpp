@@ -40,9 +40,8 @@ std::vector<std::string> names_of(const std::vector<Command>& commands) {
 std::vector<CommandOption> options_of(const CommandTree& tree, const Command& command) {
   std::vector<CommandOption> options = command.options;
   for (const CommandOption& option : tree.options) {
-    const bool is_there = std::any_of(options.begin(), options.end(), [&](const CommandOption& o) {
-      return o.names == option.names;
-    });
+    const bool is_there = std::ranges::any_of(
+        options, [&](const CommandOption& o) { return o.names == option.names; });
     // The version is the program's, not the verb's.
     if (!is_there && option.names.front() != "--version") options.push_back(option);
   }
@@ -56,7 +55,7 @@ class WordLists {
  public:
   std::string variable(const std::vector<std::string>& words) {
     if (words.empty()) return "''";
-    const auto found = std::find(lists_.begin(), lists_.end(), words);
+    const auto found = std::ranges::find(lists_, words);
     const auto index = found - lists_.begin();
     if (found == lists_.end()) lists_.push_back(words);
     return fmt::format("$list{}", index);
@@ -165,7 +164,7 @@ class ZshFunctions {
 
  private:
   std::string call(const std::string& body) {
-    const auto found = std::find(bodies_.begin(), bodies_.end(), body);
+    const auto found = std::ranges::find(bodies_, body);
     const auto index = found - bodies_.begin();
     if (found == bodies_.end()) bodies_.push_back(body);
     return fmt::format("_foreshard_{}", index);

@@ -69,7 +69,7 @@ int write_all(int file, std::string_view text) {
   while (!text.empty()) {
     const ssize_t count = ::write(file, text.data(), text.size());
     if (count >= 0) {
-      text.remove_prefix(static_cast<std::size_t>(count));
+      text.remove_prefix(at(count));
     } else if (errno != EINTR) {
       return errno;
     }

@@ -78,7 +78,7 @@ Json neighbour_json(const Candidate& best, const Candidate& other) {
     changes.push_back(d.key + " " + d.b);
   }
   json["changes"] = std::move(changes);
-  json["verdict"] = kVerdicts[static_cast<std::size_t>(other.verdict)];
+  json["verdict"] = kVerdicts[at(other.verdict)];
   json["step_change"] = other.seconds > 0 ? Json(other.seconds / best.seconds - 1) : Json(nullptr);
   json["peak_change_bytes"] = (other.peak_allocated - best.peak_allocated).count();
   return json;
@@ -101,12 +101,12 @@ std::vector<std::size_t> cells_by_worth(const std::vector<HeatmapCell>& cells) {
   }
   std::vector<Worth> worths;
   for (auto& [shard, group] : groups) {
-    std::sort(group.begin(), group.end());
+    std::ranges::sort(group);
     for (std::size_t rank = 0; rank < group.size(); ++rank) {
       worths.emplace_back(rank, group[rank].first, group[rank].second);
     }
   }
-  std::sort(worths.begin(), worths.end());
+  std::ranges::sort(worths);
   std::vector<std::size_t> order;
   order.reserve(worths.size());
   for (const Worth& worth : worths) order.push_back(std::get<2>(worth));
@@ -243,7 +243,7 @@ void add_scaling(PageDocument& page, const JobOptions& options, const Job& job) 
       const Report report = report_of(scaled, made, costs);
       point["seconds"] = quantity_of(report.seconds);
       point["tokens_per_s_per_gpu"] = quantity_of(report.tokens_per_s_per_gpu);
-      point["tokens_per_s"] = report.tokens_per_s_per_gpu.value * static_cast<double>(n);
+      point["tokens_per_s"] = report.tokens_per_s_per_gpu.value * as_double(n);
       point["mfu"] = quantity_of(report.mfu);
       point["exposed_communication_s"] = quantity_of(report.exposed_communication);
       point["peak_allocated_bytes"] = static_cast<std::int64_t>(report.peak_allocated.value);

@@ -96,7 +96,7 @@ const char* CsvFile::read_row(const char* at, int& line, std::vector<Cell>& cell
 }
 
 std::optional<std::size_t> CsvFile::find(std::string_view column) const {
-  const auto found = std::find(header_.begin(), header_.end(), column);
+  const auto found = std::ranges::find(header_, column);
   if (found == header_.end()) return std::nullopt;
   return static_cast<std::size_t>(found - header_.begin());
 }

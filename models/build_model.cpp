@@ -121,17 +121,16 @@ void check_native(const ModelDims& dims) {
 
 bool has_experts(const ModelDims& dims, std::int64_t layer) {
   const std::vector<std::int64_t>& dense = dims.moe.dense_layers;
-  return dims.moe.experts > 0 && !std::binary_search(dense.begin(), dense.end(), layer);
+  return dims.moe.experts > 0 && !std::ranges::binary_search(dense, layer);
 }
 
 BlockKind block_kind(const ModelDims& dims, std::int64_t layer) {
   const std::vector<std::int64_t>& unrotated = dims.unrotated_layers;
   const std::vector<std::int64_t>& windowed = dims.windowed_layers;
   return {.mlp = has_experts(dims, layer) ? FeedForwardKind::kExperts : FeedForwardKind::kDense,
-          .rotates = !std::binary_search(unrotated.begin(), unrotated.end(), layer),
+          .rotates = !std::ranges::binary_search(unrotated, layer),
           .windowed =
-              dims.window > 0 &&
-              (windowed.empty() || std::binary_search(windowed.begin(), windowed.end(), layer))};
+              dims.window > 0 && (windowed.empty() || std::ranges::binary_search(windowed, layer))};
 }
 
 namespace {
@@ -168,8 +167,8 @@ void add_decoder(const ModelDims& dims, Stack stack, ModelSpec& model) {
   std::vector<std::pair<BlockKind, std::int32_t>> blocks;
   for (std::int64_t i = 0; i < dims.layers; ++i) {
     const BlockKind kind = block_kind(dims, i);
-    auto found = std::find_if(blocks.begin(), blocks.end(),
-                              [&](const auto& block) { return block.first == kind; });
+    auto found =
+        std::ranges::find_if(blocks, [&](const auto& block) { return block.first == kind; });
     if (found == blocks.end()) {
       blocks.emplace_back(kind, order.kind(decoder_block(dims, stack, kind)));
       found = blocks.end() - 1;
@@ -210,7 +209,7 @@ ModelSpec build_model(const ModelDims& dims, Stack stack) {
   model.block_prefix = parameter_names(dims).blocks;
 
   model.kinds.reserve(8);
-  model.order.reserve(static_cast<std::size_t>(dims.encoder_layers + dims.layers) + 6);
+  model.order.reserve(at(dims.encoder_layers + dims.layers) + 6);
   if (dims.encoder_layers > 0) {
     add_encoder_decoder(dims, model);
   } else {

@@ -58,15 +58,15 @@ constexpr std::string_view kHeadNorms[] = {"none", "each", "whole", "unweighted"
 
 template <typename Kind>
 void set_kind(Kind& kind, std::span<const std::string_view> words, std::string_view word) {
-  const auto found = std::find(words.begin(), words.end(), word);
+  const auto found = std::ranges::find(words, word);
   FORESHARD_CHECK(found != words.end(), fmt::format("families have no {}", word));
   kind = static_cast<Kind>(found - words.begin());
 }
 
 template <typename Part, typename Switches>
 void set_switch(Part& part, const Switches& switches, std::string_view word) {
-  const auto found = std::find_if(std::begin(switches), std::end(switches),
-                                  [&](const auto& each) { return each.first == word; });
+  const auto found =
+      std::ranges::find_if(switches, [&](const auto& each) { return each.first == word; });
   FORESHARD_CHECK(found != std::end(switches), fmt::format("families have no {}", word));
   part.*found->second = true;
 }

@@ -82,15 +82,15 @@ Names read_names() {
 }
 
 bool is_variant_word(const Words& known, std::string_view part) {
-  if (std::find(known.begin(), known.end(), part) != known.end()) return true;
+  if (std::ranges::find(known, part) != known.end()) return true;
   const auto all_digits = [](std::string_view text) {
-    return !text.empty() && std::all_of(text.begin(), text.end(), is_digit);
+    return !text.empty() && std::ranges::all_of(text, is_digit);
   };
   if (part.size() == 4 && all_digits(part)) return true;
   if (part.ends_with('k') && all_digits(part.substr(0, part.size() - 1))) return true;
   const std::string_view release = part.starts_with('v') ? part.substr(1) : "";
-  return !release.empty() && std::all_of(release.begin(), release.end(),
-                                         [](char c) { return is_digit(c) || c == '.'; });
+  return !release.empty() &&
+         std::ranges::all_of(release, [](char c) { return is_digit(c) || c == '.'; });
 }
 
 // The name of the zoo with these runs, and whether it is another's alias.
@@ -105,8 +105,7 @@ std::optional<PublishedName> find(const Names& names, const Words& zoo, const Wo
 }
 
 std::size_t shared_runs(const Words& a, const Words& b) {
-  return static_cast<std::size_t>(std::mismatch(a.begin(), a.end(), b.begin(), b.end()).first -
-                                  a.begin());
+  return at(std::mismatch(a.begin(), a.end(), b.begin(), b.end()).first - a.begin());
 }
 
 // The beginning of `name` that holds so many runs: "llama-3" of llama-3-8b.
@@ -132,10 +131,10 @@ std::optional<PublishedName> published_name(std::string_view text) {
   const unsigned all = 1U << variants.size();
   for (std::size_t dropped = 0; dropped <= variants.size(); ++dropped) {
     for (unsigned mask = 0; mask < all; ++mask) {
-      if (static_cast<std::size_t>(std::popcount(mask)) != dropped) continue;
+      if (at(std::popcount(mask)) != dropped) continue;
       std::string kept;
       for (std::size_t i = 0; i < parts.size(); ++i) {
-        const auto at = std::find(variants.begin(), variants.end(), i);
+        const auto at = std::ranges::find(variants, i);
         const bool drops = at != variants.end() && (mask >> (at - variants.begin()) & 1U) != 0;
         if (!drops) kept += parts[i] + "-";
       }

@@ -76,10 +76,9 @@ struct NamingRow {
 };
 
 std::size_t row_of(const std::vector<NamingRow>& rows, std::string_view naming) {
-  const auto row = std::find_if(rows.begin(), rows.end(),
-                                [&](const NamingRow& each) { return each.naming == naming; });
+  const auto row = std::ranges::find(rows, naming, &NamingRow::naming);
   FORESHARD_CHECK(row != rows.end(), fmt::format("no implementation is {}", naming));
-  return static_cast<std::size_t>(row - rows.begin());
+  return at(row - rows.begin());
 }
 
 std::vector<NamingRow> read_rows() {
@@ -111,7 +110,7 @@ const ParameterNames& parameter_names(const ModelDims& dims) {
   const bool is_falcon_of_one_norm =
       dims.naming == Naming::kFalcon && dims.residual != Residual::kParallel;
   const Naming naming = is_falcon_of_one_norm ? Naming::kBloom : dims.naming;
-  return naming_rows().at(static_cast<std::size_t>(naming)).names;
+  return naming_rows().at(at(naming)).names;
 }
 
 }  // namespace foreshard

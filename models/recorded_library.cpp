@@ -25,11 +25,11 @@ void nest(LayerSpec& layer, const std::vector<std::string>& names) {
       if (parameter.name.starts_with(names[n] + ".")) parameter.part = part;
     }
     const auto reads = [&](const Operation& operation) {
-      return std::any_of(
-          operation.parameters.begin(), operation.parameters.end(),
-          [&](std::int16_t p) { return layer.parameters[std::size_t(p)].part == part; });
+      return std::ranges::any_of(operation.parameters, [&](std::int16_t p) {
+        return layer.parameters[std::size_t(p)].part == part;
+      });
     };
-    const auto first = std::find_if(layer.operations.begin(), layer.operations.end(), reads);
+    const auto first = std::ranges::find_if(layer.operations, reads);
     const auto last = std::find_if(layer.operations.rbegin(), layer.operations.rend(), reads);
     for (auto operation = first; operation < last.base(); ++operation) operation->part = part;
   }

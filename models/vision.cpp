@@ -312,8 +312,7 @@ ModelSpec build_llava(const VisionDims& dims) {
   std::vector<std::int32_t> kinds;  // of the decoder, in this model
   for (const LayerSpec& kind : decoder.kinds) kinds.push_back(model.kind(kind));
   const auto take = [&](const LayerInstance& layer) {
-    model.spec().order.push_back(
-        {.kind = kinds[static_cast<std::size_t>(layer.kind)], .name = layer.name});
+    model.spec().order.push_back({.kind = kinds[at(layer.kind)], .name = layer.name});
   };
   take(decoder.order.front());
   model.layer("vision.embedding", patch_embedding(dims, kPlace));

@@ -1,7 +1,6 @@
 // One mapping per model; a family says which of its keys must be there.
 #include "models/vision_zoo.h"
 
-#include <algorithm>
 #include <array>
 #include <utility>
 

@@ -161,8 +161,7 @@ constexpr std::array<Constant, 3> kConstants = {{
 void apply_value(const Line& line, std::string_view trait, ModelDims& dims) {
   const std::size_t equals = trait.find('=');
   const std::string_view word = trait.substr(0, equals);
-  const auto found = std::find_if(kConstants.begin(), kConstants.end(),
-                                  [&](const Constant& each) { return each.word == word; });
+  const auto found = std::ranges::find(kConstants, word, &Constant::word);
   if (found != kConstants.end()) {
     return found->apply(constant(line, trait.substr(equals + 1), kTraits), dims.numerics);
   }
@@ -185,8 +184,7 @@ void apply_value(const Line& line, std::string_view trait, ModelDims& dims) {
       dims.unrotated_layers.push_back(i);
     return;
   }
-  const auto size = std::find_if(kSizes.begin(), kSizes.end(),
-                                 [&](const Size& each) { return each.word == word; });
+  const auto size = std::ranges::find(kSizes, word, &Size::word);
   if (size == kSizes.end()) fail_trait(line, trait);
   size->of(dims) = value;
 }

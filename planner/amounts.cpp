@@ -40,8 +40,7 @@ double parse_amount(const std::string& flag, const std::string& text, const char
   double number = 0;
   const char* last = text.data() + text.size();
   const auto [end, error] = std::from_chars(text.data(), last, number);
-  const double scale =
-      error == std::errc() ? scale_of({end, static_cast<std::size_t>(last - end)}) : 0;
+  const double scale = error == std::errc() ? scale_of({end, at(last - end)}) : 0;
   const double value = number * scale;
   if (!(value > 0) || !std::isfinite(value) || value > 1e18) {
     refuse(

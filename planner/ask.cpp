@@ -124,9 +124,7 @@ class Asker {
       limit.moves = longer;
       add(std::move(limit));
     }
-    std::stable_sort(
-        all_.facts.begin(), all_.facts.end(),
-        [](const NextFact& a, const NextFact& b) { return a.per_minute > b.per_minute; });
+    std::ranges::stable_sort(all_.facts, std::greater(), &NextFact::per_minute);
     return all_;
   }
 
@@ -159,9 +157,8 @@ class Asker {
   // What neither narrows nor moves anything is not asked.
   void add(NextFact fact) {
     const double step = all_.half_width - fact.half_width;
-    const double memory =
-        static_cast<double>(all_.memory_above.count() - fact.memory_above.count()) /
-        static_cast<double>(std::max<std::int64_t>(all_.memory.count(), 1));
+    const double memory = as_double(all_.memory_above.count() - fact.memory_above.count()) /
+                          as_double(std::max<std::int64_t>(all_.memory.count(), 1));
     if (step < 1e-4 && memory < 1e-4 && fact.moves < 1e-4) return;
     fact.per_minute = (step + memory) / fact.minutes;
     all_.facts.push_back(std::move(fact));

@@ -64,7 +64,7 @@ class AxesAround {
         }
       }
     }
-    std::stable_sort(all.begin(), all.end(), [](const Axes& a, const Axes& b) {
+    std::ranges::stable_sort(all, [](const Axes& a, const Axes& b) {
       const auto size = [](const Axes& x) {
         return std::tuple(x.tp * x.cp * x.ep, x.tp * x.cp, x.tp, x.etp);
       };
@@ -92,7 +92,7 @@ class AxesAround {
 
  private:
   bool varies(std::string_view key) const {
-    return !is_fixed(job_, key) && std::find(keys_.begin(), keys_.end(), key) != keys_.end();
+    return !is_fixed(job_, key) && std::ranges::find(keys_, key) != keys_.end();
   }
 
   std::vector<std::int64_t> values(std::string_view key, std::int64_t own, std::int64_t of) const {
@@ -150,7 +150,7 @@ VariedKeys split_axes(const std::vector<std::string>& vary) {
     if (key == kAllAxes) {
       keys.axes = axes;
     } else {
-      const bool is_axis = std::find(axes.begin(), axes.end(), key) != axes.end();
+      const bool is_axis = std::ranges::find(axes, key) != axes.end();
       (is_axis ? keys.axes : keys.others).push_back(key);
     }
   }

@@ -18,8 +18,7 @@ constexpr std::array<std::string_view, 5> kInformed = {
 // Whether what runs is what was described, or what was fitted.
 bool leaves_nothing_open(const Plan& plan, const Cluster& cluster, std::string_view stack) {
   if (cluster.host_computes || plan.runtime.kind == RuntimeKind::kNative) return true;
-  return has_steps(cluster.gpu.key) &&
-         std::find(kInformed.begin(), kInformed.end(), stack) != kInformed.end();
+  return has_steps(cluster.gpu.key) && std::ranges::find(kInformed, stack) != kInformed.end();
 }
 
 }  // namespace
@@ -41,7 +40,7 @@ Calibration with_code_term(Calibration calibration, const Plan& plan, const Clus
   const FirstLooks& looks = first_looks();
   const double slower = code_shift(looks, looks.time, code_facts(plan, cluster, stack), "");
   for (std::size_t f = 0; f < kFactors; ++f) {
-    if (f != static_cast<std::size_t>(Factor::kOverlap)) known.center[f] += slower;
+    if (f != at(Factor::kOverlap)) known.center[f] += slower;
   }
   const double at_peak = code_half_width(plan, cluster, stack, 0);
   known.code_log_sd = at_peak / kNinetyPercent;

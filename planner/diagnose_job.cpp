@@ -13,7 +13,6 @@
 #include <stdexcept>
 
 #include "sim/base/error.h"
-#include "sim/base/spelling.h"
 #include "sim/base/unit_strings.h"
 #include "sim/graph/training_step.h"
 #include "sim/simulate/simulate.h"
@@ -25,7 +24,7 @@ namespace {
 std::vector<double> severities(double least, double most, int count = 9) {
   std::vector<double> list;
   for (int i = 0; i < count; ++i) {
-    list.push_back(least * std::pow(most / least, static_cast<double>(i) / (count - 1)));
+    list.push_back(least * std::pow(most / least, as_double(i) / (count - 1)));
   }
   return list;
 }
@@ -79,12 +78,12 @@ void add_waits(const Job& job, std::vector<CauseCase>& list) {
     grows.memory = times;
     list.push_back(grows);
   }
-  const auto parameters = static_cast<double>(job.model.parameters());
+  const auto parameters = as_double(job.model.parameters());
   for (const double bytes : {2.0, 4.0}) {
     CauseCase copy{"second_copy"};
     copy.more_bytes = bytes * parameters;
     list.push_back(copy);
-    copy.more_bytes /= static_cast<double>(job.resolved.plan.mesh.shard);
+    copy.more_bytes /= as_double(job.resolved.plan.mesh.shard);
     list.push_back(copy);
   }
 }
@@ -125,8 +124,8 @@ Signals signals_of(const Forecast& made, const StepMetrics& step) {
   signals.idle = step.idle;
   signals.data = 0;
   signals.retries = 0;
-  signals.memory = static_cast<double>(made.memory.peak.count());
-  signals.reserved = static_cast<double>(made.reserved.peak.count());
+  signals.memory = as_double(made.memory.peak.count());
+  signals.reserved = as_double(made.reserved.peak.count());
   return signals;
 }
 
@@ -218,7 +217,7 @@ Signals SignalsOf::operator()(const std::vector<CauseCase>& at_once) const {
   StepMetrics step = measure_step(made.graph, made.timeline);
   if (!machine.empty()) {
     FactorDraw draw = costs.center();
-    for (const auto& [factor, times] : machine) draw[static_cast<std::size_t>(factor)] *= times;
+    for (const auto& [factor, times] : machine) draw[at(factor)] *= times;
     Simulator simulator;
     const CostTable table = costs.price(made.graph, draw);
     step = measure_step(made.graph, simulator.steady_step(made.graph, table));
@@ -226,7 +225,7 @@ Signals SignalsOf::operator()(const std::vector<CauseCase>& at_once) const {
   Signals signals = signals_of(made, step);
   const double as_made = *signals.step;
   for (const CauseCase& one : at_once) {
-    add_to(signals, one, as_made, static_cast<double>(job_.cluster.gpu.memory.count()));
+    add_to(signals, one, as_made, as_double(job_.cluster.gpu.memory.count()));
   }
   return signals;
 }
@@ -250,8 +249,8 @@ std::vector<CauseForecast> cause_forecasts(const Job& job) {
 
 Signals read_measured(const std::vector<std::string>& assignments, const Plan& plan) {
   // Of a step; ranks of cp and tp share theirs.
-  const auto tokens = static_cast<double>(plan.batch.sequence * plan.batch.micro_batch *
-                                          plan.batch.accumulation * plan.mesh.data_parallel());
+  const auto tokens = as_double(plan.batch.sequence * plan.batch.micro_batch *
+                                plan.batch.accumulation * plan.mesh.data_parallel());
   Signals signals;
   for (const std::string& said : assignments) {
     const std::size_t at = said.find('=');
@@ -259,14 +258,13 @@ Signals read_measured(const std::vector<std::string>& assignments, const Plan& p
     const std::string key = said.substr(0, at), text = said.substr(at + 1);
     const auto is_key = [&](const Key& each) { return key == each.name; };
     try {
-      if (const auto* time = std::find_if(std::begin(kTimes), std::end(kTimes), is_key);
-          time != std::end(kTimes)) {
+      if (const auto* time = std::ranges::find_if(kTimes, is_key); time != std::end(kTimes)) {
         signals.*time->field = parse_time(text).seconds();
-      } else if (const auto* size = std::find_if(std::begin(kBytes), std::end(kBytes), is_key);
+      } else if (const auto* size = std::ranges::find_if(kBytes, is_key);
                  size != std::end(kBytes)) {
-        signals.*size->field = static_cast<double>(parse_bytes(text).count());
+        signals.*size->field = as_double(parse_bytes(text).count());
       } else if (key == "tokens/s/gpu" || key == "tps") {
-        signals.step = tokens / static_cast<double>(plan.mesh.world()) / positive(said, text);
+        signals.step = tokens / as_double(plan.mesh.world()) / positive(said, text);
       } else if (key == "tokens/s") {
         signals.step = tokens / positive(said, text);
       } else if (key == "retries") {
@@ -285,19 +283,19 @@ std::vector<std::string> memory_findings(const Job& job, const CauseForecast& ri
                                          const MessageFacts& facts) {
   constexpr double kGiB = 1024.0 * 1024 * 1024;
   const Plan& plan = job.resolved.plan;
-  const double logits = static_cast<double>(plan.batch.micro_batch * plan.batch.sequence) *
-                        static_cast<double>(job.model.vocabulary);
-  const auto parameters = static_cast<double>(job.model.parameters());
+  const double logits =
+      as_double(plan.batch.micro_batch * plan.batch.sequence) * as_double(job.model.vocabulary);
+  const auto parameters = as_double(job.model.parameters());
   struct Tensor {
     std::string name;
     double bytes;
   };
-  std::vector<Tensor> tensors = {{"the logits in fp32", 4 * logits},
-                                 {"the logits in 16 bits", 2 * logits},
-                                 {"all parameters in fp32", 4 * parameters},
-                                 {"all parameters in 16 bits", 2 * parameters},
-                                 {"a rank's shard of the parameters in fp32",
-                                  4 * parameters / static_cast<double>(plan.mesh.shard)}};
+  std::vector<Tensor> tensors = {
+      {"the logits in fp32", 4 * logits},
+      {"the logits in 16 bits", 2 * logits},
+      {"all parameters in fp32", 4 * parameters},
+      {"all parameters in 16 bits", 2 * parameters},
+      {"a rank's shard of the parameters in fp32", 4 * parameters / as_double(plan.mesh.shard)}};
   std::vector<std::string> findings;
   if (facts.tried > 0) {
     for (const Tensor& tensor : tensors) {

@@ -17,7 +17,6 @@
 #include "planner/code_term.h"
 #include "planner/local_profiles.h"
 #include "planner/model_name.h"
-#include "planner/short_steps.h"
 #include "sim/simulate/cost_choices.h"
 #include "sim/spec/checks/plan_check.h"
 
@@ -101,7 +100,7 @@ void load_model_of(Job& job) {
   // The cache's snapshots come and go; the id names them.
   if (!name.is_cached) job.model_file = name.file;
   for (std::string& text : loaded.notes) {
-    const bool is_said = std::find(job.warnings.begin(), job.warnings.end(), text) !=
+    const bool is_said = std::ranges::find(job.warnings, text) !=
                          job.warnings.end();  // by the job that this one translates
     if (!is_said) job.warnings.push_back(std::move(text));
   }

@@ -12,6 +12,7 @@
 #include "planner/options.h"
 #include "reports/report.h"
 #include "reports/sanity.h"
+#include "reports/sizing/long_step.h"
 #include "sim/cost/cost_model.h"
 #include "sim/simulate/forecast.h"
 #include "sim/spec/cluster.h"
@@ -95,5 +96,8 @@ auto blame_profile(const JobOptions& options, const Answer& answer) {
 // The plan as a file in `folder`: paths in it are relative to that folder. Keys that the training
 // code decides, which nobody said, are left out.
 std::string plan_file_text(const Job& job, const Plan& plan, const std::filesystem::path& folder);
+
+// summarize_short(), as report_of().
+ShortSteps short_steps(const Job& job, const Forecast& laid_out, const CostModel& costs);
 
 }  // namespace foreshard

@@ -42,8 +42,8 @@ std::vector<KnobAxis> asked_knobs(const std::vector<std::string>& keys, const Pl
           fmt::format("--vary: {} does not vary; expected {}{}", quote(key), fmt::join(known, ", "),
                       near.empty() ? "" : fmt::format("; did you mean {}?", near)));
     }
-    const bool is_there = std::any_of(axes.begin(), axes.end(),
-                                      [&](const KnobAxis& known) { return known.key == key; });
+    const bool is_there =
+        std::ranges::any_of(axes, [&](const KnobAxis& known) { return known.key == key; });
     if (!is_there) axes.push_back(std::move(*axis));
   }
   return axes;
@@ -67,8 +67,8 @@ std::vector<std::vector<T>> alike(const std::vector<T>& values, const ModelOf& m
   std::vector<std::pair<ModelSpec, std::vector<T>>> groups;
   for (const T& value : values) {
     ModelSpec model = model_of(value);
-    const auto same = std::find_if(groups.begin(), groups.end(),
-                                   [&](const auto& group) { return group.first == model; });
+    const auto same =
+        std::ranges::find_if(groups, [&](const auto& group) { return group.first == model; });
     if (same != groups.end()) {
       same->second.push_back(value);
     } else {
@@ -82,7 +82,7 @@ std::vector<std::vector<T>> alike(const std::vector<T>& values, const ModelOf& m
 
 template <typename T>
 void move_into(const std::vector<T>& values, T& value) {
-  if (std::find(values.begin(), values.end(), value) == values.end()) value = values.front();
+  if (std::ranges::find(values, value) == values.end()) value = values.front();
 }
 
 // A variant for each model, that of the variant's own plan first: transformers' attention by
@@ -300,9 +300,8 @@ class VariantSearch {
   // Of all variants with these axes so far.
   std::optional<double>& step_with(const Mesh& mesh) {
     const auto axes = [](const Mesh& m) { return std::tuple(m.tp, m.cp, m.ep, m.etp); };
-    auto found = std::find_if(meshes_.begin(), meshes_.end(), [&](const MeshStep& known) {
-      return axes(known.mesh) == axes(mesh);
-    });
+    auto found = std::ranges::find_if(
+        meshes_, [&](const MeshStep& known) { return axes(known.mesh) == axes(mesh); });
     if (found == meshes_.end()) found = meshes_.insert(found, {mesh, std::nullopt});
     return found->seconds;
   }

@@ -69,10 +69,9 @@ std::optional<std::filesystem::path> newest_profile() {
   for (const auto& entry : std::filesystem::directory_iterator(profile_folder(), error)) {
     if (entry.path().extension() == ".json") found.push_back(entry.path());
   }
-  const auto newest =
-      std::max_element(found.begin(), found.end(), [](const auto& a, const auto& b) {
-        return std::tuple(time_of(a), a) < std::tuple(time_of(b), b);
-      });
+  const auto newest = std::ranges::max_element(found, [](const auto& a, const auto& b) {
+    return std::tuple(time_of(a), a) < std::tuple(time_of(b), b);
+  });
   if (newest == found.end()) return std::nullopt;
   return *newest;
 }

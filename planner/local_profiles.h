@@ -3,7 +3,6 @@
 
 #include <filesystem>
 #include <optional>
-#include <vector>
 
 #include "calibration/local_profile.h"
 

@@ -57,8 +57,7 @@ std::vector<NextMeasurement> next_measurements(const std::string& profile, const
     next.push_back({"training code", (most->seconds - least->seconds) / 2 / step,
                     "say it: foreshard predict --set stack=NAME"});
   }
-  std::stable_sort(next.begin(), next.end(),
-                   [](const auto& a, const auto& b) { return a.share > b.share; });
+  std::ranges::stable_sort(next, [](const auto& a, const auto& b) { return a.share > b.share; });
   return next;
 }
 

@@ -70,7 +70,7 @@ Job without_choices(Job job) {
       "mesh.shard",        "mesh.replicate", "reshard_after_forward", "prefetch.forward",
       "prefetch.backward", "recompute",      "batch.micro_batch",     "batch.accumulation"};
   std::erase_if(job.resolved.assumed, [](const AssumedValue& value) {
-    return std::find(std::begin(kChosen), std::end(kChosen), value.key) != std::end(kChosen);
+    return std::ranges::find(kChosen, value.key) != std::end(kChosen);
   });
   return job;
 }

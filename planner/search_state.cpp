@@ -72,7 +72,7 @@ SearchRecord parse_search_state(std::string_view text, const std::string& file,
     if (++line == 1) continue;
     const std::size_t seal = content.rfind(' ');
     std::string_view rest = content.substr(0, seal);
-    const auto number = static_cast<std::size_t>(take_number(rest));
+    const auto number = at(take_number(rest));
     const std::int64_t verdict = take_number(rest);
     const std::int64_t step = take_number(rest);
     const std::int64_t peak = take_number(rest);

@@ -8,7 +8,6 @@
 
 #include <cstdio>
 #include <map>
-#include <memory>
 #include <mutex>
 #include <string>
 #include <string_view>

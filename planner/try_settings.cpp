@@ -11,7 +11,6 @@
 #include <optional>
 
 #include "reports/view/layout.h"
-#include "sim/base/unit_strings.h"
 #include "sim/memory/outside_allocator.h"
 
 namespace foreshard {
@@ -110,8 +109,8 @@ std::string what_differs(const Forecast& before, const Forecast& after) {
     changes.push_back({kind, now - rows, then - time});
   }
   const auto size = [](const Change& c) { return std::max(c.time, Time() - c.time); };
-  std::stable_sort(changes.begin(), changes.end(),
-                   [&](const Change& a, const Change& b) { return size(a) > size(b); });
+  std::ranges::stable_sort(changes,
+                           [&](const Change& a, const Change& b) { return size(a) > size(b); });
   std::vector<std::string> words;
   for (const Change& change : changes) {
     if (words.size() == 2 || size(change) < Time::ns(1000)) break;
@@ -128,7 +127,7 @@ std::string what_differs(const Forecast& before, const Forecast& after) {
 
 const char* to_string(SettingPrice price) {
   static constexpr const char* kWords[] = {"free", "changes_code", "changes_numbers"};
-  return kWords[static_cast<std::size_t>(price)];
+  return kWords[at(price)];
 }
 
 TriedSetting as_it_is(const Job& job) {
@@ -145,8 +144,8 @@ std::vector<TriedSetting> try_settings(const JobOptions& options, const Job& bas
   const double odds = std::min(kConfidence, fit_probability(before.fit));
   const auto quicker = [&](double seconds) { return seconds <= before.seconds() * (1 - kLeast); };
   const auto smaller = [&](const Fit& fit) {
-    const auto freed = static_cast<double>((fit.margin() - before.fit.margin()).count());
-    return freed >= kLeast * static_cast<double>(fit.capacity.count());
+    const auto freed = as_double((fit.margin() - before.fit.margin()).count());
+    return freed >= kLeast * as_double(fit.capacity.count());
   };
   const auto better = [&](const TriedSetting& a, const TriedSetting& b) {
     if (quicker(a.seconds) != quicker(b.seconds)) return quicker(a.seconds);
@@ -175,7 +174,7 @@ std::vector<TriedSetting> try_settings(const JobOptions& options, const Job& bas
   }
   std::vector<TriedSetting> list;
   for (auto& [kind, tried] : best) list.push_back(std::move(tried));
-  std::stable_sort(list.begin(), list.end(), better);
+  std::ranges::stable_sort(list, better);
   return list;
 }
 

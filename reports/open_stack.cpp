@@ -59,8 +59,7 @@ std::vector<StackCase> StackSet::of(const Plan& plan) const {
   std::vector<StackCase> list;
   if (cases.empty()) return list;
   for (StackAlternative& each : plans_of(plan)) {
-    const auto of = std::find_if(cases.begin(), cases.end(),
-                                 [&](const StackCase& c) { return c.name == each.name; });
+    const auto of = std::ranges::find(cases, each.name, &StackCase::name);
     FORESHARD_CHECK(of != cases.end(), "an alternative that the job does not have");
     list.push_back({each.name, each.weight, of->model, std::move(each.plan), of->costs});
   }
@@ -115,8 +114,8 @@ double StackOdds::sum_of(const Plan& plan, const Fit& first, double enough, FitO
   double open = 1 - plans.front().weight;
   for (std::size_t i = 1; i < plans.size(); ++i) {
     if (sum + open < enough) return sum + open;
-    const auto code = std::find_if(codes.begin(), codes.end(),
-                                   [&](const auto& c) { return c->name == plans[i].name; });
+    const auto code =
+        std::ranges::find_if(codes, [&](const auto& c) { return c->name == plans[i].name; });
     FORESHARD_CHECK(code != codes.end(), "an alternative that the job does not have");
     sum += plans[i].weight * fit_probability(as_run(fit_of(**code, plans[i].plan), plans[i]));
     open -= plans[i].weight;

@@ -3,7 +3,6 @@
 // cli/schemas/report.schema.json.
 #pragma once
 
-#include <array>
 #include <optional>
 #include <string>
 #include <utility>

@@ -24,7 +24,7 @@
 #include "sim/memory/memory_alternatives.h"
 #include "sim/simulate/cut_runs.h"
 #include "sim/simulate/folded.h"
-#include "sim/simulate/forecast_figures.h"
+#include "sim/simulate/forecast.h"
 #include "sim/simulate/simulate.h"
 #include "sim/spec/checks/plan_check.h"
 #include "sim/spec/open_stack.h"
@@ -57,13 +57,13 @@ double recomputed_flops(const EventGraph& graph) {
 double model_flops(const Forecast& forecast) {
   const Plan& plan = forecast.plan;
   const double flops = forecast.model.training_flops_per_sequence(plan.batch.sequence).count() *
-                       static_cast<double>(global_batch(plan));
+                       as_double(global_batch(plan));
   if (!plan.frozen.any()) return flops;
   Flops done;
   for (const Row& row : forecast.graph.rows) {
     if (row.kind != EventKind::kRecompute) done += forecast.graph.works[row.work].flops;
   }
-  return std::min(flops, done.count() * static_cast<double>(plan.mesh.world()));
+  return std::min(flops, done.count() * as_double(plan.mesh.world()));
 }
 
 // A code that may run the job, and its forecast.
@@ -77,7 +77,7 @@ struct Code {
 struct Drawn {
   explicit Drawn(std::size_t draws) : seconds(draws), communication(draws), exposed(draws) {}
   void set(int draw, const StepMetrics& metrics, double of_plan) {
-    const auto i = static_cast<std::size_t>(draw);
+    const auto i = at(draw);
     seconds[i] = metrics.seconds * of_plan;
     communication[i] = metrics.communication;
     exposed[i] = metrics.exposed_communication;
@@ -91,8 +91,8 @@ StepMetrics measure(const EventGraph& graph, const Timeline& timeline, const Cut
   const auto rows = static_cast<EventId>(graph.rows.size());
   for (EventId i = 0; i < rows; ++i) {
     if (i == cut.begin) i = cut.end;
-    const Row& row = graph.rows[static_cast<std::size_t>(i)];
-    const Span& span = timeline.spans[static_cast<std::size_t>(i)];
+    const Row& row = graph.rows[at(i)];
+    const Span& span = timeline.spans[at(i)];
     const std::int64_t earlier = i < cut.end ? 0 : cut.time.nanoseconds();
     // (In nanoseconds: this is asked of every row of every draw.)
     const auto add = [&](std::vector<Interval>& list, Time from, Time to) {
@@ -147,7 +147,7 @@ void summarize_time(const std::vector<Code>& codes, std::vector<StackOutcome> ou
   const Forecast& forecast = codes.front().forecast;
   const CostModel& costs = codes.front().costs;
   const std::vector<double> weights = weights_of(outcomes);
-  const auto count = static_cast<std::size_t>(draws);
+  const auto count = at(draws);
   Drawn drawn(count), drawn_of_fewer(fewer == nullptr ? 0 : count);
   std::atomic<bool> is_shown = fewer != nullptr;
   std::vector<double> mfu;
@@ -220,17 +220,17 @@ void summarize_memory(const Forecast& forecast, const Cluster& cluster,
   report.outside = memory_outside(forecast.graph, cluster, forecast.plan.runtime);
   report.fit = outcomes.front().fit;
   report.peak_allocated = over_all(outcomes, [](const Fit& fit) {
-    const auto allocated = static_cast<double>(fit.allocated.count());
-    const auto kept = static_cast<double>(kept_besides(fit, kHighQuantile).count());
+    const auto allocated = as_double(fit.allocated.count());
+    const auto kept = as_double(kept_besides(fit, kHighQuantile).count());
     return Quantity{allocated, allocated, std::round(allocated * kAllocatedHigh + kept),
                     Evidence::kInterpolated};
   });
   report.peak_reserved = over_all(outcomes, [](const Fit& fit) {
     const ReservedError error = reserved_error(fit);
     const double spread = kStandardDeviations * error.log_sd;
-    const auto reserved = static_cast<double>(fit.reserved.count());
-    const auto allocated = static_cast<double>(fit.allocated.count());
-    const auto kept = static_cast<double>(kept_besides(fit, kHighQuantile).count());
+    const auto reserved = as_double(fit.reserved.count());
+    const auto allocated = as_double(fit.allocated.count());
+    const auto kept = as_double(kept_besides(fit, kHighQuantile).count());
     return Quantity{
         reserved, std::max(allocated, std::round(reserved * std::exp(error.log_mean - spread))),
         std::round(reserved * std::exp(error.log_mean + spread) + kept), Evidence::kInterpolated};
@@ -288,7 +288,7 @@ Quantity rate(double numerator, const Quantity& seconds) {
 }
 
 Quantity outside_quantity(Bytes outside) {
-  const auto bytes = static_cast<double>(outside.count());
+  const auto bytes = as_double(outside.count());
   return {bytes, std::round(bytes * (1 - kOutsideSpread)), std::round(bytes * (1 + kOutsideSpread)),
           Evidence::kAssumed};
 }
@@ -308,8 +308,7 @@ std::vector<std::pair<std::string, Bytes>> categories_at_peak(const MemoryProfil
       list.emplace_back(to_string(static_cast<MemoryCategory>(c)), memory.at_peak[c]);
     }
   }
-  std::stable_sort(list.begin(), list.end(),
-                   [](const auto& a, const auto& b) { return a.second > b.second; });
+  std::ranges::stable_sort(list, [](const auto& a, const auto& b) { return a.second > b.second; });
   return list;
 }
 
@@ -324,7 +323,7 @@ Quantity covering(Quantity quantity, const std::vector<StackOutcome>& outcomes) 
 Quantity with_interval(double value, std::vector<double> draws, Evidence evidence) {
   Quantity result{value, value, value, evidence};
   if (draws.empty()) return result;
-  std::sort(draws.begin(), draws.end());
+  std::ranges::sort(draws);
   result.low = std::min(value, quantile(draws, kLowQuantile));
   result.high = std::max(value, quantile(draws, kHighQuantile));
   return result;
@@ -337,8 +336,8 @@ StepMetrics measure_step(const EventGraph& graph, const Timeline& timeline) {
 // Of published steps (calibration/published/training_steps.csv) that a crude estimate puts at 80 to
 // 100 % of the memory one in five was more than 10 % slow, of those at 50 to 80 % one in a hundred.
 void warn_near_capacity(Report& report) {
-  const auto capacity = static_cast<double>(report.fit.capacity.count());
-  const double used = capacity - static_cast<double>(report.fit.margin().count());
+  const auto capacity = as_double(report.fit.capacity.count());
+  const double used = capacity - as_double(report.fit.margin().count());
   if (!report.fit.fits() || capacity <= 0 || used < kNearCapacity * capacity) return;
   report.warnings.push_back(fmt::format(
       "near capacity ({:.0f} % of the memory): the allocator may have to retry, so time is "
@@ -380,13 +379,13 @@ Report describe(const Forecast& forecast, const Cluster& cluster) {
 
 StepRates step_rates(const Forecast& forecast, const Cluster& cluster) {
   const Plan& plan = forecast.plan;
-  const auto world = static_cast<double>(plan.mesh.world());
-  const auto sequences = static_cast<double>(global_batch(plan));
+  const auto world = as_double(plan.mesh.world());
+  const auto sequences = as_double(global_batch(plan));
   const double flops = model_flops(forecast);
   const double peak = world * peak_flops(cluster, plan.compute_dtype());
   const auto at_peak = [&](double count) { return peak > 0 ? count / peak : 0; };
   StepRates rates;
-  rates.tokens_per_gpu = sequences * static_cast<double>(plan.batch.sequence) / world;
+  rates.tokens_per_gpu = sequences * as_double(plan.batch.sequence) / world;
   rates.model_peak_seconds = at_peak(flops);
   rates.hardware_peak_seconds = at_peak(flops + recomputed_flops(forecast.graph) * world);
   return rates;

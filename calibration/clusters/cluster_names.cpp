@@ -28,7 +28,7 @@ constexpr std::array<std::string_view, 8> kFillers = {"of",  "the",      "x",   
 
 template <std::size_t N>
 bool is_one_of(const std::array<std::string_view, N>& words, std::string_view word) {
-  return std::find(words.begin(), words.end(), word) != words.end();
+  return std::ranges::find(words, word) != words.end();
 }
 
 // Letters and digits, in lower case.
@@ -141,10 +141,10 @@ class Reader {
       return found;
     }
     for (const Instance& instance : instances_) {
-      const bool matches =
-          plain(instance.name) == wanted ||
-          std::any_of(instance.also.begin(), instance.also.end(),
-                      [&](const std::string& word) { return plain(word) == wanted; });
+      const bool matches = plain(instance.name) == wanted ||
+                           std::ranges::any_of(instance.also, [&](const std::string& word) {
+                             return plain(word) == wanted;
+                           });
       if (!matches) continue;
       found.name = instance.name;
       found.instance = instance;

@@ -81,7 +81,7 @@ class LayoutReader {
     }
     if (names != nullptr) {
       group.names = host_names(*names);
-      group.count = static_cast<std::int64_t>(group.names.size());
+      group.count = std::ssize(group.names);
     }
     if (count != nullptr) {
       const std::int64_t said = count->as_int(1, kMostGpus);
@@ -270,7 +270,7 @@ class LayoutReader {
       const double value = rate.as_bandwidth().value();
       double cables = 1;
       if (const ConfigNode* count = element.find("count")) {
-        cables = static_cast<double>(count->as_int(1, 100'000));
+        cables = as_double(count->as_int(1, 100'000));
       }
       if (value < kLeastLink || value * cables > kMostLink) {
         throw rate.error(fmt::format("is no rate of a link between {} and {}", a, b),
@@ -294,7 +294,7 @@ class LayoutReader {
     const std::int64_t per_leaf = std::max<std::int64_t>(1, cluster_.network.nodes_per_leaf);
     std::int64_t rails = 0;
     for (const NodeGroup& group : layout_.groups) rails = std::max(rails, group.kind.nics);
-    const BytesPerSecond uplink(cluster_.node.nic_rate.value() * static_cast<double>(per_leaf) /
+    const BytesPerSecond uplink(cluster_.node.nic_rate.value() * as_double(per_leaf) /
                                 std::max(1.0, cluster_.network.oversubscription));
     layout_.switches.push_back({"spine", -1, 0, Time()});
     const std::int64_t pods = (nodes + per_leaf - 1) / per_leaf;
@@ -344,11 +344,11 @@ class LayoutReader {
     std::vector<std::int64_t> order;
     const ConfigNode* ranks = root_.find("ranks");
     if (ranks == nullptr) {
-      order.resize(static_cast<std::size_t>(layout_.nodes()));
+      order.resize(at(layout_.nodes()));
       std::iota(order.begin(), order.end(), 0);
       return order;
     }
-    std::vector<char> taken(static_cast<std::size_t>(layout_.nodes()), 0);
+    std::vector<char> taken(at(layout_.nodes()), 0);
     for (const std::string& name : host_names(*ranks)) {
       const auto found = node_of_.find(name);
       if (found == node_of_.end()) {
@@ -357,7 +357,7 @@ class LayoutReader {
         throw ranks->error(fmt::format("names a node that is not there, '{}'", name),
                            "nodes of nodes:", nearest_spelling(name, known));
       }
-      char& is_taken = taken[static_cast<std::size_t>(found->second)];
+      char& is_taken = taken[at(found->second)];
       if (is_taken != 0) throw ranks->error(fmt::format("has {} twice", name), "each node once");
       is_taken = 1;
       order.push_back(found->second);
@@ -374,10 +374,10 @@ class LayoutReader {
       const ConfigNode gpus = element.at("gpus", "the GPUs of a node in their order");
       RingOrder order;
       const auto count = static_cast<std::int64_t>(gpus.elements().size());
-      std::vector<char> seen(static_cast<std::size_t>(count), 0);
+      std::vector<char> seen(at(count), 0);
       for (const ConfigNode& gpu : gpus.elements()) {
         const std::int64_t index = gpu.as_int(0, count - 1);
-        char& is_seen = seen[static_cast<std::size_t>(index)];
+        char& is_seen = seen[at(index)];
         if (is_seen != 0) throw gpu.error("is there twice", "each GPU of a node once");
         is_seen = 1;
         order.gpus.push_back(static_cast<std::int32_t>(index));
@@ -410,8 +410,8 @@ class LayoutReader {
       }
       bool found = false;
       for (SwitchLink& link : layout_.links) {
-        const std::string& a = layout_.switches[static_cast<std::size_t>(link.a)].name;
-        const std::string& b = layout_.switches[static_cast<std::size_t>(link.b)].name;
+        const std::string& a = layout_.switches[at(link.a)].name;
+        const std::string& b = layout_.switches[at(link.b)].name;
         if (item.key != "uplinks" && item.key != a + "-" + b && item.key != b + "-" + a) continue;
         link.background = mean;
         link.background_log_sd = std::log((1 - low) / (1 - high)) / (2 * kStandardDeviations);
@@ -437,15 +437,15 @@ class LayoutReader {
     std::vector<std::int32_t> top(layout.switches.size());
     std::iota(top.begin(), top.end(), 0);
     const auto find = [&](std::int32_t s) {
-      while (top[static_cast<std::size_t>(s)] != s) {
-        std::int32_t& up = top[static_cast<std::size_t>(s)];
-        up = top[static_cast<std::size_t>(up)];
+      while (top[at(s)] != s) {
+        std::int32_t& up = top[at(s)];
+        up = top[at(up)];
         s = up;
       }
       return s;
     };
     for (const SwitchLink& link : layout.links) {
-      top[static_cast<std::size_t>(find(link.a))] = find(link.b);
+      top[at(find(link.a))] = find(link.b);
     }
     std::optional<std::int32_t> first;
     for (const NodeGroup& group : layout.groups) {
@@ -457,9 +457,8 @@ class LayoutReader {
         if (!first) first = leaf;
         if (find(leaf) == find(*first)) continue;
         throw place_of(group).error(
-            fmt::format("no links lead from {} ({}) to {} ({})",
-                        layout.switches[static_cast<std::size_t>(leaf)].name, group.names.front(),
-                        layout.switches[static_cast<std::size_t>(*first)].name,
+            fmt::format("no links lead from {} ({}) to {} ({})", layout.switches[at(leaf)].name,
+                        group.names.front(), layout.switches[at(*first)].name,
                         layout.groups.front().names.front()),
             "links: that connect all nodes");
       }

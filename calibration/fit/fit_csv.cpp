@@ -121,8 +121,8 @@ CsvFit fit_gemm_csv(const std::vector<CsvTable>& tables, const std::string& id) 
                       fmt::format("rows of several GPUs ({})", fmt::join(gpus, ", ")),
                       "one profile's");
   }
-  const auto machine = std::find_if(machines.begin(), machines.end(),
-                                    [&](const Machine& m) { return m.key == *gpus.begin(); });
+  const auto machine =
+      std::ranges::find_if(machines, [&](const Machine& m) { return m.key == *gpus.begin(); });
   const Gpu& gpu = machine->node.gpu;
   const std::vector<GemmRow> rows = below_peak(placed, gpu, fit.notes);
   Calibration& c = fit.calibration;
@@ -147,7 +147,7 @@ CsvFit fit_gemm_csv(const std::vector<CsvTable>& tables, const std::string& id) 
                                    rows.size(), gpu.key);
   if (rows.size() >= kFolds) {
     found.report.errors.push_back(left_out(rows, gpu, options));
-    FactorSpread& spread = c.spread[static_cast<std::size_t>(Factor::kGemm)];
+    FactorSpread& spread = c.spread[at(Factor::kGemm)];
     constexpr double kLeast = 0.02;
     spread.log_sd = rounded(std::max(kLeast, std::abs(found.report.errors.back().log_bias)));
     spread.source = "every sixth product of this machine left out";

@@ -18,7 +18,7 @@ namespace foreshard {
 namespace {
 
 double upper_median(std::vector<double> values) {
-  std::sort(values.begin(), values.end());
+  std::ranges::sort(values);
   return values[values.size() / 2];
 }
 
@@ -30,8 +30,7 @@ constexpr double kAboveSheet = 1.05;
 void check_rates(const Measurements& measurements, const Gpu& gpu) {
   for (const auto& row : measurements.gemm) {
     const GemmPoint& p = row.point;
-    const double flops =
-        2 * static_cast<double>(p.m) * static_cast<double>(p.n) * static_cast<double>(p.k);
+    const double flops = 2 * as_double(p.m) * as_double(p.n) * as_double(p.k);
     if (flops / p.seconds <= kAboveSheet * gpu.peak_bf16.value()) continue;
     throw ConfigError({measurements.files.front(), 0, 0, ""},
                       fmt::format("a product of {} x {} x {} ran at {}, above the {} of {}", p.m,
@@ -65,7 +64,7 @@ void set_spread(Calibration& c, Factor factor, const std::vector<MeasuredRow<Poi
     }
   }
   if (repeats.empty()) return;
-  FactorSpread& spread = c.spread[static_cast<std::size_t>(factor)];
+  FactorSpread& spread = c.spread[at(factor)];
   spread.log_sd = rounded(std::max(kLeastSpread, upper_median(std::move(repeats))));
   spread.source = fmt::format("quartiles of the repeats of {} measured rows, at least {}",
                               rows.size(), kLeastSpread);

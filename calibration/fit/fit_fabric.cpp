@@ -11,7 +11,6 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
 #include <cmath>
 #include <map>
 #include <set>
@@ -101,7 +100,7 @@ Samples samples_of(FabricKind kind, const std::vector<NcclRow>& rows,
     tables[row.source].insert(row.id);
   }
   for (Sample& s : samples) {
-    const double share = std::sqrt(static_cast<double>(tables[s.row->source].size()));
+    const double share = std::sqrt(as_double(tables[s.row->source].size()));
     s.weight = std::sqrt(10 / sizes[s.row->id] / share);
   }
   return samples;
@@ -216,7 +215,7 @@ std::vector<double> fabric_log_biases(FabricKind kind, const std::vector<NcclRow
     if (found == curves.end()) {
       const auto use = [&](const NcclRow& r) { return r.source != row.source; };
       const auto all = fit_fabrics(row.system.generation, rows, use);
-      found = curves.emplace(key, all[static_cast<std::size_t>(kind)]).first;
+      found = curves.emplace(key, all[at(kind)]).first;
     }
     const CollectiveModel model({row.system, row.kind}, {row.system.version}, found->second, {});
     const double predicted = model.price(*row.collective, row.bytes).seconds;

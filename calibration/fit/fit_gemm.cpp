@@ -195,7 +195,7 @@ double sustained_of(const GemmCurve& curve, const Gpu& gpu, double hottest) {
 }
 
 double sorted_quantile(std::vector<double> values, double q) {
-  std::sort(values.begin(), values.end());
+  std::ranges::sort(values);
   return quantile(values, q);
 }
 
@@ -206,7 +206,7 @@ double sorted_quantile(std::vector<double> values, double q) {
 // Bins of a factor 10^0.8 from 3 GFLOP on.
 std::size_t GemmProtocols::bin_of(double flops) {
   const double bin = std::floor((std::log10(flops) - 9.5) * 1.25);
-  return static_cast<std::size_t>(std::clamp(bin, 0.0, static_cast<double>(kBins - 1)));
+  return static_cast<std::size_t>(std::clamp(bin, 0.0, as_double(kBins - 1)));
 }
 
 GemmProtocols::GemmProtocols(const std::vector<GemmRow>& rows, std::string_view without_gpu) {
@@ -251,7 +251,7 @@ GemmProtocols::GemmProtocols(const std::vector<GemmRow>& rows, std::string_view 
     for (std::size_t b = 0; b < kBins; ++b) {
       double sum = 0;
       for (const double value : bins[b]) sum += value;
-      effects_[protocol][b] = sum / (static_cast<double>(bins[b].size()) + 1);
+      effects_[protocol][b] = sum / (as_double(bins[b].size()) + 1);
     }
   }
 }

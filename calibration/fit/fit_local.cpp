@@ -24,7 +24,7 @@ namespace {
 constexpr double kQuartiles = 1.349;
 
 double median(std::vector<double> values) {
-  std::sort(values.begin(), values.end());
+  std::ranges::sort(values);
   const std::size_t half = values.size() / 2;
   return values.size() % 2 == 1 ? values[half] : (values[half - 1] + values[half]) / 2;
 }
@@ -44,7 +44,7 @@ std::vector<CollectivePoints> grouped(const std::vector<MeasuredRow<CollectiveTi
   std::vector<CollectivePoints> curves;
   for (const auto& row : rows) {
     const CollectiveTime& p = row.point;
-    auto curve = std::find_if(curves.begin(), curves.end(), [&](const CollectivePoints& c) {
+    auto curve = std::ranges::find_if(curves, [&](const CollectivePoints& c) {
       return c.operation == p.operation && c.order == p.order && c.group == p.group;
     });
     if (curve == curves.end()) curve = curves.insert(curve, {p.operation, p.order, p.group, {}});
@@ -222,9 +222,7 @@ class VariantFitter {
     c.contention = contention.curve;
     gap(ranks_ > 1 && c.contention.evidence == Evidence::kAssumed, "contention: none is counted");
 
-    const auto spread = [&](Factor f) -> FactorSpread& {
-      return c.spread[static_cast<std::size_t>(f)];
-    };
+    const auto spread = [&](Factor f) -> FactorSpread& { return c.spread[at(f)]; };
     spread(Factor::kGemm) = spread_of(gemm, products.left_out);
     spread(Factor::kAttention) = spread_of(attention, attended.left_out);
     spread(Factor::kMemoryBound) = spread_of(functions, moved.left_out);
@@ -297,7 +295,7 @@ std::vector<FunctionPoints> by_function(const std::vector<MeasuredRow<FunctionTi
   std::vector<FunctionPoints> curves;
   for (const auto& row : rows) {
     const FunctionTime& p = row.point;
-    auto curve = std::find_if(curves.begin(), curves.end(), [&](const FunctionPoints& c) {
+    auto curve = std::ranges::find_if(curves, [&](const FunctionPoints& c) {
       return c.function == p.function && c.pass == p.pass && c.fp32 == p.fp32;
     });
     if (curve == curves.end()) curve = curves.insert(curve, {p.function, p.pass, p.fp32, {}});

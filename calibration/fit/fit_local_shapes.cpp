@@ -196,7 +196,7 @@ std::vector<Point> merged(const std::vector<Point>& rows, KeyOf&& key_of) {
 template <typename Point, typename Wanted>
 std::vector<Point> picked(const std::vector<Point>& rows, Wanted&& wanted) {
   std::vector<Point> result;
-  std::copy_if(rows.begin(), rows.end(), std::back_inserter(result), wanted);
+  std::ranges::copy_if(rows, std::back_inserter(result), wanted);
   return result;
 }
 

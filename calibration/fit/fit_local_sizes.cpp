@@ -95,8 +95,7 @@ MemoryCurve fit_class(const std::vector<SizePoint>& rows, const Gpu& gpu) {
 }  // namespace
 
 std::vector<SizePoint> smoothed(std::vector<SizePoint> rows) {
-  std::stable_sort(rows.begin(), rows.end(),
-                   [](const SizePoint& a, const SizePoint& b) { return a.bytes < b.bytes; });
+  std::ranges::stable_sort(rows, {}, &SizePoint::bytes);
   struct Pool {
     double logs = 0;
     double weight = 0;
@@ -143,7 +142,7 @@ LocalFunctions fit_local_functions(const std::vector<FunctionPoints>& rows, cons
                                          curve.pass == Pass::kForward ? "forward" : "backward",
                                          curve.fp32 ? "fp32" : "bf16");
     result.reports.push_back(judge(name, curve.points, points.points, result.left_out));
-    auto& own = of_class[static_cast<std::size_t>(class_of(curve.function, curve.pass))];
+    auto& own = of_class[at(class_of(curve.function, curve.pass))];
     own.insert(own.end(), points.points.begin(), points.points.end());
     everything.insert(everything.end(), points.points.begin(), points.points.end());
     result.points.push_back(std::move(points));

@@ -10,8 +10,8 @@ namespace foreshard {
 
 double attention_seconds(const MicroAttention& model, const AttentionRow& row, const Gpu& gpu) {
   constexpr double kQueries = 128, kMostWaste = 4, kBytes = 2;
-  const double blocks = row.batch * row.heads * std::ceil(row.sequence / kQueries) /
-                        static_cast<double>(gpu.multiprocessors);
+  const double blocks =
+      row.batch * row.heads * std::ceil(row.sequence / kQueries) / as_double(gpu.multiprocessors);
   const double waste = std::min(kMostWaste, std::ceil(blocks - 1e-9) / blocks);
   const double moved = kBytes * row.batch * row.sequence * row.head_dim *
                        (2 * row.heads + 2 * std::max(row.kv_heads, 1.0));

@@ -7,7 +7,6 @@
 #pragma once
 
 #include <span>
-#include <vector>
 
 #include "calibration/published.h"
 #include "sim/spec/cluster.h"

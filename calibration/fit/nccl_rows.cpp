@@ -43,11 +43,11 @@ Family usual_of(const Machine& machine) {
   constexpr std::int64_t kHost = 16;      // GPUs that one host has at the most
   constexpr double kFastestSlot = 150e9;  // B/s, twice PCIe 6.0 x16 would do
   const NodeKind& node = machine.node.node;
-  const double gpus = static_cast<double>(node.gpus);
+  const double gpus = as_double(node.gpus);
   return {inside_of(node),
           nccl_generation(machine.node.gpu),
           node.gpu_link.value() / 1e9,
-          static_cast<double>(node.nics) * node.nic_rate.value() * 8 / 1e9 / gpus,
+          as_double(node.nics) * node.nic_rate.value() * 8 / 1e9 / gpus,
           node.gpus > kHost || node.link_domain > 1,
           node.host_link.value() > kFastestSlot};
 }
@@ -254,8 +254,8 @@ PlacedSystem place_system(const NcclPlace& place) {
   Ports ports = ports_of(network);
   if (ports.rate <= 0) ports.rate = family.port;
   const std::int64_t host_gpus = std::max<std::int64_t>(1, place.ranks / place.nodes);
-  const double hosts = static_cast<double>(place.nodes) / static_cast<double>(s.nodes);
-  ports.count = ports.count > 0 ? ports.count * hosts : static_cast<double>(host_gpus) * hosts;
+  const double hosts = as_double(place.nodes) / as_double(s.nodes);
+  ports.count = ports.count > 0 ? ports.count * hosts : as_double(host_gpus) * hosts;
   s.nic = ports.rate / 8;
   s.nics = ports.count;
   if (placed.kind == FabricKind::kTcp) {

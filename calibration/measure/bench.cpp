@@ -5,11 +5,11 @@
 
 #include <algorithm>
 #include <chrono>
-#include <cmath>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <utility>
 
+#include "sim/base/integers.h"
 #include "sim/base/quantile.h"
 
 namespace foreshard {
@@ -24,7 +24,7 @@ class RunTimes final : public benchmark::BenchmarkReporter {
   void ReportRuns(const std::vector<Run>& runs) override {
     for (const Run& run : runs) {
       if (run.run_type != Run::RT_Iteration) continue;
-      seconds.push_back(run.real_accumulated_time / static_cast<double>(run.iterations));
+      seconds.push_back(run.real_accumulated_time / as_double(run.iterations));
     }
   }
   std::vector<double> seconds;

@@ -31,7 +31,7 @@ class Bed {
  public:
   // Of every `size` ranks in a row.
   Bed(World& world, int size, std::size_t largest, DType wire)
-      : size_(static_cast<std::size_t>(size)),
+      : size_(at(size)),
         wire_(wire),
         group_(world.connect(fmt::format("measure/{}/{}", size, world.rank() / size),
                              members(world.rank() / size * size, size))),
@@ -43,7 +43,7 @@ class Bed {
   void gather(std::size_t bytes) {
     auto* whole = reinterpret_cast<std::byte*>(next());
     const std::size_t part = bytes / size_;
-    std::memcpy(whole + static_cast<std::size_t>(group_.index()) * part, shard_.data(), part);
+    std::memcpy(whole + at(group_.index()) * part, shard_.data(), part);
     group_.all_gather(whole, part);
   }
   void reduce_scatter(std::size_t bytes, SumInto into) {
@@ -70,13 +70,11 @@ class Bed {
     stream_.drain();
     if (failure_) std::rethrow_exception(std::exchange(failure_, nullptr));
   }
-  std::size_t elements(std::size_t bytes) const {
-    return bytes / static_cast<std::size_t>(size_of(wire_));
-  }
+  std::size_t elements(std::size_t bytes) const { return bytes / at(size_of(wire_)); }
 
  private:
   static std::vector<int> members(int first, int size) {
-    std::vector<int> ranks(static_cast<std::size_t>(size));
+    std::vector<int> ranks(at(size));
     std::iota(ranks.begin(), ranks.end(), first);
     return ranks;
   }
@@ -127,8 +125,8 @@ Json contention(World& world, Bed& bed, Bench& bench, std::size_t bytes, DType d
     const double all =
         std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
     bed.finish();
-    compute_beside.push_back(all / static_cast<double>(std::max<std::int64_t>(1, products)));
-    gather_beside.push_back(seconds / static_cast<double>(gathers));
+    compute_beside.push_back(all / as_double(std::max<std::int64_t>(1, products)));
+    gather_beside.push_back(seconds / as_double(gathers));
   }
   return {{"kind", "contention"},
           {"ranks", world.size()},
@@ -158,7 +156,7 @@ void measure_collectives(World& world, const MeasureRequest& request, std::size_
                       {"seconds", result.to_json()},
                       {"repeats", result.repeats}});
     };
-    const std::size_t step = 32 * sizeof(float) * static_cast<std::size_t>(size);
+    const std::size_t step = 32 * sizeof(float) * at(size);
     for (std::size_t wanted = kSmallest;; wanted *= 4) {
       const std::size_t bytes = std::max(step, std::min(wanted, largest) / step * step);
       add("all_gather", "microbatch", bytes, [&] { bed.gather(bytes); });

@@ -347,7 +347,7 @@ class DeviceMeasuring {
                           {"bytes", whole.nbytes()},
                           {"compute_alone_s", alone},
                           {"compute_beside_s", summary_of(beside).median},
-                          {"collective_asked_s", static_cast<double>(lasts) * 1e-9},
+                          {"collective_asked_s", as_double(lasts) * 1e-9},
                           {"collective_beside_s", summary_of(gather).median}});
       }
     }
@@ -368,7 +368,7 @@ class DeviceMeasuring {
         for (int i = 0; i < kProducts; ++i) at::mm_out(c, a, b);
       });
       const AcceleratorClocks clocks = device_.clocks();
-      const double n = static_cast<double>(size);
+      const double n = as_double(size);
       extra_.push_back({{"kind", "sustained"},
                         {"at_s", seconds_since(begin)},
                         {"m", size},

@@ -59,7 +59,7 @@ class Curves {
 
   Json rows() {
     for (const auto& communicator : communicators_) {
-      const auto group = static_cast<std::size_t>(communicator->size());
+      const auto group = at(communicator->size());
       if (world_.rank() == 0 && request_.progress) {
         request_.progress(fmt::format("collectives of {} GPUs", group));
       }
@@ -97,7 +97,7 @@ class Curves {
     Json row = {{"kind", "collective"},        {"ranks", world_.size()},   {"operation", operation},
                 {"order", "library"},          {"group", group},           {"bytes", bytes},
                 {"seconds", result.to_json()}, {"repeats", result.repeats}};
-    const auto on_node = static_cast<std::size_t>(request_.ranks_per_node);
+    const auto on_node = at(request_.ranks_per_node);
     if (on_node > 0 && group > on_node) row["nodes"] = (group + on_node - 1) / on_node;
     rows_.push_back(std::move(row));
   }

@@ -41,8 +41,7 @@ void KernelTimes::add_step(std::span<const Kernel> kernels, const std::vector<do
 ModelSpec few_blocks(ModelSpec model, std::int64_t blocks) {
   std::int64_t seen = 0;
   std::erase_if(model.order, [&](const LayerInstance& layer) {
-    return model.kinds[static_cast<std::size_t>(layer.kind)].role == LayerRole::kBlock &&
-           ++seen > blocks;
+    return model.kinds[at(layer.kind)].role == LayerRole::kBlock && ++seen > blocks;
   });
   return model;
 }

@@ -29,7 +29,7 @@ constexpr std::int64_t kBlocks = 4;  // enough that a block's tensors leave the 
 double seconds_of(clockid_t clock) {
   timespec now{};
   ::clock_gettime(clock, &now);
-  return static_cast<double>(now.tv_sec) + 1e-9 * static_cast<double>(now.tv_nsec);
+  return as_double(now.tv_sec) + 1e-9 * as_double(now.tv_nsec);
 }
 
 class Collector final : public StepObserver {
@@ -127,7 +127,7 @@ void measure_kernels(const MeasuredJob& job, const MeasureRequest& request, Benc
   engine.initialise();
   Collector collector(turns);
   engine.observe(&collector);
-  std::vector<MicroBatch> batches(static_cast<std::size_t>(plan.batch.accumulation));
+  std::vector<MicroBatch> batches(at(plan.batch.accumulation));
   for (MicroBatch& batch : batches) {
     batch.sequences = job.micro_batch;
     batch.sequence = job.sequence;

@@ -30,7 +30,7 @@ std::size_t largest_unit(const std::vector<MeasuredJob>& jobs) {
   for (const MeasuredJob& job : jobs) {
     for (const LayerSpec& kind : job.model.kinds) largest = std::max(largest, kind.numel());
   }
-  return static_cast<std::size_t>(largest) * sizeof(float);
+  return at(largest) * sizeof(float);
 }
 
 }  // namespace

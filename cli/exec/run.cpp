@@ -44,8 +44,8 @@ class ProgressLine {
     const std::int64_t left = report.last_step - report.step;
     const std::int64_t stride = std::max<std::int64_t>(1, (report.last_step - first_ + 1) / 20);
     if (!is_terminal_ && left != 0 && done % stride != 0 && done != 1) return;
-    const auto eta = static_cast<std::int64_t>(
-        std::llround(seconds_ / static_cast<double>(done) * static_cast<double>(left)));
+    const auto eta =
+        static_cast<std::int64_t>(std::llround(seconds_ / as_double(done) * as_double(left)));
     const std::string line =
         fmt::format("step {}/{}  loss {:.4f}  {} tokens/s  {}:{:02}:{:02} left", report.step,
                     report.last_step, report.loss, format_count(std::llround(report.tokens_per_s)),
@@ -112,9 +112,8 @@ ExitCode exit_code_of(const RunRecord& record) {
 void tell_end(const RunRecord& record, const RunCommandOptions& options) {
   if (record.complete) return;
   if (record.not_finite.empty()) {
-    return note(
-        fmt::format("interrupted after step {}",
-                    record.first_step + static_cast<std::int64_t>(record.losses.size()) - 1));
+    return note(fmt::format("interrupted after step {}",
+                            record.first_step + std::ssize(record.losses) - 1));
   }
   write_error(fmt::format(
       "error: {}; {}try a lower optimizer.learning_rate, more optimizer.warmup_steps, or an "
@@ -185,7 +184,7 @@ std::vector<std::string> accepted_changes(const std::string& text, const Facts& 
     const std::size_t end = std::min(text.find(',', at), text.size());
     accepted.push_back(text.substr(at, end - at));
     at = end + 1;
-    if (std::find(keys.begin(), keys.end(), accepted.back()) != keys.end()) continue;
+    if (std::ranges::find(keys, accepted.back()) != keys.end()) continue;
     const std::string nearest = nearest_spelling(accepted.back(), keys);
     throw Error(ExitCode::kUsage,
                 fmt::format("--accept-changes: {} is no key that changes the numbers; expected "

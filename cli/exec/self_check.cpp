@@ -5,7 +5,6 @@
 
 #include <nlohmann/json.hpp>
 
-#include "cli/exec/device.h"
 #include "cli/exec/exec_options.h"
 #include "cli/exec/ranks.h"
 #include "cli/output.h"

@@ -61,26 +61,25 @@ Way way_of(const std::string& path) {
     name = "report";
     way.form = Shape::kPage;
   } else {
-    const auto root = std::find_if(std::begin(kRoots), std::end(kRoots), [&](const auto& known) {
-      return path.starts_with(known.first);
-    });
+    const auto root = std::ranges::find_if(
+        kRoots, [&](const auto& known) { return path.starts_with(known.first); });
     if (root == std::end(kRoots)) return {};
     name.remove_prefix(root->first.size());
     way.form = root->second;
   }
-  const auto verb = std::find_if(std::begin(kVerbs), std::end(kVerbs),
-                                 [&](const AskedVerb& known) { return name == known.name; });
+  const auto verb =
+      std::ranges::find_if(kVerbs, [&](const AskedVerb& known) { return name == known.name; });
   if (verb != std::end(kVerbs)) way.verb = verb;
   return way;
 }
 
 bool is_one_of(std::string_view word, std::span<const std::string_view> known) {
-  return std::find(known.begin(), known.end(), word) != known.end();
+  return std::ranges::find(known, word) != known.end();
 }
 
 bool is_alternatives(std::string_view type) {  // fsdp2|fsdp1
   return type.find('|') != std::string_view::npos &&
-         std::none_of(type.begin(), type.end(), [](char c) { return c >= 'A' && c <= 'Z'; });
+         std::ranges::none_of(type, [](char c) { return c >= 'A' && c <= 'Z'; });
 }
 
 enum class Takes : std::uint8_t { kNothing, kWord, kName, kFile };
@@ -95,7 +94,7 @@ Takes takes(const CommandOption& option) {
 
 std::string word_of(const CommandOption& option) {
   std::string word = option.names.front().substr(2);
-  std::replace(word.begin(), word.end(), '-', '_');
+  std::ranges::replace(word, '-', '_');
   return word;
 }
 
@@ -112,13 +111,12 @@ std::map<std::string, CommandOption> options_of(std::string_view verb) {
 
 // A name of the catalogue or of a hub: "org/name" at most.
 void check_name(const std::string& key, const std::string& value) {
-  const bool is_plain = std::all_of(value.begin(), value.end(), [](unsigned char c) {
+  const bool is_plain = std::ranges::all_of(value, [](unsigned char c) {
     return std::isalnum(c) != 0 ||
            std::string_view("-_.:+@ /").find(static_cast<char>(c)) != std::string_view::npos;
   });
   const bool is_path = value.front() == '/' || value.front() == '.' ||
-                       value.find("..") != value.npos ||
-                       std::count(value.begin(), value.end(), '/') > 1;
+                       value.find("..") != value.npos || std::ranges::count(value, '/') > 1;
   const std::string end = std::filesystem::path(value).extension();
   const bool is_file = end == ".json" || end == ".yaml" || end == ".yml";
   if (is_plain && !is_path && !is_file && value != "local") return;
@@ -136,7 +134,7 @@ void check_plan(const std::string& file) {
   const auto check = [&](const char* key, const std::string& value) {
     const std::filesystem::path path = value;
     const bool leaves = path.is_absolute() || value.starts_with('~') || value == "local" ||
-                        std::find(path.begin(), path.end(), "..") != path.end();
+                        std::ranges::find(path, "..") != path.end();
     if (leaves) {
       throw Error(ExitCode::kInvalidInput,
                   fmt::format("{}: {} {}: send the file itself along", file, key, quote(value)));
@@ -243,7 +241,7 @@ class MappedFile {
     const int file = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
     struct stat status {};
     if (file >= 0 && ::fstat(file, &status) == 0 && status.st_size > 0) {
-      size_ = static_cast<std::size_t>(status.st_size);
+      size_ = at(status.st_size);
       start_ = ::mmap(nullptr, size_, PROT_READ, MAP_PRIVATE, file, 0);
     }
     if (file >= 0) ::close(file);
@@ -276,8 +274,8 @@ std::string own_threads(int threads) {
 bool has_option(const AskedVerb& verb, std::string_view name) {
   for (const Command& command : command_tree().commands) {
     if (command.name != verb.name) continue;
-    return std::any_of(command.options.begin(), command.options.end(),
-                       [&](const CommandOption& option) { return option.names.front() == name; });
+    return std::ranges::any_of(
+        command.options, [&](const CommandOption& option) { return option.names.front() == name; });
   }
   return false;
 }

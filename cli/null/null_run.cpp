@@ -219,7 +219,7 @@ NullCommandLine parse_null_command_line(std::vector<std::string> arguments) {
   NullCommandLine line;
   NullOptions& o = line.options;
   // The command's words are its own, whatever they look like.
-  const auto dashes = std::find(arguments.begin(), arguments.end(), "--");
+  const auto dashes = std::ranges::find(arguments, "--");
   if (dashes != arguments.end()) {
     o.command.assign(dashes + 1, arguments.end());
     arguments.erase(dashes, arguments.end());
@@ -252,7 +252,7 @@ NullCommandLine parse_null_command_line(std::vector<std::string> arguments) {
                "the GPU: lengths, positions, indices");
   app.add_flag("--padded", o.padded, "Batches are padded: attention masks are not all ones");
   try {
-    std::reverse(arguments.begin(), arguments.end());
+    std::ranges::reverse(arguments);
     app.parse(std::move(arguments));
   } catch (const CLI::Success& done) {
     line.text = done.get_name() == "CallForVersion" ? app.version() + "\n" : app.help();

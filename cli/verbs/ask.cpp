@@ -1,10 +1,10 @@
 // The verb that names the fact to find out next.
-#include "cli/verbs/ask.h"
+#include "planner/ask.h"
 
 #include <nlohmann/json.hpp>
 
 #include "cli/output.h"
-#include "planner/ask.h"
+#include "cli/verbs/verbs.h"
 #include "planner/job.h"
 
 namespace foreshard {

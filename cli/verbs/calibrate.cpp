@@ -12,7 +12,6 @@
 #include "calibration/fit/fit_local.h"
 #include "calibration/profile.h"
 #include "cli/output.h"
-#include "cli/verbs/calibrate_sweeps.h"
 #include "cli/verbs/verbs.h"
 #include "interop/steps/measured_tables.h"
 #include "planner/local_profiles.h"
@@ -211,7 +210,7 @@ ExitCode calibrate_device(const CalibrateOptions& options, const DeviceFit& fit)
 }  // namespace
 
 ExitCode run_calibrate(const CalibrateOptions& options) {
-  if (std::all_of(options.files.begin(), options.files.end(), is_csv)) {
+  if (std::ranges::all_of(options.files, is_csv)) {
     return calibrate_products(options);
   }
   if (are_nccl_tests(options.files)) return calibrate_sweeps(options);

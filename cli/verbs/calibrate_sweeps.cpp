@@ -1,7 +1,5 @@
 // The shipped profile of the GPU, the sweeps of the logs, and how far each was from what the
 // profile alone says; every point is then left out once and interpolated between its neighbours.
-#include "cli/verbs/calibrate_sweeps.h"
-
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -43,8 +41,7 @@ FabricSystem system_of(const Cluster& machine, const CollectiveSweep& sweep, Ncc
   link.ranks_per_node = per_node;
   link.link = cluster.node.gpu_link;
   if (sweep.nodes > 1) {
-    const double ports =
-        static_cast<double>(cluster.node.nics * per_node) / static_cast<double>(cluster.node.gpus);
+    const double ports = as_double(cluster.node.nics * per_node) / as_double(cluster.node.gpus);
     link.network = BytesPerSecond(cluster.node.nic_rate.value() * ports);
   }
   return fabric_system(cluster, link, version);
@@ -86,8 +83,8 @@ constexpr double kLeastOfLink = 1e-3;
 void check_sense(const Cluster& machine, const CollectiveSweep& sweep) {
   double best = 0;
   for (const SizePoint& point : sweep.points) {
-    best = std::max(best, busbw_factor(sweep.operation, static_cast<double>(sweep.ranks)) *
-                              point.bytes / point.seconds);
+    best = std::max(
+        best, busbw_factor(sweep.operation, as_double(sweep.ranks)) * point.bytes / point.seconds);
   }
   const double link = machine.node.gpu_link.value();
   const bool is_small = sweep.points.back().bytes < 1e6;  // latencies alone

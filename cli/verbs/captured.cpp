@@ -1,5 +1,3 @@
-#include "cli/verbs/captured.h"
-
 #include <fmt/format.h>
 #include <unistd.h>
 
@@ -9,7 +7,8 @@
 #include "calibration/profile.h"
 #include "cli/output.h"
 #include "cli/page.h"
-#include "interop/capture/read_capture.h"
+#include "cli/verbs/verbs.h"
+#include "interop/capture/capture_import.h"
 #include "interop/steps/informed_calibration.h"
 #include "reports/capture/captured_report.h"
 #include "reports/page/page.h"

@@ -21,7 +21,7 @@ void check_only(const std::vector<const RecordingFolder*>& folders, std::vector<
     for (const SkippedRecording& skipped : folder->skipped()) known.push_back(skipped.id);
   }
   for (const std::string& id : only) {
-    if (std::find(known.begin(), known.end(), id) != known.end()) continue;
+    if (std::ranges::find(known, id) != known.end()) continue;
     const std::string near = nearest_spelling(id, known);
     throw Error(ExitCode::kUsage,
                 fmt::format("no recording is called {}{}", quote(id),

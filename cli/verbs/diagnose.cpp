@@ -1,6 +1,4 @@
 // The verb that says why a measured job is not as forecast.
-#include "cli/verbs/diagnose.h"
-
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -10,6 +8,7 @@
 
 #include "cli/output.h"
 #include "cli/recording.h"
+#include "cli/verbs/verbs.h"
 #include "interop/logs/training_log.h"
 #include "planner/diagnose_job.h"
 #include "planner/job.h"
@@ -19,7 +18,6 @@
 #include "reports/view/layout.h"
 #include "sim/base/config.h"
 #include "sim/base/text_file.h"
-#include "sim/base/unit_strings.h"
 
 namespace foreshard {
 namespace {
@@ -40,11 +38,10 @@ std::vector<Thread> score_threads(const std::string& file) {
     thread.source = node.at("source").as_string();
     thread.cause = node.at("cause").as_string();
     const Diagnosis named = diagnose({{}, node.at("said").as_string()}, {}, 0.1);
-    const auto found =
-        std::find_if(named.causes.begin(), named.causes.end(),
-                     [&](const DiagnosedCause& cause) { return cause.name == thread.cause; });
+    const auto found = std::ranges::find_if(
+        named.causes, [&](const DiagnosedCause& cause) { return cause.name == thread.cause; });
     if (found == named.causes.end()) throw node.at("cause").error("is no cause that is known");
-    thread.place = static_cast<std::size_t>(found - named.causes.begin()) + 1;
+    thread.place = at(found - named.causes.begin()) + 1;
   }
   return threads;
 }
@@ -53,9 +50,9 @@ ExitCode score(const DiagnoseOptions& options) {
   constexpr double kEnough = 0.75;
   const std::vector<Thread> threads = score_threads(options.threads);
   const auto within = [&](std::size_t places) {
-    const auto count = std::count_if(threads.begin(), threads.end(),
-                                     [&](const Thread& each) { return each.place <= places; });
-    return threads.empty() ? 0.0 : static_cast<double>(count) / static_cast<double>(threads.size());
+    const auto count =
+        std::ranges::count_if(threads, [&](const Thread& each) { return each.place <= places; });
+    return threads.empty() ? 0.0 : as_double(count) / as_double(threads.size());
   };
   if (options.output.form == Form::kJson) {
     Json list = Json::array();
@@ -81,7 +78,7 @@ ExitCode score(const DiagnoseOptions& options) {
 
 void take_log(const TrainingLog& log, const Plan& plan, Measured& measured) {
   const auto tokens =
-      static_cast<double>(plan.batch.sequence * plan.batch.micro_batch * plan.batch.accumulation);
+      as_double(plan.batch.sequence * plan.batch.micro_batch * plan.batch.accumulation);
   Signals& signals = measured.signals;
   const auto fill = [](std::optional<double>& signal, std::optional<double> value) {
     if (!signal && value) signal = value;
@@ -101,7 +98,7 @@ void take_log(const TrainingLog& log, const Plan& plan, Measured& measured) {
 
 void check_same_job(const TrainingLog& log, const Job& job, const std::string& file) {
   if (!log.parameters) return;
-  const auto own = static_cast<double>(job.model.parameters());
+  const auto own = as_double(job.model.parameters());
   if (std::abs(*log.parameters / own - 1) < 0.02) return;
   throw ConfigError({file, log.parameters_line, 0, ""},
                     fmt::format("is of a model of {:.0f} parameters, the plan's has {:.0f}",
@@ -130,7 +127,7 @@ std::vector<SnapshotMemory> take_snapshots(const std::vector<std::string>& files
     snapshots.push_back(read_snapshot(read_text_file(file, kMostBytes), file));
     Signals& signals = measured.signals;
     const auto take = [](std::optional<double>& signal, Bytes bytes) {
-      signal = std::max(signal.value_or(0), static_cast<double>(bytes.count()));
+      signal = std::max(signal.value_or(0), as_double(bytes.count()));
     };
     take(signals.memory, snapshots.back().peak);
     take(signals.reserved, snapshots.back().reserved);

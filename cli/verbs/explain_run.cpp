@@ -1,7 +1,5 @@
 // Inferred keys stand below everything that the user says: model, cluster, batch as flags that were
 // not given, the rest as the first group of assignments.
-#include "cli/verbs/explain_run.h"
-
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
@@ -13,6 +11,7 @@
 #include "calibration/machines.h"
 #include "cli/output.h"
 #include "cli/recording.h"
+#include "cli/verbs/verbs.h"
 #include "interop/traces/infer_job.h"
 #include "interop/traces/trace_files.h"
 #include "planner/job.h"
@@ -118,8 +117,7 @@ std::string suggestions_text(const std::vector<TriedSetting>& tried, const Tried
         "{}. set {}: {} ({}), {}{}; {}", i + 1, fmt::join(setting.changes, ", "),
         signed_seconds(setting.seconds - now.seconds),
         signed_percent(setting.seconds / now.seconds - 1),
-        freed == Bytes() ? "the same memory"
-                         : "memory " + signed_bytes(-static_cast<double>(freed.count())),
+        freed == Bytes() ? "the same memory" : "memory " + signed_bytes(-as_double(freed.count())),
         setting.price == SettingPrice::kFree   ? ""
         : setting.price == SettingPrice::kCode ? "; other kernels"
                                                : "; other roundings",

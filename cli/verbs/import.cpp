@@ -7,14 +7,12 @@
 
 #include "calibration/machines.h"
 #include "cli/output.h"
-#include "cli/verbs/import_plan.h"
-#include "cli/verbs/topology_files.h"
 #include "cli/verbs/verbs.h"
 #include "interop/network/topology_import.h"
 
 namespace foreshard {
 ExitCode run_import(const ImportOptions& options) {
-  if (std::any_of(options.files.begin(), options.files.end(), is_training_file)) {
+  if (std::ranges::any_of(options.files, is_training_file)) {
     return import_training_files(options);
   }
   std::vector<TopologyImport> parts;

@@ -1,5 +1,3 @@
-#include "cli/verbs/import_capture.h"
-
 #include <algorithm>
 #include <filesystem>
 #include <nlohmann/json.hpp>
@@ -7,8 +5,7 @@
 
 #include "cli/output.h"
 #include "cli/verbs/verbs.h"
-#include "interop/capture/capture_plan.h"
-#include "interop/capture/read_capture.h"
+#include "interop/capture/capture_import.h"
 #include "sim/base/config.h"
 #include "sim/spec/plan_config.h"
 
@@ -21,7 +18,7 @@ bool is_capture_folder(const std::string& path) {
 }
 
 ExitCode import_capture(const CaptureImportOptions& options) {
-  if (!std::all_of(options.files.begin(), options.files.end(), is_capture_folder)) {
+  if (!std::ranges::all_of(options.files, is_capture_folder)) {
     throw Error(ExitCode::kUsage,
                 "import: expected captures alone: one, or several of a program at other sizes");
   }
@@ -60,8 +57,7 @@ ExitCode import_capture(const CaptureImportOptions& options) {
 }
 
 ExitCode run_any_import(const CaptureImportOptions& options) {
-  const bool is_capture =
-      std::any_of(options.files.begin(), options.files.end(), is_capture_folder);
+  const bool is_capture = std::ranges::any_of(options.files, is_capture_folder);
   return is_capture ? import_capture(options) : run_import(options);
 }
 

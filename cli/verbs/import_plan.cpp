@@ -1,15 +1,11 @@
-#include "cli/verbs/import_plan.h"
-
 #include <fmt/format.h>
 
 #include <nlohmann/json.hpp>
 
 #include "cli/output.h"
-#include "interop/frameworks/accelerate.h"
-#include "interop/frameworks/deepspeed.h"
-#include "interop/frameworks/megatron.h"
+#include "cli/verbs/verbs.h"
+#include "interop/frameworks/frameworks.h"
 #include "interop/frameworks/toml_config.h"
-#include "interop/frameworks/torchtitan.h"
 #include "interop/hf/hf_config.h"
 #include "interop/hf/safetensors.h"
 #include "interop/network/topology_import.h"
@@ -17,7 +13,6 @@
 #include "planner/job.h"
 #include "planner/model_name.h"
 #include "sim/base/config_tree.h"
-#include "sim/base/spelling.h"
 #include "sim/base/text_file.h"
 
 namespace foreshard {

@@ -11,7 +11,6 @@
 
 #include "calibration/clusters/cluster_names.h"
 #include "cli/output.h"
-#include "cli/verbs/topology_files.h"
 #include "cli/verbs/verbs.h"
 #include "reports/view/network_view.h"
 #include "sim/base/unit_strings.h"
@@ -89,8 +88,8 @@ std::vector<Figure> figures(const Cluster& c) {
 }
 
 std::string source_of(const Cluster& cluster, std::string_view path) {
-  const auto found = std::find_if(cluster.sources.begin(), cluster.sources.end(),
-                                  [&](const auto& source) { return source.first == path; });
+  const auto found = std::ranges::find_if(cluster.sources,
+                                          [&](const auto& source) { return source.first == path; });
   return found == cluster.sources.end() ? "" : found->second;
 }
 

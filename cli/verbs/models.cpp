@@ -142,7 +142,7 @@ std::vector<std::string> names_meant(const std::string& text) {
 template <typename Entry>
 void keep(std::vector<Entry>& entries, const std::vector<std::string>& names) {
   std::erase_if(entries, [&](const Entry& entry) {
-    return std::find(names.begin(), names.end(), entry.dims.name) == names.end();
+    return std::ranges::find(names, entry.dims.name) == names.end();
   });
 }
 
@@ -207,9 +207,8 @@ std::string sizes_text(const OneModel& one) {
   text += "\n";
   for (std::size_t k = 0; k < model.kinds.size(); ++k) {
     const LayerSpec& kind = model.kinds[k];
-    const auto count = std::count_if(
-        model.order.begin(), model.order.end(),
-        [&](const LayerInstance& layer) { return static_cast<std::size_t>(layer.kind) == k; });
+    const auto count = std::ranges::count_if(
+        model.order, [&](const LayerInstance& layer) { return at(layer.kind) == k; });
     text += fmt::format("{:>5} x {:<22} {:>14} parameters each\n", count, kind.name,
                         format_count(kind.numel()));
   }

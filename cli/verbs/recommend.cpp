@@ -89,8 +89,8 @@ class Chooser {
       }
     }
     // Of one machine one after the other.
-    std::stable_sort(all.clusters.begin(), all.clusters.end(),
-                     [](const auto& a, const auto& b) { return a.machine < b.machine; });
+    std::ranges::stable_sort(all.clusters,
+                             [](const auto& a, const auto& b) { return a.machine < b.machine; });
     return all;
   }
 
@@ -101,8 +101,8 @@ class Chooser {
     try {
       const Job job = jobs_.job(spec);
       const std::int64_t sequence = job.resolved.plan.batch.sequence;
-      flops_ = job.model.training_flops_per_sequence(sequence).count() /
-               static_cast<double>(sequence) * terms_.tokens;
+      flops_ = job.model.training_flops_per_sequence(sequence).count() / as_double(sequence) *
+               terms_.tokens;
       all.most_sequences = most_sequences(options_.global_batch, options_.batch_tokens, sequence);
     } catch (const Error& error) {
       // Wrong everywhere: a model that is not known, a key that is misspelt.

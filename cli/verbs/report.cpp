@@ -13,7 +13,6 @@
 #include "cli/output.h"
 #include "cli/page_of_answer.h"
 #include "cli/progress.h"
-#include "cli/verbs/captured.h"
 #include "cli/verbs/verbs.h"
 #include "sim/base/json_document.h"
 
@@ -62,7 +61,7 @@ ExitCode run_report(const ReportOptions& asked) {
   } else {
     write_file(options.html, text);
     write_answer(fmt::format("{}: {:.2f} MB, opens in any browser without a network\n",
-                             options.html, static_cast<double>(text.size()) / 1e6));
+                             options.html, as_double(text.size()) / 1e6));
   }
   return code;
 }

@@ -1,7 +1,6 @@
 // What `search` answers as JSON, on the command line and over HTTP.
 #pragma once
 
-#include <optional>
 #include <vector>
 
 #include "planner/job.h"

@@ -1,7 +1,6 @@
-#include "cli/verbs/stacks.h"
-
 #include <fmt/format.h>
 
+#include "cli/verbs/verbs.h"
 #include "sim/graph/training_step.h"
 #include "sim/simulate/cost_choices.h"
 #include "sim/simulate/folded.h"

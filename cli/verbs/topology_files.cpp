@@ -1,8 +1,7 @@
-#include "cli/verbs/topology_files.h"
-
 #include <fmt/format.h>
 
 #include "calibration/machines.h"
+#include "cli/verbs/verbs.h"
 #include "interop/network/nccl_log.h"
 #include "sim/base/error.h"
 #include "sim/base/text_file.h"

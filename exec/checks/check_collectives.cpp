@@ -26,7 +26,7 @@ std::string Checks::paced_bytes() {
       PacedCollective c;
       c.whole = whole.mutable_data_ptr();
       c.shard = sum.mutable_data_ptr();
-      c.shard_elements = static_cast<std::size_t>(shard);
+      c.shard_elements = at(shard);
       c.dtype = dtype;
       c.ranks = kRanks;
       c.index = kIndex;
@@ -55,8 +55,8 @@ std::string Checks::paced_duration() {
         communicator->pace(ns, ctas);
         communicator->all_gather(whole.mutable_data_ptr(), std::size_t{512} * 2, DType::kBf16);
       });
-      const double off = seconds * 1e6 - static_cast<double>(ns) * 1e-3;
-      worst = std::max(worst, std::abs(off) / std::max(2.0, static_cast<double>(ns) * 1e-5));
+      const double off = seconds * 1e6 - as_double(ns) * 1e-3;
+      worst = std::max(worst, std::abs(off) / std::max(2.0, as_double(ns) * 1e-5));
       text += fmt::format("{}{} us x {} blocks: {:+.2f} us", text.empty() ? "" : ", ", ns / 1000,
                           ctas, off);
     }
@@ -93,8 +93,8 @@ std::string Checks::paced_beside_gemm() {
     device_.synchronize(end);
     gathers.push_back(device_.seconds_between(begin, end));
   }
-  std::sort(beside.begin(), beside.end());
-  std::sort(gathers.begin(), gathers.end());
+  std::ranges::sort(beside);
+  std::ranges::sort(gathers);
   // With a block on every multiprocessor: what does not fit beside one waits for its end, as a
   // product does; small blocks of elementwise kernels do fit, as beside NCCL's.
   const int everywhere = device_.info().multiprocessors;
@@ -142,7 +142,7 @@ std::string Checks::nccl() {
   expect(shard.sum().item<double>() == 1024, "a world of one does not give back its values");
   const AcceleratorMemory after = device_.memory();
   return fmt::format("a communicator of one rank and its part took {:.1f} MiB",
-                     static_cast<double>(before.free - after.free) / (1024.0 * 1024));
+                     as_double(before.free - after.free) / (1024.0 * 1024));
 }
 
 std::unique_ptr<DeviceCommunicator> Checks::paced(int ctas) {

@@ -17,10 +17,10 @@ using Clock = std::chrono::steady_clock;
 
 std::string Checks::identity() {
   const AcceleratorInfo info = device_.info();
-  std::string text = fmt::format(
-      "{}, sm_{}, {} multiprocessors, {:.1f} GiB, device clock counts in {:.0f} ns", info.name,
-      info.capability, info.multiprocessors,
-      static_cast<double>(info.memory_bytes) / (1024.0 * 1024 * 1024), info.globaltimer_step_ns);
+  std::string text =
+      fmt::format("{}, sm_{}, {} multiprocessors, {:.1f} GiB, device clock counts in {:.0f} ns",
+                  info.name, info.capability, info.multiprocessors,
+                  as_double(info.memory_bytes) / (1024.0 * 1024 * 1024), info.globaltimer_step_ns);
   for (const auto& [name, version] : info.versions) text += fmt::format(", {} {}", name, version);
   return text;
 }
@@ -30,13 +30,11 @@ std::string Checks::memory() {
   std::byte* block = device_.allocate(kBytes);
   std::vector<std::byte> host(4096);
   device_.to_host(host.data(), block + kBytes - host.size(), host.size());
-  const bool zeroed =
-      std::all_of(host.begin(), host.end(), [](std::byte b) { return b == std::byte{0}; });
+  const bool zeroed = std::ranges::all_of(host, [](std::byte b) { return b == std::byte{0}; });
   device_.fill(block, 0x5a, kBytes / 2);
   device_.copy(block + kBytes / 2, block, kBytes / 2);
   device_.to_host(host.data(), block + kBytes - host.size(), host.size());
-  const bool copied =
-      std::all_of(host.begin(), host.end(), [](std::byte b) { return b == std::byte{0x5a}; });
+  const bool copied = std::ranges::all_of(host, [](std::byte b) { return b == std::byte{0x5a}; });
   at::Tensor view = tensor_over(block, 1024, at::kFloat, on_);
   view.fill_(2.5);
   const double sum = view.sum().item<double>();

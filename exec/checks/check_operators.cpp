@@ -35,7 +35,7 @@ std::string Checks::gemm_rate() {
   at::Tensor c = at::empty({kSize, kSize}, options);
   for (int i = 0; i < 3; ++i) at::mm_out(c, a, b);
   const double seconds = median_of(10, [&] { at::mm_out(c, a, b); });
-  const double size = static_cast<double>(kSize);
+  const double size = as_double(kSize);
   return fmt::format("8192^3 in bf16: {:.0f} us, {:.0f} TFLOP/s", seconds * 1e6,
                      2 * size * size * size / seconds * 1e-12);
 }
@@ -57,7 +57,7 @@ std::string Checks::attention(DeviceAttention kernel, std::int64_t head_dim) {
   const auto wide = [&](const at::Tensor& t) { return heads(t).to(at::kFloat).contiguous(); };
   const at::Tensor fq = wide(q), fk = wide(k).repeat_interleave(kHeads / kKvHeads, 1),
                    fv = wide(v).repeat_interleave(kHeads / kKvHeads, 1), fdy = wide(dy);
-  const double scale = 1 / std::sqrt(static_cast<double>(head_dim));
+  const double scale = 1 / std::sqrt(as_double(head_dim));
   const at::Tensor hidden =
       at::full({kLength, kLength}, -INFINITY, at::TensorOptions().dtype(at::kFloat)).triu(1);
   const at::Tensor scores = at::matmul(fq, fk.transpose(2, 3)) * scale + hidden;

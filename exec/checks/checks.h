@@ -4,9 +4,7 @@
 #include <ATen/Functions.h>
 
 #include <algorithm>
-#include <cmath>
 #include <memory>
-#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -86,7 +84,7 @@ class Checks {
   double median_of(int runs, Work work) {
     std::vector<double> all;
     for (int i = 0; i < runs; ++i) all.push_back(device_seconds(device_, work));
-    std::sort(all.begin(), all.end());
+    std::ranges::sort(all);
     return all[all.size() / 2];
   }
 

@@ -92,7 +92,7 @@ double largest_error(const at::Tensor& a, const at::Tensor& b) {
 
 CheckStatus run_check(const std::string& name, const std::vector<std::string>& skipped,
                       const std::function<std::string()>& work, const CheckListener& told) {
-  if (std::find(skipped.begin(), skipped.end(), name) != skipped.end()) {
+  if (std::ranges::find(skipped, name) != skipped.end()) {
     told({name, CheckStatus::kSkipped, "left out by --skip", 0});
     return CheckStatus::kSkipped;
   }

@@ -8,7 +8,6 @@
 #include <vector>
 
 #include "exec/device/accelerator.h"
-#include "sim/base/json.h"
 
 namespace foreshard {
 

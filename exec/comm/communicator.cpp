@@ -53,15 +53,14 @@ void GroupCommunicator::all_gather(void* whole, std::size_t shard_bytes) {
   receives_.clear();
   for (int peer = 0; peer < size(); ++peer) {
     if (peer == index()) continue;
-    receives_.push_back({peer, base + static_cast<std::size_t>(peer) * shard_bytes, shard_bytes});
-    sends_.push_back({peer, base + static_cast<std::size_t>(index()) * shard_bytes, shard_bytes});
+    receives_.push_back({peer, base + at(peer) * shard_bytes, shard_bytes});
+    sends_.push_back({peer, base + at(index()) * shard_bytes, shard_bytes});
   }
   transport_->exchange(sends_, receives_);
 }
 
 void GroupCommunicator::all_gather(const void* own, void* whole, std::size_t shard_bytes) {
-  std::memcpy(static_cast<std::byte*>(whole) + static_cast<std::size_t>(index()) * shard_bytes, own,
-              shard_bytes);
+  std::memcpy(static_cast<std::byte*>(whole) + at(index()) * shard_bytes, own, shard_bytes);
   all_gather(whole, shard_bytes);
 }
 
@@ -69,19 +68,18 @@ template <typename Add>
 void GroupCommunicator::exchange_shards(const void* whole, DType wire, std::size_t elements,
                                         const Add& add) {
   const auto* base = static_cast<const std::byte*>(whole);
-  const auto width = static_cast<std::size_t>(size_of(wire));
-  const std::size_t chunk = std::min(elements, static_cast<std::size_t>(kReduceChunkBytes) / width);
+  const auto width = at(size_of(wire));
+  const std::size_t chunk = std::min(elements, at(kReduceChunkBytes) / width);
   const auto shard_bytes = static_cast<std::int64_t>(elements * width);
-  std::byte* received =
-      scratch(static_cast<std::size_t>(reduce_scatter_scratch(size(), shard_bytes)));
-  std::vector<const void*> pieces(static_cast<std::size_t>(size()));
+  std::byte* received = scratch(at(reduce_scatter_scratch(size(), shard_bytes)));
+  std::vector<const void*> pieces(at(size()));
   for (std::size_t begin = 0; begin < elements; begin += chunk) {
     const std::size_t count = std::min(chunk, elements - begin);
     std::byte* next = received;
     sends_.clear();
     receives_.clear();
     for (int peer = 0; peer < size(); ++peer) {
-      const auto slot = static_cast<std::size_t>(peer);
+      const auto slot = at(peer);
       const std::byte* ours = base + (slot * elements + begin) * width;
       if (peer == index()) {
         pieces[slot] = ours;
@@ -108,19 +106,18 @@ void GroupCommunicator::reduce_scatter(const void* whole, DType wire, std::size_
 
 void GroupCommunicator::reduce_scatter_in_pairs(const void* whole, DType dtype,
                                                 std::size_t elements, void* shard) {
-  exchange_shards(
-      whole, dtype, elements, [&](const auto& pieces, std::size_t begin, std::size_t count) {
-        add_in_pairs(
-            pieces, dtype, count,
-            static_cast<std::byte*>(shard) + begin * static_cast<std::size_t>(size_of(dtype)));
-      });
+  exchange_shards(whole, dtype, elements,
+                  [&](const auto& pieces, std::size_t begin, std::size_t count) {
+                    add_in_pairs(pieces, dtype, count,
+                                 static_cast<std::byte*>(shard) + begin * at(size_of(dtype)));
+                  });
 }
 
 // Of few values: norm weights and biases.
 void GroupCommunicator::all_reduce_in_pairs(void* values, DType dtype, std::size_t elements) {
   if (size() == 1 || elements == 0) return;
-  const auto ranks = static_cast<std::size_t>(size());
-  const std::size_t bytes = elements * static_cast<std::size_t>(size_of(dtype));
+  const auto ranks = at(size());
+  const std::size_t bytes = elements * at(size_of(dtype));
   std::byte* all = scratch(ranks * bytes);
   all_gather(values, all, bytes);
   std::vector<const void*> pieces;
@@ -130,8 +127,8 @@ void GroupCommunicator::all_reduce_in_pairs(void* values, DType dtype, std::size
 
 void GroupCommunicator::all_reduce(std::span<float> values) {
   if (size() == 1 || values.empty()) return;
-  const auto ranks = static_cast<std::size_t>(size());
-  const auto self = static_cast<std::size_t>(index());
+  const auto ranks = at(size());
+  const auto self = at(index());
   const bool one_round = values.size_bytes() <= std::size_t{kOneRoundBytes};
   const auto part = [&](std::size_t rank) {
     return one_round ? Range{0, values.size()} : range_of(values.size(), ranks, rank);
@@ -171,7 +168,7 @@ void GroupCommunicator::all_reduce(std::span<float> values) {
 
 void GroupCommunicator::all_reduce(std::span<std::int64_t> values) {
   if (size() == 1 || values.empty()) return;
-  const auto others = static_cast<std::size_t>(size() - 1);
+  const auto others = at(size() - 1);
   auto* slots = reinterpret_cast<std::int64_t*>(scratch(others * values.size_bytes()));
   sends_.clear();
   receives_.clear();

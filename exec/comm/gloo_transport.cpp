@@ -102,10 +102,10 @@ class GlooTransport : public Transport {
   }
 
   [[noreturn]] void throw_failure(int peer, const std::string& why) const {
-    const int rank = group_.ranks[static_cast<std::size_t>(peer)];
+    const int rank = group_.ranks[at(peer)];
     if (why.find("imed out") != std::string::npos || why.find("imeout") != std::string::npos) {
       throw PeerFailure(rank, fmt::format("rank {} did not answer within {} s", rank,
-                                          static_cast<double>(group_.timeout.count()) / 1000));
+                                          as_double(group_.timeout.count()) / 1000));
     }
     throw PeerFailure(rank, fmt::format("rank {} closed its connection", rank));
   }

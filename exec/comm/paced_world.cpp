@@ -1,6 +1,5 @@
 #include <algorithm>
 #include <cstring>
-#include <thread>
 
 #include "exec/comm/world.h"
 
@@ -16,13 +15,11 @@ class EchoTransport final : public Transport {
   void exchange(std::span<const Outgoing> sends, std::span<const Incoming> receives) override {
     if (aborted_) throw PeerFailure(-1, "the group was told to stop");
     for (const Incoming& receive : receives) {
-      const auto sent = std::find_if(sends.begin(), sends.end(), [&](const Outgoing& send) {
+      const auto sent = std::ranges::find_if(sends, [&](const Outgoing& send) {
         return send.peer == receive.peer && send.bytes == receive.bytes;
       });
       // Pieces of unequal length: the first bytes of what goes to that peer, then zeros.
-      const auto any = std::find_if(sends.begin(), sends.end(), [&](const Outgoing& send) {
-        return send.peer == receive.peer;
-      });
+      const auto any = std::ranges::find(sends, receive.peer, &Outgoing::peer);
       const Outgoing* from = sent != sends.end() ? &*sent : any != sends.end() ? &*any : nullptr;
       const std::size_t bytes = from == nullptr ? 0 : std::min(from->bytes, receive.bytes);
       if (bytes > 0) std::memcpy(receive.data, from->data, bytes);
@@ -44,13 +41,13 @@ class PacedWorld final : public World {
 
   std::unique_ptr<Transport> connect(const std::string& /*name*/,
                                      const std::vector<int>& ranks) override {
-    const auto place = std::find(ranks.begin(), ranks.end(), 0);
+    const auto place = std::ranges::find(ranks, 0);
     FORESHARD_CHECK(place != ranks.end(), "a rank connects to groups it is in");
     return std::make_unique<EchoTransport>(static_cast<int>(place - ranks.begin()),
                                            static_cast<int>(ranks.size()));
   }
   std::vector<std::string> gather(const std::string& /*topic*/, const std::string& text) override {
-    return std::vector<std::string>(static_cast<std::size_t>(size_), text);
+    return std::vector<std::string>(at(size_), text);
   }
   void announce_failure(const std::string& /*text*/) override {}
   std::optional<std::string> announced_failure(std::chrono::milliseconds /*patience*/) override {

@@ -72,7 +72,7 @@ class ProcessWorld : public World {
 
   std::unique_ptr<Transport> connect(const std::string& name,
                                      const std::vector<int>& ranks) override {
-    const auto place = std::find(ranks.begin(), ranks.end(), rank());
+    const auto place = std::ranges::find(ranks, rank());
     FORESHARD_CHECK(place != ranks.end(), "a rank connects to groups it is in");
     if (ranks.size() == 1) return std::make_unique<LoneTransport>();
     const std::string group = fmt::format("{}/{}", name, fmt::join(ranks, ","));
@@ -105,7 +105,7 @@ class ProcessWorld : public World {
   }
 
  private:
-  static std::size_t position(int rank) { return static_cast<std::size_t>(rank); }
+  static std::size_t position(int rank) { return at(rank); }
 
   template <typename Call>
   auto bounded(milliseconds limit, Call call) -> std::optional<decltype(call())> {
@@ -116,8 +116,8 @@ class ProcessWorld : public World {
 
   [[noreturn]] void give_up(const std::string& what, milliseconds limit) {
     const auto announced = board_.announced(milliseconds(0));
-    throw PeerFailure(-1, announced.value_or(fmt::format(
-                              "{} within {} s", what, static_cast<double>(limit.count()) / 1000)));
+    throw PeerFailure(-1, announced.value_or(fmt::format("{} within {} s", what,
+                                                         as_double(limit.count()) / 1000)));
   }
 
   // Each of `ranks` leaves its text; all get all of them.
@@ -162,7 +162,7 @@ class ProcessWorld : public World {
     const std::string& host = meeting_.members[position(ranks[0])].host;
     std::string reason;
     std::shared_ptr<SharedMemory> memory;
-    const bool together = !host.empty() && std::all_of(ranks.begin(), ranks.end(), [&](int rank) {
+    const bool together = !host.empty() && std::ranges::all_of(ranks, [&](int rank) {
       return meeting_.members[position(rank)].host == host;
     });
     if (!together) {

@@ -8,7 +8,7 @@
 namespace foreshard {
 
 std::vector<int> first_ranks(int count) {
-  std::vector<int> ranks(static_cast<std::size_t>(count));
+  std::vector<int> ranks(at(count));
   std::iota(ranks.begin(), ranks.end(), 0);
   return ranks;
 }

@@ -32,7 +32,7 @@ using Clock = std::chrono::steady_clock;
 constexpr milliseconds kFarewell{500};
 constexpr milliseconds kStragglers{5000};
 
-double seconds(milliseconds time) { return static_cast<double>(time.count()) / 1000; }
+double seconds(milliseconds time) { return as_double(time.count()) / 1000; }
 
 bool all_on_this_machine(const Launch& launch) { return launch.local_size == launch.size; }
 

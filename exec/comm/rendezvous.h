@@ -1,7 +1,6 @@
 // How the processes of a job find each other in the store, and find out that they are not a job.
 #pragma once
 
-#include <functional>
 #include <memory>
 #include <string>
 #include <vector>

@@ -71,7 +71,7 @@ std::shared_ptr<SharedMemory> SharedMemory::open(const std::string& ticket, int 
   if (memory->fd_ < 0) fail_shared("cannot be opened");
   struct stat status {};
   if (::fstat(memory->fd_, &status) != 0) fail_shared("cannot be asked for its size");
-  if (static_cast<std::size_t>(status.st_size) != memory->bytes_) fail_shared("has another size");
+  if (at(status.st_size) != memory->bytes_) fail_shared("has another size");
   memory->data_ = map(memory->fd_, memory->bytes_);
   const std::uint64_t nonce = shared::Layout(memory->data_, members).header().nonce;
   if (std::to_string(nonce) != ticket.substr(space + 1)) fail_shared("is another group's");

@@ -37,11 +37,11 @@ struct alignas(kCacheLine) Header {
 
 class Layout {
  public:
-  Layout(std::byte* base, int members) : base_(base), members_(static_cast<std::size_t>(members)) {}
+  Layout(std::byte* base, int members) : base_(base), members_(at(members)) {}
 
   Header& header() const { return *reinterpret_cast<Header*>(base_); }
   Member& member(int index) const {
-    return reinterpret_cast<Member*>(base_ + sizeof(Header))[static_cast<std::size_t>(index)];
+    return reinterpret_cast<Member*>(base_ + sizeof(Header))[at(index)];
   }
   Ring& ring(int from, int to) const {
     return reinterpret_cast<Ring*>(base_ + sizeof(Header) +
@@ -55,9 +55,7 @@ class Layout {
   }
 
  private:
-  std::size_t slot(int from, int to) const {
-    return static_cast<std::size_t>(from) * members_ + static_cast<std::size_t>(to);
-  }
+  std::size_t slot(int from, int to) const { return at(from) * members_ + at(to); }
   std::size_t fixed() const {
     constexpr std::size_t kPage = 4096;
     const std::size_t bytes =

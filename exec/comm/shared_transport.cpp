@@ -72,7 +72,7 @@ class SharedTransport : public Transport {
         out_(group.ranks.size()),
         in_(group.ranks.size()) {
     for (int peer = 0; peer < size(); ++peer) {
-      const int process = group_.processes[static_cast<std::size_t>(peer)];
+      const int process = group_.processes[at(peer)];
       pidfds_.push_back(peer == index() ? -1
                                         : static_cast<int>(::syscall(SYS_pidfd_open, process, 0)));
       // No such process any more: it ended since it said its number.
@@ -118,9 +118,7 @@ class SharedTransport : public Transport {
   }
 
  private:
-  static SharedLane& lane(std::vector<SharedLane>& lanes, int peer) {
-    return lanes[static_cast<std::size_t>(peer)];
-  }
+  static SharedLane& lane(std::vector<SharedLane>& lanes, int peer) { return lanes[at(peer)]; }
 
   void close() {
     layout_.member(index()).closed = 1;
@@ -131,7 +129,7 @@ class SharedTransport : public Transport {
 
   bool finished() const {
     const auto done = [](const SharedLane& lane) { return lane.finished(); };
-    return std::all_of(out_.begin(), out_.end(), done) && std::all_of(in_.begin(), in_.end(), done);
+    return std::ranges::all_of(out_, done) && std::ranges::all_of(in_, done);
   }
 
   void move_all() {
@@ -254,7 +252,7 @@ class SharedTransport : public Transport {
     }
   }
 
-  int rank_of(int peer) const { return group_.ranks[static_cast<std::size_t>(peer)]; }
+  int rank_of(int peer) const { return group_.ranks[at(peer)]; }
 
   bool awaited(int peer) {
     return peer != index() && !(lane(out_, peer).finished() && lane(in_, peer).finished());
@@ -262,7 +260,7 @@ class SharedTransport : public Transport {
 
   bool is_gone(int peer) const {
     if (layout_.member(peer).closed != 0) return true;
-    pollfd process{pidfds_[static_cast<std::size_t>(peer)], POLLIN, 0};
+    pollfd process{pidfds_[at(peer)], POLLIN, 0};
     return ::poll(&process, 1, 0) == 1;
   }
 
@@ -276,7 +274,7 @@ class SharedTransport : public Transport {
       const int rank = rank_of(peer);
       if (gone) throw PeerFailure(rank, fmt::format("rank {} closed its connection", rank));
       throw PeerFailure(rank, fmt::format("rank {} did not answer within {} s", rank,
-                                          static_cast<double>(group_.timeout.count()) / 1000));
+                                          as_double(group_.timeout.count()) / 1000));
     }
   }
 

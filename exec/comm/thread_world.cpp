@@ -34,10 +34,10 @@ struct Group {
         joined(ranks.size()),
         left(ranks.size()) {}
   std::deque<Letter*>& mailbox(int from, int to) {
-    return mailboxes[static_cast<std::size_t>(from) * ranks.size() + static_cast<std::size_t>(to)];
+    return mailboxes[at(from) * ranks.size() + at(to)];
   }
-  bool has_left(int member) const { return left[static_cast<std::size_t>(member)]; }
-  int rank_of(int member) const { return ranks[static_cast<std::size_t>(member)]; }
+  bool has_left(int member) const { return left[at(member)]; }
+  int rank_of(int member) const { return ranks[at(member)]; }
 
   const std::vector<int> ranks;
   std::mutex mutex;
@@ -62,12 +62,12 @@ class ThreadTransport : public Transport {
   ThreadTransport(std::shared_ptr<Group> group, int index)
       : group_(std::move(group)), index_(index) {
     const std::lock_guard lock(group_->mutex);
-    group_->joined[static_cast<std::size_t>(index_)] = true;
+    group_->joined[at(index_)] = true;
   }
 
   ~ThreadTransport() override {
     const std::lock_guard lock(group_->mutex);
-    group_->left[static_cast<std::size_t>(index_)] = true;
+    group_->left[at(index_)] = true;
     group_->changed.notify_all();
   }
 
@@ -139,14 +139,12 @@ class ThreadTransport : public Transport {
     for (const Outgoing& send : sends) {
       std::deque<Letter*>& mailbox = group_->mailbox(index_, send.peer);
       std::erase_if(mailbox, [&](const Letter* unread) {
-        return std::any_of(letters.begin(), letters.end(),
-                           [&](const Letter& own) { return &own == unread; });
+        return std::ranges::any_of(letters, [&](const Letter& own) { return &own == unread; });
       });
     }
     group_->changed.wait(lock, [&] {
-      return std::none_of(letters.begin(), letters.end(), [](const Letter& letter) {
-        return letter.state == Letter::State::kBeingRead;
-      });
+      return std::ranges::none_of(
+          letters, [](const Letter& letter) { return letter.state == Letter::State::kBeingRead; });
     });
   }
 
@@ -155,7 +153,7 @@ class ThreadTransport : public Transport {
 };
 
 struct Hall {
-  explicit Hall(int ranks) : left(static_cast<std::size_t>(ranks)) {}
+  explicit Hall(int ranks) : left(at(ranks)) {}
   std::mutex mutex;
   std::condition_variable changed;
   std::map<std::string, std::shared_ptr<Group>> groups;
@@ -170,7 +168,7 @@ class ThreadWorld : public World {
 
   ~ThreadWorld() override {
     const std::lock_guard lock(hall_->mutex);
-    hall_->left[static_cast<std::size_t>(rank_)] = true;
+    hall_->left[at(rank_)] = true;
     hall_->changed.notify_all();
     for (const auto& [name, group] : hall_->groups) leave_unless_joined(*group, rank_);
   }
@@ -181,7 +179,7 @@ class ThreadWorld : public World {
 
   std::unique_ptr<Transport> connect(const std::string& name,
                                      const std::vector<int>& ranks) override {
-    const auto place = std::find(ranks.begin(), ranks.end(), rank_);
+    const auto place = std::ranges::find(ranks, rank_);
     FORESHARD_CHECK(place != ranks.end(), "a rank connects to groups it is in");
     const std::string key = fmt::format("{} {}", name, fmt::join(ranks, ","));
     const std::string once = fmt::format("{} #{}", key, connected_[key]++);
@@ -190,7 +188,7 @@ class ThreadWorld : public World {
     if (!group) {
       group = std::make_shared<Group>(ranks);
       for (const int rank : ranks) {
-        if (hall_->left[static_cast<std::size_t>(rank)]) leave_unless_joined(*group, rank);
+        if (hall_->left[at(rank)]) leave_unless_joined(*group, rank);
       }
     }
     return std::make_unique<ThreadTransport>(group, static_cast<int>(place - ranks.begin()));
@@ -204,7 +202,7 @@ class ThreadWorld : public World {
     hall_->changed.notify_all();
     const auto missing = [&] {  // a rank that left without its text
       for (int rank = 0; rank < size(); ++rank) {
-        if (hall_->left[static_cast<std::size_t>(rank)] && !texts.contains(rank)) return rank;
+        if (hall_->left[at(rank)] && !texts.contains(rank)) return rank;
       }
       return -1;
     };

@@ -4,9 +4,6 @@
 #include <ATen/TensorOperators.h>
 
 #include <algorithm>
-#include <stdexcept>
-
-#include "sim/base/error.h"
 
 namespace foreshard {
 namespace {

@@ -7,7 +7,6 @@
 #include <bit>
 #include <cmath>
 #include <cstring>
-#include <vector>
 
 #include "sim/base/error.h"
 
@@ -62,7 +61,7 @@ inline __attribute__((always_inline)) void rms_norm_rows(RowShape rows, const T*
     for (; i + kLanes <= rows.width; i += kLanes) {
       for (std::int64_t j = 0; j < kLanes; ++j) {
         const float value = widen(row[i + j]);
-        lanes[static_cast<std::size_t>(j)] += value * value;
+        lanes[at(j)] += value * value;
       }
     }
     for (; i < rows.width; ++i) lanes[0] += widen(row[i]) * widen(row[i]);
@@ -88,8 +87,7 @@ inline __attribute__((always_inline)) void rms_norm_backward_rows(RowShape rows,
     std::int64_t i = 0;
     for (; i + kLanes <= rows.width; i += kLanes) {
       for (std::int64_t j = 0; j < kLanes; ++j) {
-        lanes[static_cast<std::size_t>(j)] +=
-            widen(incoming[i + j]) * widen(weight[i + j]) * widen(in[i + j]);
+        lanes[at(j)] += widen(incoming[i + j]) * widen(weight[i + j]) * widen(in[i + j]);
       }
     }
     for (; i < rows.width; ++i) lanes[0] += widen(incoming[i]) * widen(weight[i]) * widen(in[i]);
@@ -254,7 +252,7 @@ void column_sums(DType dtype, RowShape rows, const void* values, float* sums) {
 
 void copy_to_fp32(DType dtype, std::int64_t count, const void* source, float* target) {
   if (is_fp32(dtype)) {
-    std::memcpy(target, source, static_cast<std::size_t>(count) * sizeof(float));
+    std::memcpy(target, source, at(count) * sizeof(float));
   } else {
     widen_all(count, in<Bf16>(source), target);
   }

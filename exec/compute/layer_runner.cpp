@@ -9,9 +9,7 @@
 namespace foreshard {
 
 LayerRunner::LayerRunner(const ModelSpec& model, const EventGraph& graph, SlicesOfPart slices)
-    : model_(model),
-      slices_of_(std::move(slices)),
-      slots_(static_cast<std::size_t>(graph.first_own_buffer)) {}
+    : model_(model), slices_of_(std::move(slices)), slots_(at(graph.first_own_buffer)) {}
 
 void LayerRunner::run(const LayerExecution& execution, const LayerPhaseProgram& phase,
                       SegmentRun segments, const OperationContext& context,
@@ -45,7 +43,7 @@ void LayerRunner::run(const LayerExecution& execution, const LayerPhaseProgram& 
       continue;
     }
     if (slices != nullptr && step.kind != LayerStep::Kind::kSum) {
-      observed.slices = (*slices)[static_cast<std::size_t>(step.operation)];
+      observed.slices = (*slices)[at(step.operation)];
     }
     if (observer_ != nullptr) {
       observer_->begin(std::span(phase.kernels).subspan(kernels, step.kernels_end - kernels));
@@ -59,12 +57,12 @@ void LayerRunner::run(const LayerExecution& execution, const LayerPhaseProgram& 
 }
 
 std::size_t LayerRunner::kind_of(const LayerExecution& execution) const {
-  return static_cast<std::size_t>(model_.order[static_cast<std::size_t>(execution.layer)].kind);
+  return at(model_.order[at(execution.layer)].kind);
 }
 
 const Operation& LayerRunner::operation_of(const LayerStep& step,
                                            const LayerExecution& execution) const {
-  return model_.kinds[kind_of(execution)].operations[static_cast<std::size_t>(step.operation)];
+  return model_.kinds[kind_of(execution)].operations[at(step.operation)];
 }
 
 // Collectives are rows of their own; a view and what it is of share a slot.
@@ -104,8 +102,7 @@ void LayerRunner::run_step(const LayerStep& step, const LayerExecution& executio
 }
 
 std::int64_t LayerRunner::held() const {
-  return std::count_if(slots_.begin(), slots_.end(),
-                       [](const at::Tensor& tensor) { return tensor.defined(); });
+  return std::ranges::count_if(slots_, &at::Tensor::defined);
 }
 
 }  // namespace foreshard

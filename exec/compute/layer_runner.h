@@ -26,7 +26,7 @@ class StepObserver : public KernelClock {
 // Segments of a phase, one after the other.
 struct SegmentRun {
   std::size_t first = 0, count = 0;
-  static constexpr std::size_t kAll = static_cast<std::size_t>(-1);
+  static constexpr std::size_t kAll = at(-1);
 };
 
 class LayerRunner {
@@ -40,7 +40,7 @@ class LayerRunner {
            const OperationContext& context, std::span<const Parameter> parameters);
 
   // A tensor of a layer by its number in the EventGraph.
-  at::Tensor& tensor(std::int32_t buffer) { return slots_[static_cast<std::size_t>(buffer)]; }
+  at::Tensor& tensor(std::int32_t buffer) { return slots_[at(buffer)]; }
 
   // Slots that hold a tensor; none between steps.
   std::int64_t held() const;
@@ -52,8 +52,7 @@ class LayerRunner {
   const Operation& operation_of(const LayerStep& step, const LayerExecution& execution) const;
   bool computes(const LayerStep& step, const LayerExecution& execution) const;
   at::Tensor& slot(const LayerExecution& execution, std::int32_t slot) {
-    return slots_[static_cast<std::size_t>(execution.first_buffer) +
-                  static_cast<std::size_t>(slot)];
+    return slots_[at(execution.first_buffer) + at(slot)];
   }
 
   const ModelSpec& model_;

@@ -30,7 +30,7 @@ struct Call {
   std::span<const Parameter> parameters;
 
   const Parameter& parameter(std::size_t i) const {
-    return parameters[static_cast<std::size_t>(operation.parameters[i])];
+    return parameters[at(operation.parameters[i])];
   }
   at::TensorOptions options() const {
     return at::TensorOptions()
@@ -98,10 +98,9 @@ void put_rows(const Parameter& parameter, const at::Tensor& gradient, const at::
     table.zero_();
     return add_rows(source, rows, gradient.const_data_ptr(), id, target, table.mutable_data_ptr());
   }
-  std::vector<std::int64_t> order(static_cast<std::size_t>(rows.count));
+  std::vector<std::int64_t> order(at(rows.count));
   std::iota(order.begin(), order.end(), 0);
-  std::stable_sort(order.begin(), order.end(),
-                   [id](std::int64_t a, std::int64_t b) { return id[a] < id[b]; });
+  std::ranges::stable_sort(order, [id](std::int64_t a, std::int64_t b) { return id[a] < id[b]; });
   const RowShape one{1, rows.width};
   constexpr std::int64_t kFirst = 0;
   const at::Tensor sum = at::empty({rows.width}, table.options());
@@ -134,10 +133,8 @@ at::Tensor slice(const at::Tensor& t, std::int64_t dim, std::int64_t j, std::int
 // Gradients over the rows of each slice, in the dtype in which ranks add theirs.
 void put_slices(const Parameter& parameter, const Tensors& summands) {
   const at::ScalarType dtype = parameter.gradient.scalar_type();
-  put_made(parameter,
-           sum_in_pairs(0, static_cast<std::int64_t>(summands.size()), [&](std::int64_t j) {
-             return summands[static_cast<std::size_t>(j)].to(dtype);
-           }));
+  put_made(parameter, sum_in_pairs(0, std::ssize(summands),
+                                   [&](std::int64_t j) { return summands[at(j)].to(dtype); }));
 }
 
 // --- matrix product ---
@@ -663,9 +660,9 @@ Tensors cross_entropy_of_slices(const Call& c, Inputs in) {
   if (c.context.device != nullptr) {
     batch.loss_sum.add_(loss);
   } else {
-    batch.loss = loss.item<double>() / static_cast<double>(tokens);
+    batch.loss = loss.item<double>() / as_double(tokens);
   }
-  const double scale = batch.loss_scale / static_cast<double>(tokens);
+  const double scale = batch.loss_scale / as_double(tokens);
   for_rows_of_slices(c, in[0], [&](const SliceRows& rows) {
     at::Tensor values = rows.logits.to(at::kFloat, false, /*copy=*/true);
     values.sub_(norm.narrow(0, rows.begin, rows.count).unsqueeze(1)).exp_();
@@ -684,7 +681,7 @@ Tensors cross_entropy(const Call& c, Inputs in) {
   MicroBatch& batch = c.context.batch;
   const std::int64_t vocabulary = logits.size(1);
   const std::int64_t tokens = batch.count();
-  const double scale = batch.loss_scale / static_cast<double>(tokens);
+  const double scale = batch.loss_scale / as_double(tokens);
   if (c.context.device != nullptr) {
     device_cross_entropy(*c.context.device, logits, batch.labels, scale, batch.loss_sum);
     return {at::Tensor(), at::Tensor()};
@@ -713,7 +710,7 @@ Tensors cross_entropy(const Call& c, Inputs in) {
       source.copy_(part.mul_(scale));
     }
   }
-  batch.loss = loss / static_cast<double>(tokens);
+  batch.loss = loss / as_double(tokens);
   return {at::Tensor(), at::Tensor()};
 }
 
@@ -723,8 +720,7 @@ double rescaled(double frequency, const RopeScaling& s) {
   if (s.kind == RopeScaling::Kind::kNone) return frequency;
   if (s.kind == RopeScaling::Kind::kLinear) return frequency / s.factor;
   FORESHARD_CHECK(s.kind == RopeScaling::Kind::kLlama3, "a rope scaling that is not computed");
-  const double turns =
-      static_cast<double>(s.original_positions) * frequency / (2 * std::numbers::pi);
+  const double turns = as_double(s.original_positions) * frequency / (2 * std::numbers::pi);
   const double kept = std::clamp(
       (turns - s.low_frequency_factor) / (s.high_frequency_factor - s.low_frequency_factor), 0.0,
       1.0);
@@ -742,12 +738,12 @@ RotaryTable rotary_table(std::int64_t positions, std::int64_t head_dim, double t
   auto* sin = table.sin.mutable_data_ptr<float>();
   std::vector<double> frequencies;
   for (std::int64_t i = 0; i < half; ++i) {
-    const double exponent = -2.0 * static_cast<double>(i) / static_cast<double>(head_dim);
+    const double exponent = -2.0 * as_double(i) / as_double(head_dim);
     frequencies.push_back(rescaled(std::pow(theta, exponent), scaling));
   }
   for (std::int64_t p = 0; p < positions; ++p) {
     for (std::int64_t i = 0; i < half; ++i) {
-      const double angle = static_cast<double>(p) * frequencies[static_cast<std::size_t>(i)];
+      const double angle = as_double(p) * frequencies[at(i)];
       cos[p * half + i] = static_cast<float>(std::cos(angle));
       sin[p * half + i] = static_cast<float>(std::sin(angle));
     }

@@ -23,7 +23,7 @@ TokenData::TokenData(const std::filesystem::path& path, const TokenDataOptions& 
   const std::int64_t size = store_.size();
   std::int64_t held_back = 0;
   if (options.held_back > 0) {
-    held_back = static_cast<std::int64_t>(static_cast<double>(size) * options.held_back);
+    held_back = static_cast<std::int64_t>(as_double(size) * options.held_back);
     held_back = std::max(held_back, sequence_ + 1);
   }
   split_ = size - held_back;
@@ -69,7 +69,7 @@ void TokenData::read_held_back(std::int64_t sample, std::span<std::int64_t> toke
 
 void TokenData::read(std::int64_t first, std::span<std::int64_t> tokens,
                      std::span<std::int64_t> labels) const {
-  const auto length = static_cast<std::size_t>(sequence_);
+  const auto length = at(sequence_);
   FORESHARD_CHECK(tokens.size() == length && labels.size() == length,
                   "tokens and labels have the length of a sample");
   store_.read(first, tokens);

@@ -54,8 +54,7 @@ std::vector<FoundFile> files_below(const fs::path& folder) {
       files.push_back({entry->path().lexically_relative(folder).generic_string(), entry->path()});
     }
   }
-  std::sort(files.begin(), files.end(),
-            [](const FoundFile& a, const FoundFile& b) { return a.relative < b.relative; });
+  std::ranges::sort(files, {}, &FoundFile::relative);
   return files;
 }
 
@@ -67,7 +66,7 @@ std::string append_text(const fs::path& path, std::string& image) {
   std::string chunk(std::size_t{1} << 20, '\0');
   while (file) {
     file.read(chunk.data(), static_cast<std::streamsize>(chunk.size()));
-    image.append(chunk.data(), static_cast<std::size_t>(file.gcount()));
+    image.append(chunk.data(), at(file.gcount()));
     if (image.size() > kMaxFolderBytes) return "too large";
     const std::string_view probe = std::string_view(image).substr(before, kTextProbe);
     if (probe.find('\0') != std::string_view::npos) {
@@ -172,13 +171,12 @@ void TokenStore::read_folder() {
     --files;
     if (left_out++ == 0) first_left_out = fmt::format("{} ({})", file.relative, reason);
   }
-  description_ = fmt::format("{} files, {} bytes", files,
-                             format_count(static_cast<std::int64_t>(image.size())));
+  description_ = fmt::format("{} files, {} bytes", files, format_count(std::ssize(image)));
   if (left_out > 0) {
     description_ += fmt::format("; {} left out, the first of them {}", left_out, first_left_out);
   }
   if (image.empty()) fail(fmt::format("has no tokens ({})", description_));
-  size_ = static_cast<std::int64_t>(image.size());
+  size_ = std::ssize(image);
   image_ = std::make_shared<const std::string>(std::move(image));
 }
 
@@ -190,12 +188,12 @@ void TokenStore::scan() {
   const std::int64_t places = sees_all ? chunks : kScanPlaces;
   Fingerprint fingerprint;
   fingerprint.add(size_).add(width());
-  std::vector<std::int64_t> tokens(static_cast<std::size_t>(std::min(per_chunk, size_)));
+  std::vector<std::int64_t> tokens(at(std::min(per_chunk, size_)));
   for (std::int64_t place = 0; place < places; ++place) {
     // The last place is the last chunk, wherever the others fall.
     const std::int64_t chunk = sees_all ? place : place * (chunks - 1) / (places - 1);
     const std::int64_t first = chunk * per_chunk;
-    const auto count = static_cast<std::size_t>(std::min(per_chunk, size_ - first));
+    const auto count = at(std::min(per_chunk, size_ - first));
     read(first, std::span(tokens).first(count));
     for (std::size_t i = 0; i < count; ++i) fingerprint.add(tokens[i]);
   }
@@ -203,22 +201,22 @@ void TokenStore::scan() {
 }
 
 void TokenStore::read(std::int64_t first, std::span<std::int64_t> tokens) const {
-  const auto count = static_cast<std::int64_t>(tokens.size());
+  const auto count = std::ssize(tokens);
   FORESHARD_CHECK(first >= 0 && count <= size_ && first <= size_ - count,
                   "tokens beyond the end of the data");
   // The narrow tokens are read into the front of the span and widened from its end: a wide token
   // is written only where the narrow ones have been taken.
-  const auto narrow_bytes = static_cast<std::size_t>(count * width());
+  const auto narrow_bytes = at(count * width());
   char* const narrow = reinterpret_cast<char*>(tokens.data());
   read_bytes(first * width(), {narrow, narrow_bytes});
-  const auto step = static_cast<std::size_t>(width());
+  const auto step = at(width());
   for (std::size_t i = tokens.size(); i-- > 0;) {
     std::uint32_t id = 0;
     std::memcpy(&id, narrow + i * step, step);
     tokens[i] = id;
   }
-  const auto wrong = std::find_if(tokens.begin(), tokens.end(),
-                                  [this](std::int64_t id) { return id >= vocabulary_; });
+  const auto wrong =
+      std::ranges::find_if(tokens, [this](std::int64_t id) { return id >= vocabulary_; });
   if (wrong != tokens.end()) {
     fail(fmt::format("token {} is {}, but the model's vocabulary has only the ids 0 to {}",
                      first + (wrong - tokens.begin()), *wrong, vocabulary_ - 1));
@@ -242,7 +240,7 @@ void TokenStore::read_bytes(std::int64_t offset, std::span<char> bytes) const {
     if (count == 0)
       fail(fmt::format("ends at byte {} now; it was longer when it was opened", offset));
     offset += count;
-    bytes = bytes.subspan(static_cast<std::size_t>(count));
+    bytes = bytes.subspan(at(count));
   }
 }
 

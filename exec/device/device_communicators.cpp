@@ -4,7 +4,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cstring>
 #include <limits>
 #include <map>
 
@@ -24,7 +23,7 @@ class SoloCommunicator final : public DeviceCommunicator {
   int size() const override { return 1; }
   void all_gather(void* /*whole*/, std::size_t /*shard_bytes*/, DType /*dtype*/) override {}
   void reduce_scatter(const void* whole, void* shard, std::size_t elements, DType dtype) override {
-    device_.copy(shard, whole, elements * static_cast<std::size_t>(size_of(dtype)));
+    device_.copy(shard, whole, elements * at(size_of(dtype)));
   }
   void all_reduce(float* /*values*/, std::size_t /*count*/) override {}
   void all_reduce(double* /*values*/, std::size_t /*count*/) override {}
@@ -55,7 +54,7 @@ class PacedCommunicator final : public DeviceCommunicator {
   void all_gather(void* whole, std::size_t shard_bytes, DType dtype) override {
     PacedCollective c = next(PacedCollective::Kind::kAllGather, dtype);
     c.whole = whole;
-    c.shard_elements = shard_bytes / static_cast<std::size_t>(size_of(dtype));
+    c.shard_elements = shard_bytes / at(size_of(dtype));
     device_.paced(c);
   }
   void reduce_scatter(const void* whole, void* shard, std::size_t elements, DType dtype) override {
@@ -112,17 +111,15 @@ class SharedDeviceCommunicator final : public DeviceCommunicator {
     const std::vector<View> views = show(whole);
     for (int p = 0; p < size(); ++p) {
       if (p == index()) continue;
-      const std::size_t place = static_cast<std::size_t>(p) * shard_bytes;
+      const std::size_t place = at(p) * shard_bytes;
       device_.copy(static_cast<std::byte*>(whole) + place,
-                   static_cast<const std::byte*>(views[static_cast<std::size_t>(p)].memory) + place,
-                   shard_bytes);
+                   static_cast<const std::byte*>(views[at(p)].memory) + place, shard_bytes);
     }
     finish();
   }
 
   void reduce_scatter(const void* whole, void* shard, std::size_t elements, DType dtype) override {
-    const std::size_t place =
-        static_cast<std::size_t>(index()) * elements * static_cast<std::size_t>(size_of(dtype));
+    const std::size_t place = at(index()) * elements * at(size_of(dtype));
     add_up(show(whole), place, shard, elements, scalar_type(dtype));
     finish();
   }
@@ -142,14 +139,14 @@ class SharedDeviceCommunicator final : public DeviceCommunicator {
   };
 
   std::vector<View> exchange(const View& own) {
-    std::vector<View> views(static_cast<std::size_t>(size()));
+    std::vector<View> views(at(size()));
     std::vector<Outgoing> sends;
     std::vector<Incoming> receives;
-    views[static_cast<std::size_t>(index())] = own;
+    views[at(index())] = own;
     for (int p = 0; p < size(); ++p) {
       if (p == index()) continue;
       sends.push_back({p, &own, sizeof own});
-      receives.push_back({p, &views[static_cast<std::size_t>(p)], sizeof(View)});
+      receives.push_back({p, &views[at(p)], sizeof(View)});
     }
     transport_->exchange(sends, receives);
     return views;
@@ -165,7 +162,7 @@ class SharedDeviceCommunicator final : public DeviceCommunicator {
   }
   std::vector<View> await(std::vector<View> views) {
     for (int p = 0; p < size(); ++p) {
-      if (p != index()) device_.wait(views[static_cast<std::size_t>(p)].event);
+      if (p != index()) device_.wait(views[at(p)].event);
     }
     return views;
   }
@@ -225,7 +222,7 @@ std::unique_ptr<DeviceCommunicator> nccl_world(Accelerator& accelerator, World& 
 }
 
 int place_in(const DeviceGroup& group) {
-  const auto place = std::find(group.ranks.begin(), group.ranks.end(), group.world.rank());
+  const auto place = std::ranges::find(group.ranks, group.world.rank());
   FORESHARD_CHECK(place != group.ranks.end(), "a rank connects to groups it is in");
   return static_cast<int>(place - group.ranks.begin());
 }

@@ -11,7 +11,6 @@
 
 #include <cstdlib>
 #include <filesystem>
-#include <vector>
 
 #include "sim/base/error.h"
 

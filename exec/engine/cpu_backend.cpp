@@ -49,7 +49,7 @@ class CpuBackend final : public Backend {
       communicators_[c]->lend_scratch(scratches[c]);
     }
     for (const Row& row : graph_.rows) {
-      const auto s = static_cast<std::size_t>(row.stream);
+      const auto s = at(row.stream);
       if (row.stream == Stream::kCompute || streams_[s]) continue;
       streams_[s] = std::make_unique<StreamThread>([account = &parts.account] {
         static thread_local std::optional<AccountScope> scope;
@@ -231,7 +231,7 @@ class CpuBackend final : public Backend {
     const std::uint8_t communicator = graph_.rows[at(id)].communicator;
     const bool queues = communicator != kNoCommunicator;
     const std::int64_t ticket = queues ? events_.take_ticket(communicator) : 0;
-    const auto stream = static_cast<std::size_t>(graph_.rows[at(id)].stream);
+    const auto stream = at(graph_.rows[at(id)].stream);
     streams_[stream]->issue(
         [this, id, row = std::move(row), communicator, queues, ticket]() mutable {
           Span& span = spans_[at(id)];

@@ -83,7 +83,7 @@ class DeviceBackend final : public Backend {
     host_norm_ = at::zeros({2}, at::kDouble);
     last_of_stream_.fill(kNoEvent);
     for (std::size_t i = 0; i < graph_.rows.size(); ++i) {
-      last_of_stream_[static_cast<std::size_t>(graph_.rows[i].stream)] = static_cast<EventId>(i);
+      last_of_stream_[at(graph_.rows[i].stream)] = static_cast<EventId>(i);
     }
     // Paced communicators measure what their kernels cost beside the request: now, while nothing
     // else runs.
@@ -151,7 +151,7 @@ class DeviceBackend final : public Backend {
     }
     const auto begin = Clock::now();
     device_.replay(step.graph);
-    std::fill(step.issued.begin(), step.issued.end(), begin);
+    std::ranges::fill(step.issued, begin);
   }
 
   void issue(EventId id, const std::function<void()>& run) override {
@@ -350,7 +350,7 @@ class DeviceBackend final : public Backend {
     for (std::size_t s = 1; s < kStreams; ++s) device_.wait(joins_[s]);
   }
 
-  Lane lane(Stream stream) const { return lanes_[static_cast<std::size_t>(stream)]; }
+  Lane lane(Stream stream) const { return lanes_[at(stream)]; }
   DeviceStep& next_step() { return *steps_[at(issued_) % kSteps]; }
   at::TensorOptions options(at::ScalarType type) const {
     return at::TensorOptions().dtype(type).device(device_.device());
@@ -375,8 +375,8 @@ class DeviceBackend final : public Backend {
   // Waits for a step while looking after the communicators: a lost peer must not hang the host.
   void wait_for(DeviceEvent event) {
     const auto begin = Clock::now();
-    if (std::none_of(communicators_.begin(), communicators_.end(),
-                     [](const auto& communicator) { return communicator->has_peers(); })) {
+    if (std::ranges::none_of(communicators_,
+                             [](const auto& communicator) { return communicator->has_peers(); })) {
       return device_.synchronize(event);
     }
     while (!device_.done(event)) {

@@ -71,7 +71,7 @@ void DeviceStep::read_back(const Plan& plan, StepResult& result) const {
   for (const MicroBatch& batch : batches) {
     float sum = 0;
     device.to_host(&sum, batch.loss_sum.const_data_ptr(), sizeof sum);
-    result.losses.push_back(static_cast<double>(sum) / static_cast<double>(batch.count()));
+    result.losses.push_back(static_cast<double>(sum) / as_double(batch.count()));
   }
   if (plan.optimizer.clip_norm) {
     device.to_host(&result.gradient_norm, norm.const_data_ptr(), sizeof(double));

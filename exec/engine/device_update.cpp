@@ -18,7 +18,7 @@ DeviceUpdate::DeviceUpdate(UnitSet& units, const ModelSpec& model, const Plan& p
   for (UnitMemory& unit : units.all()) {
     for (const ShardPiece& piece : pieces_of(unit)) {
       Lists& lists = decays(model, *piece.parameter) ? decayed_ : undecayed_;
-      const auto offset = static_cast<std::size_t>(piece.begin) * sizeof(float);
+      const auto offset = at(piece.begin) * sizeof(float);
       lists.parameters.push_back(floats(unit.master + offset, piece.count));
       pieces_.push_back({unit, piece.begin, piece.count, lists});
       if (plan.optimizer.kind == Optimizer::Kind::kAdamW) {

@@ -9,7 +9,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cstring>
 #include <thread>
 #include <utility>
 
@@ -137,7 +136,7 @@ void Engine::throw_failure() {
 }
 
 void Engine::issue(std::int64_t number, std::span<MicroBatch> batches) {
-  FORESHARD_CHECK(static_cast<std::int64_t>(batches.size()) == plan_.batch.accumulation,
+  FORESHARD_CHECK(std::ssize(batches) == plan_.batch.accumulation,
                   "a step needs every micro-batch");
   const AccountScope scope(&account_);
   number_ = number;
@@ -259,7 +258,7 @@ double Engine::evaluate(MicroBatch& host_batch) {
   }
   FORESHARD_CHECK(rows.layers().held() == 0, "a tensor outlives the evaluation");
   if (options_.device != nullptr) {
-    batch.loss = batch.loss_sum.item<double>() / static_cast<double>(batch.count());
+    batch.loss = batch.loss_sum.item<double>() / as_double(batch.count());
   }
   backend_->forget_begin();
   host_batch.loss = batch.loss;

@@ -11,7 +11,6 @@
 // is not implemented.
 #pragma once
 
-#include <deque>
 #include <memory>
 #include <optional>
 #include <span>

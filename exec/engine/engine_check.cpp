@@ -63,12 +63,12 @@ struct Run {
 
 // This rank's micro-batches: token t of global sample s is a fixed function of both.
 std::vector<MicroBatch> batches_of(const Plan& plan, const ModelSpec& model, int rank, int step) {
-  std::vector<MicroBatch> batches(static_cast<std::size_t>(plan.batch.accumulation));
+  std::vector<MicroBatch> batches(at(plan.batch.accumulation));
   for (std::size_t m = 0; m < batches.size(); ++m) {
     MicroBatch& batch = batches[m];
     batch.sequences = plan.batch.micro_batch;
     batch.sequence = plan.batch.sequence;
-    batch.loss_scale = 1.0 / static_cast<double>(microbatches_of_step(plan));
+    batch.loss_scale = 1.0 / as_double(microbatches_of_step(plan));
     const std::int64_t sample = step * microbatches_of_step(plan) +
                                 global_microbatch(plan, rank, static_cast<std::int64_t>(m));
     const at::Tensor t = at::arange(batch.count() + 1, at::kLong);
@@ -103,13 +103,13 @@ Run train(Plan plan, const MakeAccelerator& make, int steps = kTrainedSteps,
   const ModelSpec model = small_model(family);
   if (model.tied_embeddings) plan.units.embedding = plan.units.head = UnitPlacement::kRoot;
   const EventGraph graph = build_training_step(model, plan);
-  const auto ranks = static_cast<std::size_t>(plan.mesh.world());
+  const auto ranks = at(plan.mesh.world());
   std::vector<Run> runs(ranks);
-  std::vector<std::vector<std::vector<double>>> losses(static_cast<std::size_t>(steps),
+  std::vector<std::vector<std::vector<double>>> losses(at(steps),
                                                        std::vector<std::vector<double>>(ranks));
   std::barrier all(static_cast<std::ptrdiff_t>(ranks));
   for_each_rank(static_cast<int>(ranks), [&](World& world) {
-    const auto rank = static_cast<std::size_t>(world.rank());
+    const auto rank = at(world.rank());
     CheckMeeting meeting(all);
     const std::unique_ptr<Accelerator> device = make();
     const bool replayed = how == Steps::kReplayed;
@@ -128,11 +128,11 @@ Run train(Plan plan, const MakeAccelerator& make, int steps = kTrainedSteps,
       const auto end = std::chrono::steady_clock::now();
       const StepResult result = engine.collect();
       const MeasuredStep& record = result.times;
-      losses[static_cast<std::size_t>(s)][rank] = result.losses;
+      losses[at(s)][rank] = result.losses;
       run.issue_us = std::chrono::duration<double>(end - begin).count() * 1e6;
       run.step_us = record.duration.seconds() * 1e6;
       const double issue = (record.spans.back().issue - record.spans.front().issue).seconds();
-      run.host_us_per_row = issue / static_cast<double>(graph.rows.size()) * 1e6;
+      run.host_us_per_row = issue / as_double(graph.rows.size()) * 1e6;
     }
     run.hash = engine.parameter_hash();
   });

@@ -14,22 +14,22 @@ Events::Events(std::size_t rows, std::size_t communicators)
 void Events::begin_step() {
   const std::lock_guard lock(mutex_);
   std::fill(done_.begin(), done_.end(), false);
-  std::fill(next_ticket_.begin(), next_ticket_.end(), 0);
-  std::fill(serving_.begin(), serving_.end(), 0);
+  std::ranges::fill(next_ticket_, 0);
+  std::ranges::fill(serving_, 0);
 }
 
 void Events::finish(EventId event) {
   {
     const std::lock_guard lock(mutex_);
-    done_[static_cast<std::size_t>(event)] = true;
-    if (waiters_[static_cast<std::size_t>(event)] == 0) return;
+    done_[at(event)] = true;
+    if (waiters_[at(event)] == 0) return;
   }
   changed_.notify_all();
 }
 
 void Events::wait(EventId event) {
   std::unique_lock lock(mutex_);
-  const auto row = static_cast<std::size_t>(event);
+  const auto row = at(event);
   ++waiters_[row];
   changed_.wait(lock, [&] { return failure_.cause || done_[row]; });
   --waiters_[row];

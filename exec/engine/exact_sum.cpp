@@ -26,7 +26,7 @@ void ExactSum::add(double value) {
   if (exponent != 0) mantissa |= std::uint64_t{1} << 52;
   // value = mantissa * 2^(max(exponent, 1) - 1075), so the shift from 2^-1074 is:
   const int shift = (exponent == 0 ? 1 : exponent) - 1;
-  const auto digit = static_cast<std::size_t>(shift / 32);
+  const auto digit = at(shift / 32);
   const unsigned within = static_cast<unsigned>(shift % 32);
   const auto wide = static_cast<unsigned __int128>(mantissa) << within;
   digits_[digit] += static_cast<std::int64_t>(static_cast<std::uint64_t>(wide) & kDigitMask);

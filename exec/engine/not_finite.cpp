@@ -34,7 +34,7 @@ std::vector<EventId> last_gradient_rows(const EventGraph& graph) {
     const std::int32_t unit = graph.details[id].unit;
     if (unit >= 0 && (kind == EventKind::kReduceScatter || kind == EventKind::kAccumulate ||
                       kind == EventKind::kAllReduce || kind == EventKind::kBackward)) {
-      rows[static_cast<std::size_t>(unit)] = static_cast<EventId>(id);
+      rows[at(unit)] = static_cast<EventId>(id);
     }
   }
   return rows;
@@ -52,7 +52,7 @@ EventId Engine::find_not_finite(const StepResult& result) {
   if (first == kNoEvent) first = first_row(graph_, EventKind::kHostOptimizer, -1);
   const std::vector<EventId> rows = last_gradient_rows(graph_);
   for (const std::int32_t unit : backend_->not_finite_units()) {
-    const EventId made = rows[static_cast<std::size_t>(unit)];
+    const EventId made = rows[at(unit)];
     if (made != kNoEvent) first = std::min(first, made);
   }
   return first;

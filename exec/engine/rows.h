@@ -57,8 +57,8 @@ class Rows {
   LayerRunner& layers() { return layers_; }
 
  private:
-  const Row& row(EventId id) const { return graph_.rows[static_cast<std::size_t>(id)]; }
-  const RowDetail& detail(EventId id) const { return graph_.details[static_cast<std::size_t>(id)]; }
+  const Row& row(EventId id) const { return graph_.rows[at(id)]; }
+  const RowDetail& detail(EventId id) const { return graph_.details[at(id)]; }
   // As the backend is told of it.
   EventId told(EventId id) const { return of_ == Of::kStep ? id : kNoEvent; }
   // nullptr: neither of EventGraph::persistent, whose order is the same in all graphs of a rank,

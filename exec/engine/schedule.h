@@ -33,17 +33,17 @@ inline std::int64_t global_microbatch(const Plan& plan, std::int64_t world_rank,
 // Mean over all micro-batches, added in global order: the same bits for every mesh.
 // `losses[rank][m]`.
 inline double mean_loss(const Plan& plan, const std::vector<std::vector<double>>& losses) {
-  const auto count = static_cast<std::size_t>(microbatches_of_step(plan));
+  const auto count = at(microbatches_of_step(plan));
   std::vector<double> ordered(count);
   for (std::size_t rank = 0; rank < losses.size(); ++rank) {
     for (std::size_t m = 0; m < losses[rank].size(); ++m) {
-      ordered[static_cast<std::size_t>(global_microbatch(
-          plan, static_cast<std::int64_t>(rank), static_cast<std::int64_t>(m)))] = losses[rank][m];
+      ordered[at(global_microbatch(plan, static_cast<std::int64_t>(rank),
+                                   static_cast<std::int64_t>(m)))] = losses[rank][m];
     }
   }
   double sum = 0;
   for (const double loss : ordered) sum += loss;
-  return sum / static_cast<double>(count);
+  return sum / as_double(count);
 }
 
 }  // namespace foreshard

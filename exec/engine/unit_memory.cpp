@@ -147,7 +147,7 @@ void UnitSet::set_cuts(const ModelSpec& whole, const ModelSpec& part, std::int64
 
 void UnitSet::begin_gradients(UnitMemory& unit, std::byte* memory, bool fill_with_nan) {
   unit.gradients.attach(memory);
-  std::fill(unit.written.begin(), unit.written.end(), false);
+  std::ranges::fill(unit.written, false);
   const auto size = static_cast<std::size_t>(size_of(plan_.reduce_dtype));
   if (fill_with_nan) {
     memory_.fill(memory, 0xff, static_cast<std::size_t>(unit.padded()) * size);

@@ -9,7 +9,6 @@
 
 #include <cstdint>
 #include <deque>
-#include <memory>
 #include <span>
 #include <string>
 #include <vector>
@@ -63,8 +62,8 @@ class UnitSet {
   // Of shards and states: the same, or pinned memory of the host.
   RankMemory& states() { return offloads_ ? static_cast<RankMemory&>(pinned_) : memory_; }
   bool offloads() const { return offloads_; }
-  std::int64_t arena_bytes() const { return static_cast<std::int64_t>(arena_.size()); }
-  std::int64_t host_arena_bytes() const { return static_cast<std::int64_t>(host_arena_.size()); }
+  std::int64_t arena_bytes() const { return std::ssize(arena_); }
+  std::int64_t host_arena_bytes() const { return std::ssize(host_arena_); }
 
   // The units are of part `index` of mesh.tp of a whole model.
   void set_cuts(const ModelSpec& whole, const ModelSpec& part, std::int64_t index);

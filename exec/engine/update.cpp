@@ -24,11 +24,11 @@ namespace {
 constexpr std::int64_t kBlock = 32;
 
 const LayerSpec& kind_of(const ModelSpec& model, const FlatParameter& p) {
-  return model.kinds[static_cast<std::size_t>(model.order[static_cast<std::size_t>(p.layer)].kind)];
+  return model.kinds[at(model.order[at(p.layer)].kind)];
 }
 
 const ParameterSpec& spec_of(const ModelSpec& model, const FlatParameter& p) {
-  return kind_of(model, p).parameters[static_cast<std::size_t>(p.parameter)];
+  return kind_of(model, p).parameters[at(p.parameter)];
 }
 
 at::Tensor part(std::byte* base, DType dtype, std::int64_t begin, std::int64_t count,
@@ -45,8 +45,7 @@ bool is_residual_projection(const LayerSpec& layer, std::int32_t parameter) {
     }
     for (const Operation& sum : layer.operations) {
       if (sum.function == Function::kAdd &&
-          std::find(sum.inputs.begin(), sum.inputs.end(), product.outputs.front()) !=
-              sum.inputs.end()) {
+          std::ranges::find(sum.inputs, product.outputs.front()) != sum.inputs.end()) {
         return true;
       }
     }
@@ -55,7 +54,7 @@ bool is_residual_projection(const LayerSpec& layer, std::int32_t parameter) {
 }
 
 bool is_norm_weight(const LayerSpec& layer, std::int32_t parameter) {
-  return std::any_of(layer.operations.begin(), layer.operations.end(), [&](const Operation& op) {
+  return std::ranges::any_of(layer.operations, [&](const Operation& op) {
     return op.kind == OperationKind::kNorm && op.parameters.front() == parameter;
   });
 }
@@ -67,8 +66,8 @@ void fill_normal(std::uint64_t key, std::int64_t first, std::span<float> values,
     at::Philox4_32 engine(key, static_cast<std::uint64_t>(element / 4));
     float normals[4];
     for (std::size_t pair = 0; pair < 2; ++pair) {
-      const double u = (static_cast<double>(engine()) + 0.5) / 4294967296.0;
-      const double v = (static_cast<double>(engine()) + 0.5) / 4294967296.0;
+      const double u = (as_double(engine()) + 0.5) / 4294967296.0;
+      const double v = (as_double(engine()) + 0.5) / 4294967296.0;
       const double radius = std::sqrt(-2 * std::log(u)) * deviation;
       normals[2 * pair] = static_cast<float>(radius * std::cos(2 * std::numbers::pi * v));
       normals[2 * pair + 1] = static_cast<float>(radius * std::sin(2 * std::numbers::pi * v));
@@ -83,8 +82,7 @@ void fill_normal(std::uint64_t key, std::int64_t first, std::span<float> values,
 void fill_normal_in_parallel(std::uint64_t key, std::int64_t first, std::span<float> values,
                              double deviation, int threads) {
   constexpr std::size_t kLeast = std::size_t{1} << 16;  // elements worth a thread
-  const std::size_t parts =
-      std::clamp<std::size_t>(values.size() / kLeast, 1, static_cast<std::size_t>(threads));
+  const std::size_t parts = std::clamp<std::size_t>(values.size() / kLeast, 1, at(threads));
   const std::size_t each = (values.size() + parts - 1) / parts;
   std::vector<std::jthread> helpers;
   for (std::size_t p = 1; p < parts; ++p) {
@@ -169,7 +167,7 @@ bool decays(const ModelSpec& model, const FlatParameter& parameter) {
 }
 
 std::string parameter_name(const ModelSpec& model, const FlatParameter& parameter) {
-  const LayerInstance& layer = model.order[static_cast<std::size_t>(parameter.layer)];
+  const LayerInstance& layer = model.order[at(parameter.layer)];
   const ParameterSpec& spec = spec_of(model, parameter);
   if (kind_of(model, parameter).role != LayerRole::kBlock) return spec.name;
   return layer.name + "." + spec.name;
@@ -178,14 +176,13 @@ std::string parameter_name(const ModelSpec& model, const FlatParameter& paramete
 void initialise_shard(UnitMemory& unit, const ModelSpec& model, const Plan& plan,
                       RankMemory& memory, int threads) {
   constexpr double kDeviation = 0.02;
-  const double residual = 1 / std::sqrt(2.0 * static_cast<double>(model.block_count()));
+  const double residual = 1 / std::sqrt(2.0 * as_double(model.block_count()));
   std::vector<float> values;
   for (const ShardPiece& piece : pieces_of(unit)) {
     const LayerSpec& layer = kind_of(model, *piece.parameter);
     const ParameterSpec& spec = spec_of(model, *piece.parameter);
-    values.assign(static_cast<std::size_t>(piece.count), 0.0F);
-    const auto inside =
-        static_cast<std::size_t>(std::min(piece.count, piece.parameter->numel - piece.first));
+    values.assign(at(piece.count), 0.0F);
+    const auto inside = at(std::min(piece.count, piece.parameter->numel - piece.first));
     const std::span<float> real(values.data(), inside);
     if (spec.shape.size() > 1) {
       Fingerprint key;
@@ -202,7 +199,7 @@ void initialise_shard(UnitMemory& unit, const ModelSpec& model, const Plan& plan
         done += run;
       }
     } else if (is_norm_weight(layer, piece.parameter->parameter)) {
-      std::fill(real.begin(), real.end(), 1.0F);
+      std::ranges::fill(real, 1.0F);
     }
     part(unit.master, plan.master_dtype, piece.begin, piece.count, memory.device())
         .copy_(tensor_over(values.data(), piece.count, at::kFloat));
@@ -219,11 +216,11 @@ void refresh_shadow(UnitMemory& unit, const Plan& plan, c10::Device device) {
 
 double learning_rate(const Optimizer& o, std::int64_t number) {
   if (number <= o.warmup_steps) {
-    return o.learning_rate * static_cast<double>(number) / static_cast<double>(o.warmup_steps);
+    return o.learning_rate * as_double(number) / as_double(o.warmup_steps);
   }
   if (!o.decay_steps) return o.learning_rate;
-  const double progress = std::min(
-      1.0, static_cast<double>(number - o.warmup_steps) / static_cast<double>(*o.decay_steps));
+  const double progress =
+      std::min(1.0, as_double(number - o.warmup_steps) / as_double(*o.decay_steps));
   return o.min_learning_rate + (o.learning_rate - o.min_learning_rate) * 0.5 *
                                    (1 + std::cos(std::numbers::pi * progress));
 }
@@ -232,7 +229,7 @@ void update_parameters(UnitMemory& unit, const ModelSpec& model, const Plan& pla
                        std::int64_t number) {
   const Optimizer& o = plan.optimizer;
   const double rate = learning_rate(o, number);
-  const at::Tensor step = at::scalar_tensor(static_cast<double>(number), at::kFloat);
+  const at::Tensor step = at::scalar_tensor(as_double(number), at::kFloat);
   const bool plain = plan.master_dtype == DType::kFp32 &&
                      (o.kind == Optimizer::Kind::kSgd || o.state == DType::kFp32);
   UpdateLists decayed, undecayed;
@@ -294,7 +291,7 @@ std::uint64_t hash_shard(const UnitMemory& unit, const std::byte* master, const 
     for (std::int64_t i = 0; i < piece.count && piece.begin + i < unit.counted; i += kBlock) {
       Fingerprint block;
       block.add(static_cast<std::int64_t>(name.value())).add(piece.cut.whole(piece.first + i));
-      block.add(std::string_view(bytes + i * size, static_cast<std::size_t>(kBlock * size)));
+      block.add(std::string_view(bytes + i * size, at(kBlock * size)));
       sum += block.value();
     }
   }

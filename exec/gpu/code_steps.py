@@ -9,7 +9,7 @@ kernels by name. `configs/NAME/config.json` beside the rows is what `foreshard p
 `predict` of a row the other words (reports/gpu_codes.py joins the two). A world above 1 is rank 0 of it over the
 fake process group, as in fsdp2_steps.py: collectives move their bytes inside the GPU.
 
---of takes another list of cases; of the fresh ones some are over axes (axes_steps.py). Where no round.json stands beside
+--of takes another list of code_cases.json; of the fresh ones some are over axes (axes_steps.py). Where no round.json stands beside
 the folder of the rows, one is written that names the GPU.
 
 Needs torch 2.11, transformers 5 and accelerate 1.13 or newer; random weights and tokens.
@@ -31,37 +31,6 @@ os.environ.update(PYTORCH_NVML_BASED_CUDA_CHECK="1", HF_HUB_OFFLINE="1", TORCH_N
 HOST_TOKENS = 64
 WARMUP, STEPS = 3, 8
 
-LLAMA_1B = ("Llama", dict(hidden_size=2048, intermediate_size=8192, num_hidden_layers=16, num_attention_heads=32,
-                          num_key_value_heads=8, head_dim=64, vocab_size=128256, max_position_embeddings=8192,
-                          tie_word_embeddings=True))
-LLAMA_8B = ("Llama", dict(hidden_size=4096, intermediate_size=14336, num_hidden_layers=32, num_attention_heads=32,
-                          num_key_value_heads=8, vocab_size=128256, max_position_embeddings=8192))
-LLAMA_8B_16 = ("Llama", dict(LLAMA_8B[1], num_hidden_layers=16))
-QWEN2 = ("Qwen2", dict(hidden_size=1536, intermediate_size=8960, num_hidden_layers=28, num_attention_heads=12,
-                       num_key_value_heads=2, vocab_size=151936, tie_word_embeddings=True))
-GPT2 = ("GPT2", dict(n_embd=1024, n_layer=24, n_head=16, vocab_size=50257, n_positions=1024))
-BERT = ("Bert", dict(hidden_size=1024, intermediate_size=4096, num_hidden_layers=24, num_attention_heads=16,
-                     vocab_size=30522))
-NEOX = ("GPTNeoX", dict(hidden_size=2048, intermediate_size=8192, num_hidden_layers=24, num_attention_heads=16,
-                        vocab_size=50304, max_position_embeddings=2048))
-PHI3 = ("Phi3", dict(hidden_size=3072, intermediate_size=8192, num_hidden_layers=16, num_attention_heads=32,
-                     num_key_value_heads=32, vocab_size=32064, pad_token_id=0))
-MISTRAL = ("Mistral", dict(hidden_size=4096, intermediate_size=14336, num_hidden_layers=32, num_attention_heads=32,
-                           num_key_value_heads=8, vocab_size=32000, sliding_window=None, max_position_embeddings=8192))
-QWEN3 = ("Qwen3", dict(hidden_size=1024, intermediate_size=3072, num_hidden_layers=28, num_attention_heads=16,
-                       num_key_value_heads=8, head_dim=128, vocab_size=151936, tie_word_embeddings=True))
-QWEN3_MOE = ("Qwen3Moe", dict(hidden_size=2048, intermediate_size=6144, moe_intermediate_size=768, num_hidden_layers=8,
-                              num_attention_heads=32, num_key_value_heads=4, head_dim=128, num_experts=64,
-                              num_experts_per_tok=8, vocab_size=151936))
-GEMMA2 = ("Gemma2", dict(hidden_size=2304, intermediate_size=9216, num_hidden_layers=13, num_attention_heads=8,
-                         num_key_value_heads=4, head_dim=256, vocab_size=256000))
-FALCON = ("Falcon", dict(hidden_size=2048, num_hidden_layers=24, num_attention_heads=32, vocab_size=50304,
-                         new_decoder_architecture=False, multi_query=True, parallel_attn=True, bias=False))
-OPT = ("OPT", dict(hidden_size=2048, ffn_dim=8192, num_hidden_layers=24, num_attention_heads=32, vocab_size=50272,
-                   word_embed_proj_dim=2048))
-STARCODER2 = ("Starcoder2", dict(hidden_size=3072, intermediate_size=12288, num_hidden_layers=15, num_attention_heads=24,
-                                 num_key_value_heads=2, vocab_size=49152, sliding_window=None))
-
 
 def case(name, model, sequence, batch, **more):
     """loop: trainer (as Trainer.compute_loss: outputs dropped, the number of items given) or loop (outputs held);
@@ -72,32 +41,6 @@ def case(name, model, sequence, batch, **more):
         world=1, loop="trainer", checkpoint=False, accumulation=1, attention="sdpa", optimizer="adamw", fused=True,
         plain=None, compiled=False, lora=False, task="clm", runtime="fsdp2", padded=False, replicas=1, offload=False,
         experts=None, wraps=None, axes=None, predict=[]), **more})
-
-
-# Most telling first: a short run cuts the tail. None of them set a constant of the forecast.
-CASES = [
-    case("llama-1b", LLAMA_1B, 2048, 4),
-    case("gpt2-medium", GPT2, 1024, 8),
-    case("qwen2-1.5b", QWEN2, 4096, 1),
-    case("llama-8b-64-checkpointed", LLAMA_8B, 4096, 2, world=64, checkpoint=True),
-    case("neox-1.4b", NEOX, 2048, 4),
-    case("bert-large", BERT, 512, 32, task="mlm", plain="bfloat16"),
-    case("qwen3-0.6b-checkpointed", QWEN3, 4096, 4, checkpoint=True),
-    case("qwen3-moe-64", QWEN3_MOE, 2048, 2, world=8),
-    case("phi3-64", PHI3, 4096, 1, world=8),
-    case("llama-1b-loop-foreach", LLAMA_1B, 2048, 2, loop="loop", fused=False),
-    case("mistral-7b-64", MISTRAL, 8192, 1, world=64, checkpoint=True),
-    case("gemma2-64", GEMMA2, 2048, 2, world=8, attention="eager"),
-    case("falcon-1b", FALCON, 2048, 2),
-    case("opt-1.3b", OPT, 2048, 2),
-    case("starcoder2-64", STARCODER2, 4096, 1, world=8, loop="loop"),
-    case("llama-1b-eager", LLAMA_1B, 1024, 4, attention="eager"),
-    case("llama-1b-plain-bf16", LLAMA_1B, 2048, 4, plain="bfloat16"),
-    case("llama-1b-plain-fp32", LLAMA_1B, 1024, 2, plain="float32"),
-    case("llama-1b-accumulate-4", LLAMA_1B, 1024, 2, accumulation=4),
-    case("llama-1b-compiled", LLAMA_1B, 2048, 4, compiled=True),
-    case("llama-8b-64-lora", LLAMA_8B, 4096, 1, world=64, checkpoint=True, lora=True),
-]
 
 
 def class_of(transformers, c):
@@ -112,123 +55,17 @@ def config_of(transformers, c):
     return config(**shape, attn_implementation=c["attention"] if not c["axes"] else None)
 
 
-# Cases that nobody has looked at: a forecast is judged on them before it learns of them.
-HELD = [
-    case("olmo2-1b", ("Olmo2", dict(hidden_size=2048, intermediate_size=8192, num_hidden_layers=16, num_attention_heads=16,
-                                    num_key_value_heads=16, vocab_size=100352)), 2048, 2),
-    case("granite-8", ("Granite", dict(hidden_size=2048, intermediate_size=8192, num_hidden_layers=20, num_attention_heads=32,
-                                       num_key_value_heads=8, vocab_size=49152)), 4096, 2, world=8),
-    case("llama-3b-16-checkpointed", ("Llama", dict(hidden_size=3072, intermediate_size=8192, num_hidden_layers=28, num_attention_heads=24,
-                                                    num_key_value_heads=8, vocab_size=128256)), 4096, 4, world=16, checkpoint=True),
-    case("mixtral-small-8", ("Mixtral", dict(hidden_size=2048, intermediate_size=4096, num_hidden_layers=8, num_attention_heads=32,
-                                             num_key_value_heads=8, num_local_experts=8, num_experts_per_tok=2, vocab_size=32000)), 2048, 4, world=8),
-    case("qwen3-1.7b-8", ("Qwen3", dict(hidden_size=2048, intermediate_size=6144, num_hidden_layers=28, num_attention_heads=16,
-                                        num_key_value_heads=8, head_dim=128, vocab_size=151936, tie_word_embeddings=True)), 8192, 1, world=8),
-    case("gpt2-large-checkpointed", ("GPT2", dict(n_embd=1280, n_layer=36, n_head=20, vocab_size=50257, n_positions=1024, resid_pdrop=0.0,
-                                                  embd_pdrop=0.0, attn_pdrop=0.0)), 1024, 16, checkpoint=True),
-    case("stablelm-1.6b", ("StableLm", dict(hidden_size=2048, intermediate_size=5632, num_hidden_layers=24, num_attention_heads=32,
-                                            num_key_value_heads=32, vocab_size=100352)), 2048, 4, world=8),
-    case("llama-1b-loop", LLAMA_1B, 4096, 2, loop="loop"),
-    case("bert-base-plain", ("Bert", dict(hidden_size=768, intermediate_size=3072, num_hidden_layers=12, num_attention_heads=12,
-                                          vocab_size=30522)), 512, 64, task="mlm", plain="bfloat16"),
-]
+def read_lists():
+    """The cases of code_cases.json by list, which says what each is of; a model is written out or named there."""
+    said = json.loads(pathlib.Path(__file__).with_name("code_cases.json").read_text(encoding="utf-8"))
+
+    def read(row):
+        model = row["model"]
+        return case(**dict(row, model=said["models"][model] if isinstance(model, str) else model))
+    return {name: [read(row) for row in rows["cases"]] for name, rows in said["lists"].items()}
 
 
-# Of families, runtimes and optimizers that no GPU had run for the forecast; forecast before they ran (reports/gpu_codes.py --freeze).
-FRESH = [
-    case("deepseek-v3-8", ("DeepseekV3", dict(
-        hidden_size=2048, intermediate_size=6144, moe_intermediate_size=1024, num_hidden_layers=6, num_attention_heads=16,
-        num_key_value_heads=16, n_shared_experts=1, n_routed_experts=32, num_experts_per_tok=4, n_group=1, topk_group=1,
-        first_k_dense_replace=1, q_lora_rank=768, kv_lora_rank=512, qk_nope_head_dim=128, qk_rope_head_dim=64, v_head_dim=128,
-        vocab_size=102400, max_position_embeddings=4096)), 2048, 2, world=8),
-    case("t5-large-8", ("T5", dict(d_model=1024, d_kv=64, d_ff=4096, num_layers=24, num_decoder_layers=24, num_heads=16,
-                                   vocab_size=32128, decoder_start_token_id=0)), 512, 8, world=8, task="seq2seq"),
-    case("llama-1b-fsdp1-8", LLAMA_1B, 2048, 4, world=8, runtime="fsdp1"),
-    case("gemma3-1b-8", ("Gemma3", dict(hidden_size=1152, intermediate_size=6912, num_hidden_layers=26, num_attention_heads=4,
-                                        num_key_value_heads=1, head_dim=256, vocab_size=262144, sliding_window=512,
-                                        max_position_embeddings=32768)), 2048, 2, world=8),
-    case("llama-8b-16-tp4-fsdp4", LLAMA_8B_16, 4096, 2, world=16, axes=dict(tp=4), attention="flash"),
-    case("llama-1b-ddp-8", LLAMA_1B, 2048, 4, world=8, runtime="ddp"),
-    case("gpt-oss-8", ("GptOss", dict(hidden_size=2880, intermediate_size=2880, num_hidden_layers=4, num_attention_heads=64,
-                                      num_key_value_heads=8, head_dim=64, num_local_experts=32, num_experts_per_tok=4,
-                                      sliding_window=128, vocab_size=201088, max_position_embeddings=4096)), 2048, 1, world=8, attention="eager"),
-    case("llama-32k-8", ("Llama", dict(hidden_size=2048, intermediate_size=5632, num_hidden_layers=11, num_attention_heads=32,
-                                       num_key_value_heads=4, vocab_size=32000, max_position_embeddings=32768)), 32768, 1, world=8, checkpoint=True),
-    case("vit-large-plain", ("ViT", dict(hidden_size=1024, intermediate_size=4096, num_hidden_layers=24, num_attention_heads=16,
-                                         image_size=224, patch_size=16, num_labels=1000)), None, 64, task="image", plain="bfloat16"),
-    case("olmoe-8", ("Olmoe", dict(hidden_size=2048, intermediate_size=1024, num_hidden_layers=8, num_attention_heads=16,
-                                   num_key_value_heads=16, num_experts=64, num_experts_per_tok=8, vocab_size=50304)), 2048, 2, world=8),
-    case("llama-8b-16-cp4-fsdp2", LLAMA_8B_16, 32768, 1, world=8, axes=dict(cp=4), attention="flash", checkpoint=True),
-    case("mixtral-16x32-ep8", ("Mixtral", dict(hidden_size=2048, intermediate_size=2048, num_hidden_layers=8, num_attention_heads=16,
-                                               num_key_value_heads=4, num_local_experts=32, num_experts_per_tok=4, vocab_size=32000)),
-         4096, 2, world=16, axes=dict(ep=8), attention="flash"),
-    case("roberta-large-padded", ("Roberta", dict(hidden_size=1024, intermediate_size=4096, num_hidden_layers=24, num_attention_heads=16,
-                                                  vocab_size=50265, max_position_embeddings=514, type_vocab_size=1)), 512, 16, world=8,
-         task="mlm", padded=True, wraps="RobertaLayer"),
-    case("cohere-8", ("Cohere", dict(hidden_size=4096, intermediate_size=14336, num_hidden_layers=8, num_attention_heads=32,
-                                     num_key_value_heads=8, vocab_size=64000, max_position_embeddings=8192)), 4096, 1, world=8),
-    case("qwen3-0.6b-sgd-plain", QWEN3, 2048, 4, plain="bfloat16", optimizer="sgd-momentum", fused=False),
-    case("llama-8b-tp8-fsdp8-checkpointed", LLAMA_8B, 8192, 1, world=64, axes=dict(tp=8), attention="flash", checkpoint=True),
-    case("phi-16", ("Phi", dict(hidden_size=2560, intermediate_size=10240, num_hidden_layers=16, num_attention_heads=32,
-                                num_key_value_heads=32, vocab_size=51200, partial_rotary_factor=0.4, max_position_embeddings=2048)), 2048, 2, world=16, loop="loop"),
-    case("granite-hsdp-2x8-padded", ("Granite", dict(hidden_size=2048, intermediate_size=8192, num_hidden_layers=20, num_attention_heads=32,
-                                                     num_key_value_heads=8, vocab_size=49152)), 2048, 4, world=16, replicas=2, padded=True),
-    case("llama-1b-offload-8", LLAMA_1B, 2048, 4, world=8, offload=True),
-    case("qwen2-moe-loop-8", ("Qwen2Moe", dict(hidden_size=2048, intermediate_size=5632, moe_intermediate_size=1408, shared_expert_intermediate_size=5632,
-                                               num_hidden_layers=6, num_attention_heads=16, num_key_value_heads=16, num_experts=16,
-                                               num_experts_per_tok=4, vocab_size=151936)), 2048, 2, world=8, experts="eager"),
-    case("gpt2-medium-fsdp1-accumulate-2", GPT2, 1024, 8, world=8, runtime="fsdp1", accumulation=2),
-    case("llama-8b-tp2-fsdp8", LLAMA_8B, 4096, 1, world=16, axes=dict(tp=2), attention="flash"),
-    case("t5-base-adafactor-plain", ("T5", dict(d_model=768, d_kv=64, d_ff=3072, num_layers=12, num_decoder_layers=12, num_heads=12,
-                                                vocab_size=32128, decoder_start_token_id=0)), 512, 8, task="seq2seq", plain="float32", optimizer="adafactor"),
-    case("bert-large-ddp-8-accumulate-2", BERT, 512, 16, world=8, runtime="ddp", task="mlm", accumulation=2),
-    case("nemotron-8-foreach", ("Nemotron", dict(hidden_size=3072, intermediate_size=9216, num_hidden_layers=12, num_attention_heads=24,
-                                                 num_key_value_heads=8, head_dim=128, vocab_size=131072, max_position_embeddings=4096)),
-         2048, 2, world=8, fused=False, accumulation=2),
-    case("glm4-compiled-model", ("Glm4", dict(hidden_size=4096, intermediate_size=13696, num_hidden_layers=4, num_attention_heads=32,
-                                              num_key_value_heads=2, head_dim=128, vocab_size=65536, max_position_embeddings=8192,
-                                              pad_token_id=0)), 2048, 4, plain="bfloat16", compiled="model"),
-]
-
-# The same again, with adapters and families that came later.
-NEWER = [
-    case("olmo3-8", ("Olmo3", dict(hidden_size=2048, intermediate_size=8192, num_hidden_layers=16, num_attention_heads=16, num_key_value_heads=16,
-                                   vocab_size=100352, sliding_window=1024, max_position_embeddings=8192)), 4096, 1, world=8),
-    case("smollm3-3b-16-checkpointed", ("SmolLM3", dict(hidden_size=2048, intermediate_size=11008, num_hidden_layers=36, num_attention_heads=16,
-                                                        num_key_value_heads=4, vocab_size=128256, pad_token_id=0)), 4096, 2, world=16, checkpoint=True),
-    case("exaone4-8", ("Exaone4", dict(hidden_size=2048, intermediate_size=4096, num_hidden_layers=30, num_attention_heads=32, num_key_value_heads=8,
-                                       vocab_size=102400)), 2048, 2, world=8, loop="loop"),
-    case("mistral-7b-16-lora", ("Mistral", dict(MISTRAL[1], num_hidden_layers=24)), 4096, 1, world=16, checkpoint=True, lora=True),
-    case("qwen2-1.5b-8-lora", QWEN2, 2048, 4, world=8, lora=True),
-    case("granitemoe-8", ("GraniteMoe", dict(hidden_size=1536, intermediate_size=512, num_hidden_layers=16, num_attention_heads=24, num_key_value_heads=8,
-                                             num_local_experts=40, num_experts_per_tok=8, vocab_size=49155)), 4096, 1, world=8),
-    case("bloom-1b7-ddp-8", ("Bloom", dict(hidden_size=2048, n_layer=24, n_head=16, vocab_size=250880)), 1024, 2, world=8, runtime="ddp", attention="eager"),
-    case("persimmon-8", ("Persimmon", dict(hidden_size=4096, intermediate_size=16384, num_hidden_layers=6, num_attention_heads=64, vocab_size=65536)),
-         2048, 2, world=8),
-    case("cohere2-8-checkpointed", ("Cohere2", dict(hidden_size=4096, intermediate_size=14336, num_hidden_layers=8, num_attention_heads=32,
-                                                    num_key_value_heads=8, vocab_size=64000, sliding_window=1024)), 4096, 2, world=8, checkpoint=True),
-    case("helium-2b-8", ("Helium", dict(hidden_size=2560, intermediate_size=7040, num_hidden_layers=12, num_attention_heads=20, num_key_value_heads=20,
-                                        head_dim=128, vocab_size=48000)), 2048, 4, world=8),
-    case("ernie4-5-8", ("Ernie4_5", dict(hidden_size=1024, intermediate_size=3072, num_hidden_layers=18, num_attention_heads=16, num_key_value_heads=2,
-                                         head_dim=128, vocab_size=103424)), 4096, 2, world=8, accumulation=2),
-    case("seed-oss-8", ("SeedOss", dict(hidden_size=5120, intermediate_size=13824, num_hidden_layers=4, num_attention_heads=40, num_key_value_heads=8,
-                                        head_dim=128, vocab_size=155136)), 4096, 1, world=8),
-    case("glm4-moe-8", ("Glm4Moe", dict(hidden_size=2048, intermediate_size=6144, moe_intermediate_size=1024, num_hidden_layers=5, num_attention_heads=32,
-                                        num_key_value_heads=4, head_dim=128, n_routed_experts=32, num_experts_per_tok=4, first_k_dense_replace=1,
-                                        vocab_size=100000, pad_token_id=0)), 2048, 2, world=8),
-    case("gptj-fsdp1-16", ("GPTJ", dict(n_embd=4096, n_layer=8, n_head=16, vocab_size=50400)), 2048, 2, world=16, runtime="fsdp1", attention="eager"),
-    case("distilbert-ddp-8-padded", ("DistilBert", dict(dim=768, hidden_dim=3072, n_layers=6, n_heads=12, vocab_size=30522)), 512, 64, world=8,
-         task="mlm", runtime="ddp", padded=True),
-    case("gemma-2b-8", ("Gemma", dict(hidden_size=2048, intermediate_size=16384, num_hidden_layers=9, num_attention_heads=8, num_key_value_heads=1,
-                                      head_dim=256, vocab_size=256000)), 2048, 2, world=8, loop="loop"),
-    case("mpt-1b-fsdp1-8", ("Mpt", dict(d_model=2048, n_layers=24, n_heads=16, vocab_size=50432, max_seq_len=2048)), 2048, 2, world=8, runtime="fsdp1", attention="eager"),
-    case("electra-large-plain", ("Electra", dict(hidden_size=1024, embedding_size=1024, intermediate_size=4096, num_hidden_layers=24,
-                                                 num_attention_heads=16, vocab_size=30522)), 512, 32, task="mlm", plain="bfloat16"),
-    case("phimoe-8", ("Phimoe", dict(hidden_size=2048, intermediate_size=3200, num_hidden_layers=4, num_attention_heads=32, num_key_value_heads=8,
-                                     num_local_experts=16, num_experts_per_tok=2, vocab_size=32064, pad_token_id=0)), 2048, 2, world=8),
-    case("llama-1b-ddp-8-foreach-accumulate-2", LLAMA_1B, 1024, 4, world=8, runtime="ddp", fused=False, accumulation=2),
-]
-LISTS = {"first": CASES, "held": HELD, "fresh": FRESH, "newer": NEWER}
+LISTS = read_lists()
 
 
 def prepare(c):

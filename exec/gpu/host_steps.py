@@ -231,7 +231,7 @@ def main():
     parser.add_argument("--longest", type=float, default=LONGEST, help="seconds per case until enough steps were quiet")
     args = parser.parse_args()
     by_name = {c["name"]: c for c in FIT}
-    cases = {"fit": FIT, "codes": code_steps.CASES, "gpu": [by_name[name] for name in GPU]}[args.set]
+    cases = {"fit": FIT, "codes": code_steps.LISTS["first"], "gpu": [by_name[name] for name in GPU]}[args.set]
     cases = [c for c in cases if not args.only or c["name"] in args.only.split(",")]
     globals()["LONGEST"] = args.longest
     out = pathlib.Path(args.out).absolute()

@@ -44,7 +44,7 @@ for program in foreshard foreshard-exec; do
     [[ $name =~ $theirs || $path != /* ]] || cp -L -- "$path" "$out/lib/$name"
   done < <(ldd "$bin/$program")
 done
-cp "$root"/exec/gpu/*.py "$root/exec/null/python/foreshard_reference.py" "$root/exec/gpu/README.md" "$out/exec/gpu/"
+cp "$root"/exec/gpu/*.py "$root/exec/gpu/code_cases.json" "$root/exec/null/python/foreshard_reference.py" "$root/exec/gpu/README.md" "$out/exec/gpu/"
 PYTHONDONTWRITEBYTECODE=1 python3 - "$root/exec/gpu" "$bin" >"$out/build.json" <<'FACTS'
 import json, pathlib, sys
 sys.path.insert(0, sys.argv[1])

@@ -11,7 +11,6 @@
 
 #include "exec/comm/failures.h"
 #include "exec/comm/sockets.h"
-#include "sim/base/error.h"
 
 namespace foreshard {
 namespace {

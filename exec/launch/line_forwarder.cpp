@@ -13,7 +13,7 @@ void write_whole(const std::string& text) {
   while (done < text.size()) {
     const ssize_t count = ::write(STDERR_FILENO, text.data() + done, text.size() - done);
     if (count <= 0) return;  // nobody reads our standard error
-    done += static_cast<std::size_t>(count);
+    done += at(count);
   }
 }
 
@@ -42,7 +42,7 @@ void LineForwarder::forward() {
       ::close(std::exchange(pipe_, -1));
       return;
     }
-    rest_.append(bytes, static_cast<std::size_t>(count));
+    rest_.append(bytes, at(count));
     std::string lines;
     for (std::size_t end = 0; (end = rest_.find('\n')) != std::string::npos;
          rest_.erase(0, end + 1)) {

@@ -27,7 +27,6 @@
 #include "exec/comm/failure_board.h"
 #include "exec/comm/job_store.h"
 #include "exec/comm/sockets.h"
-#include "exec/launch/launch.h"
 #include "exec/launch/line_forwarder.h"
 #include "sim/base/error.h"
 
@@ -97,8 +96,8 @@ std::vector<std::string> environment_of(int rank, int ranks, int port) {
   for (char** entry = environ; *entry != nullptr; ++entry) {
     const std::string variable = *entry;
     const std::string name = variable.substr(0, variable.find('=') + 1);
-    const bool replaced = std::any_of(
-        own.begin(), own.end(), [&](const std::string& ours) { return ours.starts_with(name); });
+    const bool replaced =
+        std::ranges::any_of(own, [&](const std::string& ours) { return ours.starts_with(name); });
     if (!replaced) all.push_back(variable);
   }
   return all;
@@ -118,8 +117,7 @@ struct Rank {
 
 class Job {
  public:
-  Job(int ranks, const SpawnOptions& options)
-      : options_(options), ranks_(static_cast<std::size_t>(ranks)) {}
+  Job(int ranks, const SpawnOptions& options) : options_(options), ranks_(at(ranks)) {}
 
   ~Job() {  // also when a rank could not be started
     signal_all(SIGKILL);
@@ -180,7 +178,7 @@ class Job {
       throw Error(ExitCode::kLaunchFailure,
                   fmt::format("rank {} cannot be started: {}", rank, std::strerror(errno)));
     }
-    ranks_[static_cast<std::size_t>(rank)].process = process;
+    ranks_[at(rank)].process = process;
     if (rank == 0) return;
     ::close(output[1]);
     ::fcntl(output[0], F_SETFL, O_NONBLOCK);
@@ -188,8 +186,7 @@ class Job {
   }
 
   std::ptrdiff_t running() const {
-    return std::count_if(ranks_.begin(), ranks_.end(),
-                         [](const Rank& rank) { return !rank.status.has_value(); });
+    return std::ranges::count_if(ranks_, [](const Rank& rank) { return !rank.status.has_value(); });
   }
 
   void signal_all(int signal) {

@@ -33,8 +33,7 @@ class BlockAllocator final : public c10::Allocator {
 
   c10::DataPtr allocate(std::size_t bytes) override {
     if (bytes == 0) return {nullptr, nullptr, &release, c10::Device(c10::DeviceType::CPU)};
-    void* block =
-        take(static_cast<std::size_t>(allocated_size(static_cast<std::int64_t>(bytes)).count()));
+    void* block = take(at(allocated_size(static_cast<std::int64_t>(bytes)).count()));
     return {block, block, &release, c10::Device(c10::DeviceType::CPU)};
   }
   c10::DeleterFnPtr raw_deleter() const override { return &release; }

@@ -7,7 +7,6 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <set>
 
 #include "exec/state/checkpoint_index.h"
 #include "exec/state/durable_file.h"
@@ -83,7 +82,7 @@ CheckpointClaim::CheckpointClaim(const ClaimOptions& options)
   write_probe(options.folder / probe_name());
   std::vector<CheckpointEntry> there = list_checkpoints(options.folder);
   std::erase_if(there, [](const CheckpointEntry& entry) { return !entry.saved; });
-  check_space(options, static_cast<std::int64_t>(there.size()));
+  check_space(options, std::ssize(there));
   if (there.empty()) return;
   const fs::path newest = there.back().path;
   const RunProgress progress = read_index(newest).progress;
@@ -111,7 +110,7 @@ CheckpointClaim::CheckpointClaim(const ClaimOptions& options)
 std::vector<FactChange> unaccepted(std::vector<FactChange> changes,
                                    const std::vector<std::string>& accepted) {
   std::erase_if(changes, [&](const FactChange& change) {
-    return std::find(accepted.begin(), accepted.end(), change.key) != accepted.end();
+    return std::ranges::find(accepted, change.key) != accepted.end();
   });
   return changes;
 }

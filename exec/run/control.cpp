@@ -8,7 +8,7 @@ namespace foreshard {
 namespace {
 
 std::vector<int> everyone(const World& world) {
-  std::vector<int> ranks(static_cast<std::size_t>(world.size()));
+  std::vector<int> ranks(at(world.size()));
   std::iota(ranks.begin(), ranks.end(), 0);
   return ranks;
 }
@@ -33,10 +33,10 @@ Control::~Control() {
 void Control::post(const ControlMessage& message) {
   auto exchange = std::make_shared<Exchange>();
   const std::size_t width = losses_ + 2;
-  exchange->values.resize(width * static_cast<std::size_t>(communicator_.size()));
-  double* own = exchange->values.data() + width * static_cast<std::size_t>(communicator_.index());
+  exchange->values.resize(width * at(communicator_.size()));
+  double* own = exchange->values.data() + width * at(communicator_.index());
   for (std::size_t i = 0; i < losses_; ++i) own[i] = message.losses[i];
-  own[losses_] = static_cast<double>(message.not_finite);
+  own[losses_] = as_double(message.not_finite);
   own[losses_ + 1] = message.stop ? 1 : 0;
   pending_.push_back(exchange);
   thread_->issue([this, exchange, width] {

@@ -137,7 +137,7 @@ std::vector<std::pair<std::string, std::string>> unpack(std::string_view text) {
   const auto number = [&] {
     std::size_t value = 0;
     while (text.front() != ' ') {
-      value = value * 10 + static_cast<std::size_t>(text.front() - '0');
+      value = value * 10 + at(text.front() - '0');
       text.remove_prefix(1);
     }
     text.remove_prefix(1);
@@ -156,8 +156,7 @@ std::vector<std::pair<std::string, std::string>> unpack(std::string_view text) {
 std::size_t most_common(const std::vector<std::string>& texts) {
   std::size_t best = 0;
   for (std::size_t i = 1; i < texts.size(); ++i) {
-    if (std::count(texts.begin(), texts.end(), texts[i]) >
-        std::count(texts.begin(), texts.end(), texts[best])) {
+    if (std::ranges::count(texts, texts[i]) > std::ranges::count(texts, texts[best])) {
       best = i;
     }
   }
@@ -210,15 +209,15 @@ Fact fact_of(const TokenStore& data) {
 
 void agree(World& world, const std::string& topic, const Facts& facts, ExitCode code) {
   const std::vector<std::string> hashes = world.gather(topic, hash_of(facts));
-  if (std::all_of(hashes.begin(), hashes.end(), [&](const auto& h) { return h == hashes[0]; })) {
+  if (std::ranges::all_of(hashes, [&](const auto& h) { return h == hashes[0]; })) {
     return;
   }
   const std::vector<std::string> texts = world.gather(topic + ".facts", pack(facts));
   const std::size_t right = most_common(texts);
   const auto expected = unpack(texts[right]);
-  const auto odd = static_cast<std::size_t>(
-      std::find_if(texts.begin(), texts.end(), [&](const auto& t) { return t != texts[right]; }) -
-      texts.begin());
+  const auto odd =
+      at(std::ranges::find_if(texts, [&](const auto& t) { return t != texts[right]; }) -
+         texts.begin());
   std::vector<int> ranks;
   for (std::size_t rank = odd; rank < texts.size(); ++rank) {
     if (texts[rank] == texts[odd]) ranks.push_back(static_cast<int>(rank));

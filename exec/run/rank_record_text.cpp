@@ -17,7 +17,7 @@ class Writer {
   Writer& add(Time time) { return add(time.nanoseconds()); }
   Writer& add(Bytes bytes) { return add(bytes.count()); }
   Writer& add(const std::vector<Time>& times) {
-    add(static_cast<std::int64_t>(times.size()));
+    add(std::ssize(times));
     for (const Time time : times) add(time);
     return *this;
   }
@@ -40,7 +40,7 @@ class Reader {
   Time time() { return Time::ns(number()); }
   Bytes bytes() { return Bytes(number()); }
   std::vector<Time> times() {
-    std::vector<Time> list(static_cast<std::size_t>(number()));
+    std::vector<Time> list(at(number()));
     for (Time& t : list) t = time();
     return list;
   }
@@ -54,10 +54,10 @@ class Reader {
 std::string to_bytes(const RankRecord& r) {
   Writer out;
   out.add(r.rank).add(std::int64_t{r.clocks_shared}).add(r.step_durations);
-  out.add(static_cast<std::int64_t>(r.timelines.size()));
+  out.add(std::ssize(r.timelines));
   for (const MeasuredStep& step : r.timelines) {
     out.add(step.step).add(step.begin).add(step.duration);
-    out.add(static_cast<std::int64_t>(step.spans.size()));
+    out.add(std::ssize(step.spans));
     for (const Span& s : step.spans) out.add(s.issue).add(s.start).add(s.arrive).add(s.end);
   }
   out.add(r.rss_before_init).add(r.rss_after_init).add(r.peak_rss);
@@ -71,12 +71,12 @@ RankRecord rank_record_of(std::string_view bytes) {
   r.rank = static_cast<int>(in.number());
   r.clocks_shared = in.number() != 0;
   r.step_durations = in.times();
-  r.timelines.resize(static_cast<std::size_t>(in.number()));
+  r.timelines.resize(at(in.number()));
   for (MeasuredStep& step : r.timelines) {
     step.step = in.number();
     step.begin = in.time();
     step.duration = in.time();
-    step.spans.resize(static_cast<std::size_t>(in.number()));
+    step.spans.resize(at(in.number()));
     for (Span& s : step.spans) {
       s.issue = in.time();
       s.start = in.time();

@@ -48,18 +48,16 @@ TrainingState RunState::state() {
     described.shard_numel = unit.shard;
     for (std::size_t i = 0; i < unit.layout.parameters.size(); ++i) {
       const FlatParameter& p = unit.layout.parameters[i];
-      const LayerInstance& layer = model_.order[static_cast<std::size_t>(p.layer)];
-      described.parameters.push_back({parameter_name(model_, p),
-                                      model_.kinds[static_cast<std::size_t>(layer.kind)]
-                                          .parameters[static_cast<std::size_t>(p.parameter)]
-                                          .shape,
-                                      p.offset, p.numel});
+      const LayerInstance& layer = model_.order[at(p.layer)];
+      described.parameters.push_back(
+          {parameter_name(model_, p),
+           model_.kinds[at(layer.kind)].parameters[at(p.parameter)].shape, p.offset, p.numel});
       if (unit.cuts[i].row == 0) continue;
       described.parameters.back().parts = plan_.mesh.tp;
       described.parameters.back().cut = unit.cuts[i].row == p.numel ? 0 : 1;
     }
     const auto add = [&](const char* name, DType dtype, std::byte* data) {
-      const auto bytes = static_cast<std::size_t>(unit.shard * size_of(dtype));
+      const auto bytes = at(unit.shard * size_of(dtype));
       described.arrays.push_back({name, dtype, {on_host(data, bytes), bytes}});
     };
     add("master", plan_.master_dtype, unit.master);
@@ -130,7 +128,7 @@ void RunState::compare_with(const LoadedCheckpoint& loaded) const {
 void RunState::claim_folder() {
   std::int64_t bytes = 0;
   for (const UnitMemory& unit : engine_.units().all()) {
-    const auto moments = static_cast<std::int64_t>(unit.moments.size());
+    const auto moments = std::ssize(unit.moments);
     bytes += unit.padded() * plan_.mesh.tp *
              (size_of(plan_.master_dtype) + moments * size_of(plan_.optimizer.state));
   }

@@ -72,7 +72,7 @@ class Training {
     record_.paced = options.pacing != nullptr;
     if (options.device != nullptr) record_.device = options.device->info().name;
     state_.emplace(model, plan, *engine_, world, options);
-    control_.emplace(world, static_cast<std::size_t>(plan.batch.accumulation));
+    control_.emplace(world, at(plan.batch.accumulation));
     make_batches();
   }
 
@@ -115,7 +115,7 @@ class Training {
     MicroBatch batch;
     batch.sequences = plan_.batch.micro_batch;
     batch.sequence = plan_.batch.sequence;
-    batch.loss_scale = 1.0 / static_cast<double>(microbatches_of_step(plan_));
+    batch.loss_scale = 1.0 / as_double(microbatches_of_step(plan_));
     batch.tokens = at::empty({batch.count()}, at::kLong);
     batch.labels = at::empty({batch.count()}, at::kLong);
     return batch;
@@ -124,7 +124,7 @@ class Training {
   // Sequence i of a batch as two spans.
   static std::pair<std::span<std::int64_t>, std::span<std::int64_t>> sequence_of(MicroBatch& batch,
                                                                                  std::int64_t i) {
-    const auto length = static_cast<std::size_t>(batch.sequence);
+    const auto length = at(batch.sequence);
     return {{batch.tokens.mutable_data_ptr<std::int64_t>() + i * batch.sequence, length},
             {batch.labels.mutable_data_ptr<std::int64_t>() + i * batch.sequence, length}};
   }
@@ -132,9 +132,9 @@ class Training {
   // --- steps ---
 
   void one_step() {
-    std::vector<MicroBatch>& batches = batches_[static_cast<std::size_t>(progress().step % 2)];
+    std::vector<MicroBatch>& batches = batches_[at(progress().step % 2)];
     for (std::int64_t m = 0; m < plan_.batch.accumulation; ++m) {
-      MicroBatch& batch = batches[static_cast<std::size_t>(m)];
+      MicroBatch& batch = batches[at(m)];
       const std::int64_t first =
           progress().next_sample +
           global_microbatch(plan_, world_.rank(), m) * plan_.batch.micro_batch;
@@ -178,7 +178,7 @@ class Training {
     try {
       return control_->take();
     } catch (const PeerFailure& lost) {
-      const auto step = record_.first_step + static_cast<std::int64_t>(record_.losses.size());
+      const auto step = record_.first_step + std::ssize(record_.losses);
       throw PeerFailure(lost.rank(),
                         fmt::format("rank {} waited in the exchange of losses of step {}: {}",
                                     world_.rank(), step, lost.what()));
@@ -200,7 +200,7 @@ class Training {
     note_not_finite(not_finite);
     if (world_.rank() == 0 && options_.progress) {
       StepReport report;
-      report.step = record_.first_step + static_cast<std::int64_t>(record_.losses.size()) - 1;
+      report.step = record_.first_step + std::ssize(record_.losses) - 1;
       report.last_step = options_.steps;
       report.loss = loss;
       report.seconds = own().step_durations[record_.losses.size() - 1].seconds();
@@ -224,10 +224,9 @@ class Training {
     }
     if (rank == first_rows.size()) return;
     const EventId event = first_rows[rank];
-    record_.not_finite =
-        fmt::format("step {}, rank {}: {} (event {}) is not finite",
-                    record_.first_step + static_cast<std::int64_t>(record_.losses.size()) - 1, rank,
-                    EventNames(graph_, model_).of(event), event);
+    record_.not_finite = fmt::format("step {}, rank {}: {} (event {}) is not finite",
+                                     record_.first_step + std::ssize(record_.losses) - 1, rank,
+                                     EventNames(graph_, model_).of(event), event);
   }
 
   void check_parameters() {
@@ -265,8 +264,7 @@ class Training {
     for (std::int64_t number = 0; number < count; ++number) {
       double loss = 0;
       std::memcpy(&loss,
-                  all[static_cast<std::size_t>(number % ranks * plan_.mesh.tp)].data() +
-                      static_cast<std::size_t>(number / ranks) * sizeof loss,
+                  all[at(number % ranks * plan_.mesh.tp)].data() + at(number / ranks) * sizeof loss,
                   sizeof loss);
       if (!std::isfinite(loss) && finite() && options_.pacing == nullptr) {
         record_.not_finite =
@@ -275,7 +273,7 @@ class Training {
       }
       sum += loss;
     }
-    record_.evaluations.emplace_back(progress().step, sum / static_cast<double>(count));
+    record_.evaluations.emplace_back(progress().step, sum / as_double(count));
     state_->note(fmt::format("step {}: loss {:.4f} on {} held-back sequences", progress().step,
                              record_.evaluations.back().second, count * size));
   }
@@ -316,7 +314,7 @@ class Training {
     std::vector<double> later(
         issue_seconds_.begin() + static_cast<std::ptrdiff_t>(issue_seconds_.size() / 2),
         issue_seconds_.end());
-    std::sort(later.begin(), later.end());
+    std::ranges::sort(later);
     state_->note(fmt::format("the host issued a step in {:.1f} us{}", later[later.size() / 2] * 1e6,
                              options_.graph ? ", replayed as one graph"
                                             : ", with its waits for room in the device's queue"));
@@ -350,8 +348,7 @@ RunRecord train(const ModelSpec& model, const Plan& plan, const EventGraph& grap
   if (partial != nullptr) record = *partial;
   record.world = world.size();
   record.fingerprint = graph.fingerprint();
-  record.tokens_per_step =
-      static_cast<double>(global_batch(plan)) * static_cast<double>(plan.batch.sequence);
+  record.tokens_per_step = as_double(global_batch(plan)) * as_double(plan.batch.sequence);
   try {
     Training(model, plan, graph, world, options, record).run();
   } catch (...) {

@@ -38,13 +38,13 @@ BlockReader::BlockReader(const std::filesystem::path& path, const WrittenFile& e
 BlockReader::~BlockReader() { ::close(descriptor_); }
 
 void BlockReader::read(std::int64_t offset, std::span<std::byte> bytes) {
-  const auto count = static_cast<std::int64_t>(bytes.size());
+  const auto count = std::ssize(bytes);
   FORESHARD_CHECK(offset >= 0 && count <= expected_->bytes && offset <= expected_->bytes - count,
                   "a range beyond the end of a checkpoint's file");
   while (!bytes.empty()) {
     const std::int64_t block = offset / kChecksumBlock;
     if (block != loaded_) load_block(block);
-    const auto begin = static_cast<std::size_t>(offset % kChecksumBlock);
+    const auto begin = at(offset % kChecksumBlock);
     const std::size_t take = std::min(bytes.size(), block_.size() - begin);
     std::memcpy(bytes.data(), block_.data() + begin, take);
     bytes = bytes.subspan(take);
@@ -56,7 +56,7 @@ void BlockReader::load_block(std::int64_t block) {
   loaded_ = -1;
   const std::int64_t begin = block * kChecksumBlock;
   const std::int64_t end = std::min(begin + kChecksumBlock, expected_->bytes);
-  block_.resize(static_cast<std::size_t>(end - begin));
+  block_.resize(at(end - begin));
   for (std::int64_t at = begin; at < end;) {
     const ssize_t count =
         ::pread(descriptor_, block_.data() + (at - begin), static_cast<std::size_t>(end - at), at);
@@ -66,7 +66,7 @@ void BlockReader::load_block(std::int64_t block) {
     at += count;
     bytes_read_ += count;
   }
-  if (checksum_of(block_) != expected_->checksums.at(static_cast<std::size_t>(block))) {
+  if (checksum_of(block_) != expected_->checksums.at(at(block))) {
     fail_checkpoint(
         fmt::format("{}: block {} (bytes {} to {}) was altered: its checksum is not the one that "
                     "was written",

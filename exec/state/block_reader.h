@@ -7,7 +7,6 @@
 #include <filesystem>
 #include <span>
 #include <string>
-#include <vector>
 
 #include "exec/state/durable_file.h"
 

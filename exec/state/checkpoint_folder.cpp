@@ -50,7 +50,7 @@ std::vector<fs::path> names_in(const fs::path& folder) {
     names.push_back(entry->path());
   }
   if (error && error != std::errc::no_such_file_or_directory) fail(folder, error);
-  std::sort(names.begin(), names.end());
+  std::ranges::sort(names);
   return names;
 }
 
@@ -73,7 +73,7 @@ void remove_checkpoint(const fs::path& path) {
 std::string text_of(int file) {
   char text[256];
   const ssize_t count = ::pread(file, text, sizeof text, 0);
-  return count > 0 ? std::string(text, static_cast<std::size_t>(count)) : std::string();
+  return count > 0 ? std::string(text, at(count)) : std::string();
 }
 
 // Who holds it. Shows a full or read-only disk, too.
@@ -123,9 +123,8 @@ std::vector<CheckpointEntry> list_checkpoints(const fs::path& folder) {
   }
   const auto key = [](const CheckpointEntry& entry) { return std::pair(entry.saved, entry.step); };
   const auto by_step = [](const auto& a, const auto& b) { return a.step < b.step; };
-  std::sort(readable.begin(), readable.end(),
-            [&](const auto& a, const auto& b) { return key(a) < key(b); });
-  std::sort(unreadable.begin(), unreadable.end(), by_step);
+  std::ranges::sort(readable, [&](const auto& a, const auto& b) { return key(a) < key(b); });
+  std::ranges::sort(unreadable, by_step);
   for (CheckpointEntry& entry : unreadable) {
     const auto before = std::find_if(readable.rbegin(), readable.rend(),
                                      [&](const auto& other) { return other.step < entry.step; });
@@ -217,10 +216,10 @@ std::vector<std::string> remove_oldest(const fs::path& folder, std::int64_t keep
     return !entry.saved || entry.step >= spared_from;
   });
   std::vector<std::string> failures;
-  const std::int64_t excess = static_cast<std::int64_t>(entries.size()) - keep;
+  const std::int64_t excess = std::ssize(entries) - keep;
   for (std::int64_t i = 0; i < excess; ++i) {
     try {
-      remove_checkpoint(entries[static_cast<std::size_t>(i)].path);
+      remove_checkpoint(entries[at(i)].path);
     } catch (const Error& error) {
       failures.push_back(std::string("an old checkpoint could not be removed: ") + error.what());
     }

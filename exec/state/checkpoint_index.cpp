@@ -212,7 +212,7 @@ CheckpointIndex parse_index(std::string_view text, const std::string& file_name)
   for (const ConfigNode& node : units.elements()) index.units.push_back(read_unit(node));
   const ConfigNode files = root.at("files");
   for (const ConfigNode& node : files.elements()) index.files.push_back(read_file(node));
-  if (static_cast<std::int64_t>(index.files.size()) != index.shards * index.parts) {
+  if (std::ssize(index.files) != index.shards * index.parts) {
     throw files.error(fmt::format("are {}, but there are {} shards", index.files.size(),
                                   index.shards * index.parts));
   }
@@ -237,7 +237,7 @@ CheckpointIndex read_index(const std::filesystem::path& checkpoint) {
   std::ifstream file(path, std::ios::binary);
   std::string text(kMaxIndexBytes + 1, '\0');
   file.read(text.data(), static_cast<std::streamsize>(text.size()));
-  text.resize(static_cast<std::size_t>(file.gcount()));
+  text.resize(at(file.gcount()));
   if (file.bad() || !file.is_open()) {
     throw Error(ExitCode::kInvalidInput, path.string() + ": cannot be read");
   }

@@ -31,17 +31,15 @@ namespace {
 constexpr std::size_t kConvertBytes = std::size_t{1} << 20;
 
 const StateArray* find_array(const StateUnit& unit, const std::string& name) {
-  const auto found = std::find_if(unit.arrays.begin(), unit.arrays.end(),
-                                  [&](const StateArray& array) { return array.name == name; });
+  const auto found = std::ranges::find(unit.arrays, name, &StateArray::name);
   return found == unit.arrays.end() ? nullptr : &*found;
 }
 
 SafetensorsHeader read_header(BlockReader& file, std::int64_t file_bytes,
                               const std::string& file_name) {
-  std::string length(static_cast<std::size_t>(std::min<std::int64_t>(8, file_bytes)), '\0');
+  std::string length(at(std::min<std::int64_t>(8, file_bytes)), '\0');
   file.read(0, std::as_writable_bytes(std::span(length)));
-  std::string json(
-      static_cast<std::size_t>(safetensors_header_bytes(length, file_bytes, file_name)), '\0');
+  std::string json(at(safetensors_header_bytes(length, file_bytes, file_name)), '\0');
   file.read(8, std::as_writable_bytes(std::span(json)));
   return parse_safetensors_header(json, file_bytes, file_name);
 }
@@ -66,8 +64,8 @@ void read_converted(BlockReader& file, std::int64_t offset, DType stored, DType 
     file.read(offset, to);
     return;
   }
-  const auto stored_size = static_cast<std::size_t>(size_of(stored));
-  const auto wanted_size = static_cast<std::size_t>(size_of(wanted));
+  const auto stored_size = at(size_of(stored));
+  const auto wanted_size = at(size_of(wanted));
   std::vector<std::byte> chunk(std::min(kConvertBytes, to.size() / wanted_size * stored_size));
   while (!to.empty()) {
     const std::size_t count = std::min(to.size() / wanted_size, chunk.size() / stored_size);
@@ -75,7 +73,7 @@ void read_converted(BlockReader& file, std::int64_t offset, DType stored, DType 
     file.read(offset, from);
     convert(stored, from, wanted, to.first(count * wanted_size));
     to = to.subspan(count * wanted_size);
-    offset += static_cast<std::int64_t>(from.size());
+    offset += std::ssize(from);
   }
 }
 
@@ -112,7 +110,7 @@ std::vector<std::vector<CheckpointReader::Piece>> CheckpointReader::cut(
     FORESHARD_CHECK(array != nullptr, "the checkpoint has no array " + range.array);
     const std::int64_t size = size_of(range.dtype);
     std::span<std::byte> rest = range.to;
-    const std::int64_t count = static_cast<std::int64_t>(rest.size()) / size;
+    const std::int64_t count = std::ssize(rest) / size;
     const std::int64_t numel = parameter.numel * parameter.parts;
     FORESHARD_CHECK(range.first >= 0 && count <= numel && range.first <= numel - count,
                     "a range beyond the end of parameter " + range.parameter);
@@ -123,7 +121,7 @@ std::vector<std::vector<CheckpointReader::Piece>> CheckpointReader::cut(
       const std::int64_t in_unit = parameter.offset + at.element;
       const std::int64_t shard = in_unit / unit.shard_numel;
       const std::int64_t first = in_unit % unit.shard_numel;
-      const std::int64_t left = static_cast<std::int64_t>(rest.size()) / size;
+      const std::int64_t left = std::ssize(rest) / size;
       const std::int64_t take = std::min(part.run(at.element, left), unit.shard_numel - first);
       const auto bytes = static_cast<std::size_t>(take * size);
       pieces[static_cast<std::size_t>(at.part * index_.shards + shard)].push_back(
@@ -151,8 +149,7 @@ void CheckpointReader::read_file(std::size_t shard, std::vector<Piece> pieces) {
     piece.first = tensor_begin(header, *piece.unit, *piece.array, path.string()) +
                   piece.first * size_of(piece.array->dtype);
   }
-  std::sort(pieces.begin(), pieces.end(),
-            [](const Piece& a, const Piece& b) { return a.first < b.first; });
+  std::ranges::sort(pieces, {}, &Piece::first);
   for (const Piece& piece : pieces) {
     read_converted(file, piece.first, piece.array->dtype, piece.dtype, piece.to);
   }

@@ -88,8 +88,8 @@ void store(DType dtype, float value, std::byte* at) {
 void convert(DType from_dtype, std::span<const std::byte> from, DType to_dtype,
              std::span<std::byte> to) {
   if (from.empty() && to.empty()) return;
-  const auto from_size = static_cast<std::size_t>(size_of(from_dtype));
-  const auto to_size = static_cast<std::size_t>(size_of(to_dtype));
+  const auto from_size = at(size_of(from_dtype));
+  const auto to_size = at(size_of(to_dtype));
   FORESHARD_CHECK(from.size() / from_size == to.size() / to_size, "as many elements on both sides");
   if (from_dtype == to_dtype) {
     std::memcpy(to.data(), from.data(), from.size());

@@ -39,7 +39,7 @@ class Descriptor {
     while (!bytes.empty()) {
       const ssize_t count = ::write(value_, bytes.data(), bytes.size());
       if (count < 0 && errno != EINTR) fail(path_, errno);
-      if (count > 0) bytes.remove_prefix(static_cast<std::size_t>(count));
+      if (count > 0) bytes.remove_prefix(at(count));
     }
   }
   void sync() const {
@@ -71,17 +71,17 @@ WrittenFile write_durable_file(const std::filesystem::path& path,
   Descriptor file(path, O_WRONLY | O_CREAT | O_EXCL);
   WrittenFile written;
   std::string block;
-  block.reserve(static_cast<std::size_t>(kChecksumBlock));
+  block.reserve(at(kChecksumBlock));
   const auto flush = [&] {
     if (block.empty()) return;
     written.checksums.push_back(checksum_of(block));
-    written.bytes += static_cast<std::int64_t>(block.size());
+    written.bytes += std::ssize(block);
     file.write(block);
     block.clear();
   };
   for (std::span<const std::byte> piece : pieces) {
     while (!piece.empty()) {
-      const std::size_t room = static_cast<std::size_t>(kChecksumBlock) - block.size();
+      const std::size_t room = at(kChecksumBlock) - block.size();
       const std::size_t count = std::min(room, piece.size());
       block.append(reinterpret_cast<const char*>(piece.data()), count);
       piece = piece.subspan(count);

@@ -6,7 +6,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cstring>
 #include <optional>
 #include <set>
 
@@ -38,7 +37,7 @@ std::string list_candidates(const fs::path& path) {
   const fs::path normal = fs::weakly_canonical(path, error);
   if (fs::exists(path / kIndexName, error) || step_of_name(normal.filename().string())) return "";
   std::vector<CheckpointEntry> entries = list_checkpoints(path);
-  std::reverse(entries.begin(), entries.end());
+  std::ranges::reverse(entries);
   std::string names;
   for (const CheckpointEntry& entry : entries) names += entry.path.filename().string() + "\n";
   if (names.empty())
@@ -106,7 +105,7 @@ std::vector<StateRange> ranges_of(const TrainingState& state) {
 void clear(const TrainingState& state) {
   for (const StateUnit& unit : state.units) {
     for (const StateArray& array : unit.arrays) {
-      std::fill(array.data.begin(), array.data.end(), std::byte{0});
+      std::ranges::fill(array.data, std::byte{0});
     }
   }
 }
@@ -124,7 +123,7 @@ class Load {
     });
     if (is_damaged(opened)) return std::nullopt;
     succeed_together(world_, "checkpoint.match", [&] {
-      if (opened[static_cast<std::size_t>(world_.rank())].text != opened[0].text) {
+      if (opened[at(world_.rank())].text != opened[0].text) {
         fail_checkpoint(
             fmt::format("checkpoint {}: the ranks read different ones; use a folder that all "
                         "ranks see",

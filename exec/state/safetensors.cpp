@@ -48,8 +48,7 @@ constexpr std::array<StoredType, 15> kStoredTypes = {{{"F64", 8},
 
 std::int64_t bytes_of(const ConfigNode& dtype) {
   const std::string name = dtype.as_string();
-  const auto* const type = std::find_if(kStoredTypes.begin(), kStoredTypes.end(),
-                                        [&](const StoredType& t) { return t.name == name; });
+  const auto* const type = std::ranges::find(kStoredTypes, name, &StoredType::name);
   if (type == kStoredTypes.end()) throw dtype.error(quote(name) + " is no dtype of safetensors");
   return type->bytes;
 }
@@ -97,9 +96,7 @@ void check_order(const SafetensorsHeader& header, std::int64_t file_bytes,
 }  // namespace
 
 const SafetensorsEntry* SafetensorsHeader::find(std::string_view name) const {
-  const auto found =
-      std::find_if(tensors.begin(), tensors.end(),
-                   [&](const SafetensorsEntry& entry) { return entry.name == name; });
+  const auto found = std::ranges::find(tensors, name, &SafetensorsEntry::name);
   return found == tensors.end() ? nullptr : &*found;
 }
 
@@ -117,10 +114,10 @@ const char* safetensors_dtype(DType dtype) {
 
 std::int64_t safetensors_header_bytes(std::string_view first_bytes, std::int64_t file_bytes,
                                       const std::string& file_name) {
-  if (static_cast<std::int64_t>(first_bytes.size()) < kLengthBytes || file_bytes < kLengthBytes) {
+  if (std::ssize(first_bytes) < kLengthBytes || file_bytes < kLengthBytes) {
     throw Error(ExitCode::kInvalidInput,
                 fmt::format("{}: is no safetensors file: it has only {} bytes", file_name,
-                            std::min(file_bytes, static_cast<std::int64_t>(first_bytes.size()))));
+                            std::min(file_bytes, std::ssize(first_bytes))));
   }
   std::uint64_t length = 0;
   std::memcpy(&length, first_bytes.data(), sizeof length);
@@ -139,7 +136,7 @@ SafetensorsHeader parse_safetensors_header(std::string_view json, std::int64_t f
                                            const std::string& file_name) {
   const ConfigNode root = parse_json(json, file_name);
   SafetensorsHeader header;
-  header.data_begin = kLengthBytes + static_cast<std::int64_t>(json.size());
+  header.data_begin = kLengthBytes + std::ssize(json);
   for (const ConfigItem& item : root.items()) {
     if (item.key == "__metadata__") {
       for (const ConfigItem& pair : item.value.items()) {
@@ -150,7 +147,7 @@ SafetensorsHeader parse_safetensors_header(std::string_view json, std::int64_t f
     }
   }
   // An empty tensor may share its begin with the one after it.
-  std::stable_sort(header.tensors.begin(), header.tensors.end(), [](const auto& a, const auto& b) {
+  std::ranges::stable_sort(header.tensors, [](const auto& a, const auto& b) {
     return std::pair(a.begin, a.end) < std::pair(b.begin, b.end);
   });
   check_order(header, file_bytes, file_name);
@@ -167,9 +164,9 @@ SafetensorsHeader read_safetensors_header(const std::filesystem::path& path) {
                             error ? ": " + error.message() : std::string()));
   }
   const auto read = [&file](std::int64_t bytes) {
-    std::string text(static_cast<std::size_t>(bytes), '\0');
+    std::string text(at(bytes), '\0');
     file.read(text.data(), bytes);
-    text.resize(static_cast<std::size_t>(file.gcount()));
+    text.resize(at(file.gcount()));
     return text;
   };
   const std::int64_t length =
@@ -185,7 +182,7 @@ std::string safetensors_front(std::span<const SafetensorsTensor> tensors,
   for (const SafetensorsTensor& tensor : tensors) {
     std::int64_t bytes = size_of(tensor.dtype);
     for (const std::int64_t extent : tensor.shape) bytes = checked_multiply(bytes, extent);
-    FORESHARD_CHECK(bytes == static_cast<std::int64_t>(tensor.bytes.size()),
+    FORESHARD_CHECK(bytes == std::ssize(tensor.bytes),
                     "tensor " + tensor.name + " has other bytes than its shape");
     const std::int64_t end = checked_add(begin, bytes);
     header[tensor.name] = {{"dtype", safetensors_dtype(tensor.dtype)},

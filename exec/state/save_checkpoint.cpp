@@ -68,7 +68,7 @@ std::string to_message(std::int64_t shard, const WrittenFile& file) {
 }
 
 std::vector<CheckpointFile> files_of(const std::vector<RankOutcome>& ranks, std::int64_t shards) {
-  std::vector<CheckpointFile> files(static_cast<std::size_t>(shards));
+  std::vector<CheckpointFile> files(at(shards));
   for (const RankOutcome& rank : ranks) {
     std::vector<std::uint64_t> numbers;
     for (std::size_t at = 0; at < rank.text.size();) {

@@ -37,9 +37,8 @@ std::vector<RankOutcome> do_together(World& world, const std::string& topic,
 }
 
 const RankOutcome* first_failure(const std::vector<RankOutcome>& outcomes) {
-  const auto failed =
-      std::find_if(outcomes.begin(), outcomes.end(),
-                   [](const RankOutcome& outcome) { return outcome.exit_code != ExitCode::kOk; });
+  const auto failed = std::ranges::find_if(
+      outcomes, [](const RankOutcome& outcome) { return outcome.exit_code != ExitCode::kOk; });
   return failed == outcomes.end() ? nullptr : &*failed;
 }
 

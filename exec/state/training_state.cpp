@@ -22,10 +22,9 @@ std::string find_unit_fault(std::int64_t shards, const StateUnit& unit) {
   std::vector<const StateParameter*> ordered;
   for (const StateParameter& parameter : unit.parameters) {
     const bool is_cut_evenly =
-        parameter.parts == 1 ||
-        (parameter.parts > 1 && parameter.cut >= 0 && parameter.cut <= 1 &&
-         static_cast<std::size_t>(parameter.cut) < parameter.shape.size() &&
-         parameter.shape[static_cast<std::size_t>(parameter.cut)] % parameter.parts == 0);
+        parameter.parts == 1 || (parameter.parts > 1 && parameter.cut >= 0 && parameter.cut <= 1 &&
+                                 at(parameter.cut) < parameter.shape.size() &&
+                                 parameter.shape[at(parameter.cut)] % parameter.parts == 0);
     if (parameter.offset < 0 || !is_cut_evenly ||
         checked_multiply(parameter.numel, parameter.parts) != numel_of(parameter.shape)) {
       return fmt::format("parameter {} has offset {} and {} elements, which its shape denies",
@@ -37,8 +36,7 @@ std::string find_unit_fault(std::int64_t shards, const StateUnit& unit) {
     }
     if (parameter.numel > 0) ordered.push_back(&parameter);
   }
-  std::sort(ordered.begin(), ordered.end(),
-            [](const auto* a, const auto* b) { return a->offset < b->offset; });
+  std::ranges::sort(ordered, [](const auto* a, const auto* b) { return a->offset < b->offset; });
   for (std::size_t i = 1; i < ordered.size(); ++i) {
     if (ordered[i - 1]->offset + ordered[i - 1]->numel > ordered[i]->offset) {
       return fmt::format("the parameters {} and {} overlap", quote(ordered[i - 1]->name),
@@ -96,9 +94,8 @@ void check_layout(const TrainingState& state) {
   FORESHARD_CHECK(fault.empty(), fault);
   for (const StateUnit& unit : state.units) {
     for (const StateArray& array : unit.arrays) {
-      FORESHARD_CHECK(
-          static_cast<std::int64_t>(array.data.size()) == unit.shard_numel * size_of(array.dtype),
-          "an array has other bytes than its shard");
+      FORESHARD_CHECK(std::ssize(array.data) == unit.shard_numel * size_of(array.dtype),
+                      "an array has other bytes than its shard");
     }
   }
 }

@@ -1,8 +1,6 @@
 // Batch and sequence are those of the attention calls; a stretch of launches from autograd's
 // threads behind some of the main thread's is a micro-batch's backward; attention run forward on
 // autograd's threads is recomputation.
-#include "interop/capture/capture_plan.h"
-
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
@@ -13,9 +11,8 @@
 #include <string_view>
 #include <utility>
 
-#include "interop/capture/capture_units.h"
-#include "interop/capture/module_model.h"
-#include "interop/frameworks/deepspeed.h"
+#include "interop/capture/capture_import.h"
+#include "interop/frameworks/frameworks.h"
 #include "sim/base/config.h"
 #include "sim/base/error.h"
 #include "sim/base/json_document.h"

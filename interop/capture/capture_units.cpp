@@ -1,8 +1,6 @@
 // A unit is known by its modules: blocks are members of a list ("model.layers.3"), the embedding
 // and the head are what the model itself calls its input and output embeddings, and a module beside
 // the head, or alone behind the blocks, is the last norm.
-#include "interop/capture/capture_units.h"
-
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
@@ -10,6 +8,8 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string_view>
+
+#include "interop/capture/capture_import.h"
 
 namespace foreshard {
 namespace {

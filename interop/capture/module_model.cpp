@@ -3,8 +3,6 @@
 // get names; one that comes from the layer before is its input, and what only prepares constants
 // (masks, tables of positions) is left out. Two blocks are alike where all of this is, once their
 // own prefix is taken off the parameters' names.
-#include "interop/capture/module_model.h"
-
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -14,6 +12,7 @@
 #include <set>
 #include <string_view>
 
+#include "interop/capture/capture_import.h"
 #include "sim/base/error.h"
 
 namespace foreshard {
@@ -177,8 +176,7 @@ class ModuleWriter {
     return current_;
   }
   static bool is_parameter_of_end(const Json& operation) {
-    return std::any_of(operation.at("in").begin(), operation.at("in").end(),
-                       [](const Json& in) { return in.is_string(); });
+    return std::ranges::any_of(operation.at("in"), &Json::is_string);
   }
 
   void begin_layer(std::size_t which) {
@@ -281,10 +279,9 @@ class ModuleWriter {
       refuse(operation, "a product of two results; expected scaled_dot_product_attention");
     }
     // Biases come first in ATen, behind their weights in a model.yaml.
-    std::stable_sort(weights.begin(), weights.end(),
-                     [](const std::string& a, const std::string& b) {
-                       return a.ends_with("weight") > b.ends_with("weight");
-                     });
+    std::ranges::stable_sort(weights, [](const std::string& a, const std::string& b) {
+      return a.ends_with("weight") > b.ends_with("weight");
+    });
     for (const std::string& weight : weights) {
       add_parameter(weight, operation);
       parameters.push_back(short_name(weight));

@@ -1,8 +1,6 @@
 // calls.txt line by line: a letter, numbers, and for names the rest of the line. What each letter's
 // numbers are is a table; a letter that is not in it is an error, so that nothing is left out
 // silently.
-#include "interop/capture/read_capture.h"
-
 #include <cxxabi.h>
 #include <fmt/format.h>
 #include <zlib.h>
@@ -14,6 +12,7 @@
 #include <optional>
 #include <unordered_map>
 
+#include "interop/capture/capture_import.h"
 #include "sim/base/error.h"
 #include "sim/base/json_document.h"
 
@@ -65,7 +64,7 @@ std::string read_packed(const std::filesystem::path& path) {
   std::string block(std::size_t{1} << 20, '\0');
   int count = 0;
   while ((count = gzread(file.get(), block.data(), static_cast<unsigned>(block.size()))) > 0) {
-    text.append(block, 0, static_cast<std::size_t>(count));
+    text.append(block, 0, at(count));
     if (text.size() > kMost) {
       throw Error(ExitCode::kInvalidInput,
                   fmt::format("{}: is larger than {} GiB unpacked", path.string(), kMost >> 30));
@@ -114,7 +113,7 @@ class CallReader {
     std::int64_t value = 0;
     const auto [end, error] = std::from_chars(rest.data() + 1, rest.data() + rest.size(), value);
     if (error != std::errc()) fail("a number is due", "an integer of 64 bits");
-    rest.remove_prefix(static_cast<std::size_t>(end - rest.data()));
+    rest.remove_prefix(at(end - rest.data()));
     return value;
   }
   std::int64_t due(std::string_view& rest) const {
@@ -125,9 +124,8 @@ class CallReader {
 
   void read_name(std::string_view rest) {
     const std::int64_t id = due(rest);
-    if (id != static_cast<std::int64_t>(capture_.names.size())) {
-      fail(fmt::format("name {} follows name {}", id,
-                       static_cast<std::int64_t>(capture_.names.size()) - 1),
+    if (id != std::ssize(capture_.names)) {
+      fail(fmt::format("name {} follows name {}", id, std::ssize(capture_.names) - 1),
            "names in order");
     }
     capture_.names.push_back(readable(rest.empty() ? rest : rest.substr(1)));
@@ -152,7 +150,7 @@ class CallReader {
       if (what == 's') call.stream = value;
       if (what == 'v') call.values[values++] = value;
       if (what != 'n') continue;
-      if (value < 0 || value >= static_cast<std::int64_t>(capture_.names.size())) {
+      if (value < 0 || value >= std::ssize(capture_.names)) {
         fail(fmt::format("there is no name {}", value), "one that a line before gave");
       }
       call.name = static_cast<std::int32_t>(value);

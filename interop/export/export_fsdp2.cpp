@@ -34,12 +34,11 @@ std::string_view script_part(std::string_view path) {
 const char* python(bool value) { return value ? "True" : "False"; }
 
 bool recomputes(const ScriptJob& job) {
-  return std::any_of(job.recompute.begin(), job.recompute.end(),
-                     [](Recompute r) { return r != Recompute::kNone; });
+  return std::ranges::any_of(job.recompute, [](Recompute r) { return r != Recompute::kNone; });
 }
 
 bool recomputes(const ScriptJob& job, Recompute how) {
-  return std::find(job.recompute.begin(), job.recompute.end(), how) != job.recompute.end();
+  return std::ranges::find(job.recompute, how) != job.recompute.end();
 }
 
 Exported export_fsdp2(const Plan& plan, const ModelSpec& model, const ModelDims& dims) {

@@ -14,8 +14,8 @@ namespace foreshard {
 namespace {
 
 bool has_groups(const ScriptJob& job) {
-  return std::any_of(job.graph.units.begin(), job.graph.units.end(),
-                     [](const Unit& u) { return u.reshard.kind == Reshard::Kind::kGroup; });
+  return std::ranges::any_of(job.graph.units,
+                             [](const Unit& u) { return u.reshard.kind == Reshard::Kind::kGroup; });
 }
 
 // Of torch.distributed.tensor, what the plan's axes and placements call.

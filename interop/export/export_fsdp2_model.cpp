@@ -27,7 +27,7 @@ class Constructor {
     line(fmt::format("self.{} = {}", module, value));
   }
   void line(const std::string& content) { text_ += indent_ + content + "\n"; }
-  void indent(int levels) { indent_ = std::string(static_cast<std::size_t>(levels) * 4, ' '); }
+  void indent(int levels) { indent_ = std::string(at(levels) * 4, ' '); }
   const std::string& text() const { return text_; }
 
  private:

@@ -109,8 +109,8 @@ std::string python_units(const ScriptJob& job) {
     table += fmt::format("    (\"{}\", {}, {}),\n", unit.name, unit.numel, unit.parameters);
     if (rooted && u == 0) {
       const auto& ranges = job.plan.reshard_after_forward.ranges;
-      const bool named = std::any_of(ranges.begin(), ranges.end(),
-                                     [](const auto& r) { return r.first <= 0 && 0 <= r.last; });
+      const bool named =
+          std::ranges::any_of(ranges, [](const auto& r) { return r.first <= 0 && 0 <= r.last; });
       if (named) root = word_of(job.plan.reshard_after_forward.at(0));
       continue;
     }
@@ -131,7 +131,7 @@ RESHARD_ROOT = {}{}
 )",
       table, python_list(reshard, word), root, root == "None" ? "  # not given" : "");
   if (splits_experts(job)) text += "RESHARD_EXPERTS = " + python_list(nested_reshard, word) + "\n";
-  if (std::find(unshard.begin(), unshard.end(), false) != unshard.end()) {
+  if (std::ranges::find(unshard, false) != unshard.end()) {
     text += "UNSHARD_IN_BACKWARD = " +
             python_list(unshard, [](bool value) { return std::string(python(value)); }) + "\n";
   }

@@ -1,10 +1,9 @@
-#include "interop/frameworks/accelerate.h"
-
 #include <fmt/format.h>
 
 #include <nlohmann/json.hpp>
 #include <vector>
 
+#include "interop/frameworks/frameworks.h"
 #include "sim/spec/plan_keys.h"
 
 namespace foreshard {
@@ -124,7 +123,7 @@ void read_fsdp1(ForeignReader& reader, const Ranks& ranks) {
     used = key;
     const std::string text = node->as_string();
     if (text.size() == 1 && text[0] >= '1' && text[0] <= '5') {
-      which = static_cast<std::size_t>(text[0] - '1');
+      which = at(text[0] - '1');
     } else {
       which = node->as_choice(kWords);
     }

@@ -1,10 +1,9 @@
-#include "interop/frameworks/deepspeed.h"
-
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
+#include "interop/frameworks/frameworks.h"
 #include "sim/base/letters.h"
 #include "sim/spec/plan_keys.h"
 
@@ -219,9 +218,8 @@ Exported export_deepspeed(const ExportJob& job) {
   for (const PlanKey& key : library_keys()) {
     if (!key.path.starts_with("zero.")) continue;
     const std::string name(key.path.substr(5));
-    const bool listed =
-        std::any_of(std::begin(kFlags), std::end(kFlags), [&](auto f) { return name == f; }) ||
-        std::any_of(std::begin(kCounts), std::end(kCounts), [&](auto c) { return name == c; });
+    const bool listed = std::ranges::any_of(kFlags, [&](auto f) { return name == f; }) ||
+                        std::ranges::any_of(kCounts, [&](auto c) { return name == c; });
     if (listed && is_of_stage(name)) zero[name] = key.write(plan);
   }
   const auto offload = [&](const char* name, ZeroOffload where) {

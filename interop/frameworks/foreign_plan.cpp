@@ -20,7 +20,7 @@ std::string ForeignPlan::value(std::string_view key) const {
 }
 
 bool ForeignPlan::has(std::string_view key) const {
-  return std::any_of(keys.begin(), keys.end(), [&](const auto& k) { return k.first == key; });
+  return std::ranges::any_of(keys, [&](const auto& k) { return k.first == key; });
 }
 
 std::string shown(const ConfigNode& node) {
@@ -126,18 +126,17 @@ void ForeignReader::finish(const std::vector<std::string>& quiet) {
         for (const ConfigItem& item : node.items()) {
           const std::string path = above.empty() ? item.key : above + "." + item.key;
           const auto is_in = [&](const std::vector<std::string>& list) {
-            return std::find(list.begin(), list.end(), path) != list.end();
+            return std::ranges::find(list, path) != list.end();
           };
           if (told_.contains(path)) continue;
-          const bool is_quiet = std::any_of(quiet.begin(), quiet.end(),
-                                            [&](const auto& q) { return begins(path, q); });
+          const bool is_quiet =
+              std::ranges::any_of(quiet, [&](const auto& q) { return begins(path, q); });
           if (is_quiet) {
             note(Mapping::kIgnored, path, "", "says nothing of a step's time or memory");
           } else if (is_in(asked_)) {
             note(Mapping::kIgnored, path, "", "as it is by default");
           } else if (item.value.is_mapping() &&
-                     std::any_of(known.begin(), known.end(),
-                                 [&](const auto& k) { return begins(k, path); })) {
+                     std::ranges::any_of(known, [&](const auto& k) { return begins(k, path); })) {
             walk(item.value, path);
           } else {
             if (++unknown > kMostUnknown) {
@@ -187,9 +186,9 @@ PlanDocument document_of(PlanDocument base, const ForeignPlan& plan) {
       base = apply_set(std::move(base), fmt::format("{}={}", key, value));
     } catch (const ConfigError& error) {
       // Said of the trainer's own key and line.
-      const auto entry = std::find_if(
-          plan.ledger.begin(), plan.ledger.end(),
-          [&, name = key](const auto& each) { return each.to.starts_with(name + ": "); });
+      const auto entry = std::ranges::find_if(plan.ledger, [&, name = key](const auto& each) {
+        return each.to.starts_with(name + ": ");
+      });
       if (entry == plan.ledger.end()) throw;
       const std::string_view text = error.what();
       const std::string_view reason = text.substr(std::min(text.find(": "), text.size() - 2) + 2);

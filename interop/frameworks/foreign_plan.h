@@ -16,7 +16,6 @@
 #include "interop/export/export_ledger.h"
 #include "interop/frameworks/import_ledger.h"
 #include "sim/base/config.h"
-#include "sim/base/json.h"
 #include "sim/spec/cluster.h"
 #include "sim/spec/model_spec.h"
 #include "sim/spec/plan_config.h"

@@ -11,7 +11,7 @@ namespace foreshard {
 
 const char* to_string(Mapping mapping) {
   static constexpr std::array kNames = {"mapped", "defaulted", "ignored", "unsupported"};
-  return kNames[static_cast<std::size_t>(mapping)];
+  return kNames[at(mapping)];
 }
 
 std::string ledger_text(const ImportLedger& ledger) {

@@ -1,12 +1,11 @@
 // Most settings are keys of the plan under another name: a table. Both codes name the degrees alike
 // (core/model_parallel_config.py), each has its own places for batch, optimizer and overlaps.
-#include "interop/frameworks/megatron.h"
-
 #include <fmt/format.h>
 
 #include <string>
 #include <string_view>
 
+#include "interop/frameworks/frameworks.h"
 #include "sim/base/letters.h"
 
 namespace foreshard {
@@ -225,7 +224,7 @@ void refuse_what_is_missing(ForeignReader& reader) {
 }  // namespace
 
 bool looks_like_megatron(const ConfigNode& root) {
-  return std::any_of(std::begin(kPlaces), std::end(kPlaces), [&](std::string_view place) {
+  return std::ranges::any_of(kPlaces, [&](std::string_view place) {
     const ConfigNode* node = &root;
     while (!place.empty() && node != nullptr) {
       const std::size_t dot = place.find('.');

@@ -25,7 +25,7 @@ void add(ConfigTreeBuilder& builder, const toml::node& node);
 void add_table(ConfigTreeBuilder& builder, const toml::table& table) {
   std::vector<std::pair<const toml::key*, const toml::node*>> items;
   for (const auto& [key, value] : table) items.emplace_back(&key, &value);
-  std::stable_sort(items.begin(), items.end(), [](const auto& a, const auto& b) {
+  std::ranges::stable_sort(items, [](const auto& a, const auto& b) {
     const auto &x = a.first->source().begin, &y = b.first->source().begin;
     return x.line != y.line ? x.line < y.line : x.column < y.column;
   });

@@ -1,5 +1,3 @@
-#include "interop/frameworks/torchtitan.h"
-
 #include <fmt/format.h>
 
 #include <array>
@@ -8,6 +6,7 @@
 #include <optional>
 #include <vector>
 
+#include "interop/frameworks/frameworks.h"
 #include "interop/frameworks/toml_config.h"
 #include "sim/base/spelling.h"
 #include "sim/spec/plan_keys.h"

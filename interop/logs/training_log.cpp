@@ -205,7 +205,7 @@ TrainingLog read_training_log(const std::string& text) {
   Series series;
   log.words = text.substr(0, kMostWords);
   std::string spread = text;
-  std::replace(spread.begin(), spread.end(), '\r', '\n');  // a bar is drawn over itself
+  std::ranges::replace(spread, '\r', '\n');  // a bar is drawn over itself
   std::istringstream lines(spread);
   int number = 0;
   for (std::string line; std::getline(lines, line);) {

@@ -195,10 +195,9 @@ class IbReader {
       }
     }
     if (rates.empty()) importer_.fail(1, "has no adapter with a port that is up", "Ca 1 \"H-...\"");
-    const double usual =
-        std::max_element(rates.begin(), rates.end(), [](const auto& a, const auto& b) {
-          return a.second < b.second;
-        })->first;
+    const double usual = std::ranges::max_element(rates, [](const auto& a, const auto& b) {
+                           return a.second < b.second;
+                         })->first;
     // Of all names those that most nodes have: others are the storage's or the front end's.
     std::vector<std::string> common;
     for (const auto& [name, nodes] : names) {
@@ -212,7 +211,7 @@ class IbReader {
                      fmt::format("at most {}", kMostPorts));
     }
     for (const std::string& host : hosts_) add_host(host, common, usual);
-    importer_.out.nodes = static_cast<std::int64_t>(importer_.out.network.hosts.size());
+    importer_.out.nodes = std::ssize(importer_.out.network.hosts);
     importer_.figure("node.nics", std::to_string(common.size()),
                      fmt::format("{} to {}", common.front(), common.back()), 0);
     importer_.figure("node.nic_rate", fmt::format("{:g}Gbit/s", usual * 8 / 1e9),

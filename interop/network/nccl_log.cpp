@@ -190,7 +190,7 @@ class LogReader {
                is_digit(text[number])) {
       const auto* const stop = std::find_if_not(text.begin() + static_cast<std::ptrdiff_t>(number),
                                                 text.end(), is_digit);
-      const auto end = static_cast<std::size_t>(stop - text.begin());
+      const auto end = at(stop - text.begin());
       out_.version = parse_nccl_version(text.substr(number, end - number));
       note(Mapping::kMapped, std::string(text.substr(library, end - library)),
            "the version of NCCL", "", line);
@@ -212,9 +212,8 @@ class LogReader {
     Test& here = test(line);
     std::size_t at = 0;
     if (!here.header.empty()) {
-      const auto column =
-          std::find_if(here.header.begin(), here.header.end(),
-                       [](const std::string& name) { return name == "time" || name == "cputime"; });
+      const auto column = std::ranges::find_if(
+          here.header, [](const std::string& name) { return name == "time" || name == "cputime"; });
       if (column == here.header.end()) fail(line, "the header names no time", "time or cputime");
       at = static_cast<std::size_t>(column - here.header.begin());
     } else {
@@ -285,7 +284,7 @@ class LogReader {
     CollectiveSweep sweep;
     sweep.operation = *operation;
     sweep.ranks = static_cast<std::int64_t>(test.ranks);
-    sweep.nodes = static_cast<std::int64_t>(test.hosts.size());
+    sweep.nodes = std::ssize(test.hosts);
     if (sweep.ranks < 2) {
       sweep.ranks = ranks_by_ratio(*operation, test.rows);
       sweep.nodes = std::max<std::int64_t>(1, sweep.ranks / 8);
@@ -303,7 +302,7 @@ class LogReader {
     std::map<double, std::vector<double>> seconds;
     for (const TableRow& row : test.rows) seconds[row.bytes].push_back(row.microseconds / 1e6);
     for (auto& [bytes, all] : seconds) {
-      std::sort(all.begin(), all.end());
+      std::ranges::sort(all);
       sweep.points.push_back({bytes, quantile(all, 0.5)});
     }
     sweep.source = fmt::format("{}:{}", file_, line);
@@ -335,8 +334,8 @@ bool looks_like_nccl_tests(std::string_view text) {
   }
   constexpr const char* kMarks[] = {"nThread", "nccl-tests version", "Collective test starting",
                                     "algbw", "Using devices"};
-  return std::any_of(std::begin(kMarks), std::end(kMarks),
-                     [&](const char* mark) { return head.find(mark) != std::string::npos; });
+  return std::ranges::any_of(
+      kMarks, [&](const char* mark) { return head.find(mark) != std::string::npos; });
 }
 
 NcclTests parse_nccl_tests(std::string_view text, std::string_view file_name) {

@@ -46,7 +46,7 @@ std::size_t launcher_mark(std::string_view text) {
 }
 
 bool is_count(const std::string& word) {
-  return !word.empty() && std::all_of(word.begin(), word.end(), is_digit);
+  return !word.empty() && std::ranges::all_of(word, is_digit);
 }
 
 }  // namespace

@@ -7,8 +7,6 @@
 #include <string_view>
 #include <vector>
 
-#include "sim/cost/nccl.h"
-
 namespace foreshard::nccl_log {
 
 using Words = std::vector<std::string>;

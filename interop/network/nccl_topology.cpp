@@ -197,10 +197,9 @@ class XmlImport {
       note(Mapping::kDefaulted, "network ports", "node.nics", "no net element: the machine's", 0);
       return;
     }
-    const auto most =
-        std::max_element(ports_.begin(), ports_.end(), [](const auto& a, const auto& b) {
-          return a.first * static_cast<double>(a.second) < b.first * static_cast<double>(b.second);
-        });
+    const auto most = std::ranges::max_element(ports_, [](const auto& a, const auto& b) {
+      return a.first * as_double(a.second) < b.first * as_double(b.second);
+    });
     for (const auto& [speed, count] : ports_) {
       if (speed == most->first) continue;
       note(Mapping::kIgnored, fmt::format("{} ports of {} Gbit/s", count, speed), "",
@@ -262,7 +261,7 @@ TopologyImport parse_nccl_graphs(std::string_view xml, std::string_view file_nam
         (ring.gpus.empty() ? ring.enters : ring.leaves) = device;
       }
       std::vector<int> sorted = ring.gpus;
-      std::sort(sorted.begin(), sorted.end());
+      std::ranges::sort(sorted);
       for (std::size_t i = 0; i < sorted.size(); ++i) {
         if (sorted[i] == static_cast<int>(i) && i < kMostGpus) continue;
         importer.fail(1, "has a channel that does not pass every GPU of a node once",

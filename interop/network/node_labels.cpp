@@ -198,7 +198,7 @@ class LabelReader {
       importer_.note(Mapping::kDefaulted, "what joins the topmost", "one switch",
                      "no label says it", 1);
     }
-    importer_.out.nodes = static_cast<std::int64_t>(nodes_.size());
+    importer_.out.nodes = std::ssize(nodes_);
     importer_.note(Mapping::kDefaulted, "width of the links", "links: rate",
                    "labels say nothing of it: as wide as the ports below", 1);
   }
@@ -218,9 +218,9 @@ class LabelReader {
     }
     importer_.note(Mapping::kMapped, plain_name(first.gpu), "machine: " + importer_.out.machine, "",
                    1);
-    const bool is_count = !first.count.empty() && first.count.size() < 4 &&
-                          std::all_of(first.count.begin(), first.count.end(),
-                                      [](char c) { return c >= '0' && c <= '9'; });
+    const bool is_count =
+        !first.count.empty() && first.count.size() < 4 &&
+        std::ranges::all_of(first.count, [](char c) { return c >= '0' && c <= '9'; });
     if (is_count) importer_.figure("node.gpus", first.count, "nvidia.com/gpu.count", 1);
   }
 

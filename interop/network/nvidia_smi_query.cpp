@@ -188,7 +188,7 @@ TopologyImport parse_nvidia_smi_query(std::string_view text, std::string_view fi
     importer.note(Mapping::kUnsupported, first.name, "machine", "no machine of the catalogue",
                   first.line);
   }
-  importer.out.gpus_per_node = static_cast<std::int64_t>(gpus.size());
+  importer.out.gpus_per_node = std::ssize(gpus);
   importer.figure("node.gpus", std::to_string(gpus.size()), "GPUs", first.line);
   add_limit(gpus, importer);
   for (const SmiGpu& gpu : gpus) {

@@ -69,7 +69,7 @@ Matrix read_matrix(const std::vector<std::string>& lines, Importer& importer) {
   if (matrix.gpus.empty()) {
     importer.fail(matrix.header_line, "is cut off behind its header", "a row for every GPU");
   }
-  const auto gpus = std::count_if(matrix.columns.begin(), matrix.columns.end(), is_gpu);
+  const auto gpus = std::ranges::count_if(matrix.columns, is_gpu);
   if (gpus != static_cast<std::ptrdiff_t>(matrix.gpus.size())) {
     importer.fail(
         static_cast<int>(lines.size()),
@@ -182,7 +182,7 @@ void add_ports(const Matrix& matrix, Importer& importer) {
 TopologyImport parse_nvidia_smi_topo(std::string_view text, std::string_view file_name) {
   Importer importer{file_name};
   const Matrix matrix = read_matrix(text_lines(text), importer);
-  importer.out.gpus_per_node = static_cast<std::int64_t>(matrix.gpus.size());
+  importer.out.gpus_per_node = std::ssize(matrix.gpus);
   importer.figure("node.gpus", std::to_string(matrix.gpus.size()),
                   fmt::format("{} to {}", matrix.gpus.front(), matrix.gpus.back()),
                   matrix.header_line);

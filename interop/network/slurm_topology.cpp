@@ -3,7 +3,6 @@
 // every switch hangs on one other.
 #include <fmt/format.h>
 
-#include <algorithm>
 #include <map>
 
 #include "calibration/clusters/host_list.h"
@@ -154,7 +153,7 @@ class SlurmReader {
       importer_.note(Mapping::kDefaulted, "what joins the blocks", "one switch",
                      "the file says nothing of it", line_of_.at(blocks_.front()));
     }
-    importer_.out.nodes = static_cast<std::int64_t>(network.hosts.size());
+    importer_.out.nodes = std::ssize(network.hosts);
     importer_.note(Mapping::kMapped, fmt::format("{} nodes", network.hosts.size()), "nodes", "",
                    switches_.front().line);
     importer_.note(Mapping::kMapped,

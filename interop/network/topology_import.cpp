@@ -111,7 +111,7 @@ namespace {
 ImportedFigures different_from(const ImportedFigures& usual, const ImportedFigures& own) {
   ImportedFigures different;
   for (const auto& figure : own) {
-    if (std::find(usual.begin(), usual.end(), figure) == usual.end()) different.push_back(figure);
+    if (std::ranges::find(usual, figure) == usual.end()) different.push_back(figure);
   }
   return different;
 }
@@ -136,8 +136,7 @@ void join_network(ImportedNetwork& all, const ImportedNetwork& part) {
     return;
   }
   for (const ImportedHost& host : part.hosts) {
-    const auto same = std::find_if(all.hosts.begin(), all.hosts.end(),
-                                   [&](const ImportedHost& h) { return h.name == host.name; });
+    const auto same = std::ranges::find(all.hosts, host.name, &ImportedHost::name);
     if (!all.switches.empty()) {
       if (same != all.hosts.end() && same->figures.empty()) same->figures = host.figures;
       continue;
@@ -160,9 +159,8 @@ TopologyImport joined(const std::vector<TopologyImport>& parts) {
     join_network(all.network, part.network);
     const bool is_a_node = part.network.hosts.size() == 1 && part.network.switches.empty();
     for (const auto& [key, value] : part.figures) {
-      const auto same =
-          std::find_if(all.figures.begin(), all.figures.end(),
-                       [&, name = key](const auto& figure) { return figure.first == name; });
+      const auto same = std::ranges::find_if(
+          all.figures, [&, name = key](const auto& figure) { return figure.first == name; });
       if (same == all.figures.end()) {
         all.figures.emplace_back(key, value);
       } else if (same->second != value && !is_a_node) {
@@ -174,7 +172,7 @@ TopologyImport joined(const std::vector<TopologyImport>& parts) {
     }
   }
   if (all.network.switches.empty() && all.network.hosts.size() > 1) {
-    all.nodes = static_cast<std::int64_t>(all.network.hosts.size());
+    all.nodes = std::ssize(all.network.hosts);
   }
   return all;
 }
@@ -256,7 +254,7 @@ class UsedNetwork {
     for (const ImportedLink& link : network_.links) parent[link.below] = link.above;
     std::map<std::string, std::int64_t> below;
     for (const ImportedHost& host : hosts_) {
-      const auto each = ports_of_host / static_cast<std::int64_t>(host.leaves.size());
+      const auto each = ports_of_host / std::ssize(host.leaves);
       for (const std::string& leaf : host.leaves) {
         std::string at = leaf;
         for (int steps = 0; steps < 64; ++steps) {
@@ -313,8 +311,8 @@ std::string group_line(const std::vector<ImportedHost>& hosts, std::size_t begin
   const ImportedHost& first = hosts[begin];
   std::string text = fmt::format("  - {{names: {}", quoted_list(names));
   std::vector<std::string> leaves = first.leaves;
-  if (std::all_of(leaves.begin(), leaves.end(),
-                  [&](const std::string& leaf) { return leaf == leaves.front(); })) {
+  if (std::ranges::all_of(leaves,
+                          [&](const std::string& leaf) { return leaf == leaves.front(); })) {
     leaves.resize(std::min<std::size_t>(1, leaves.size()));
   }
   if (!leaves.empty()) text += ", leaf: " + quoted_list(leaves);
@@ -363,8 +361,8 @@ std::string links_section(const ImportedNetwork& network, const std::vector<Impo
                           const std::string& head) {
   const UsedNetwork used(network, hosts);
   if (network.links.empty()) return "";
-  const bool is_told = std::all_of(network.links.begin(), network.links.end(),
-                                   [](const ImportedLink& link) { return link.rate > 0; });
+  const bool is_told =
+      std::ranges::all_of(network.links, [](const ImportedLink& link) { return link.rate > 0; });
   Ports ports;
   std::map<std::string, std::int64_t> below;
   if (!is_told) {
@@ -377,7 +375,7 @@ std::string links_section(const ImportedNetwork& network, const std::vector<Impo
     if (rate <= 0) {
       const auto found = below.find(link.below);
       if (found == below.end()) continue;  // no node in use below it
-      rate = static_cast<double>(found->second) * ports.rate;
+      rate = as_double(found->second) * ports.rate;
     }
     text += fmt::format("  - {{between: [\"{}\", \"{}\"], rate: {:.6g}GB/s}}\n", link.below,
                         link.above, rate / 1e9);

@@ -1,8 +1,6 @@
 // Setting by setting, in the order in which nd.py's DEFAULTS list them. Models are torchtitan
 // 0.2.2's: models/llama3, qwen3, deepseek_v3, llama4; what a class computes from its arguments (the
 // width of a feed-forward layer) is computed as it does.
-#include "interop/recordings/axes_job.h"
-
 #include <fmt/format.h>
 
 #include <charconv>
@@ -10,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "interop/recordings/recorded_job.h"
 #include "models/families.h"
 #include "models/layers/attention_kernels.h"
 #include "models/layers/variants.h"
@@ -123,12 +122,10 @@ void combine_in_token_order(LayerSpec& layer, const ModelDims& dims) {
   using Index = std::int16_t;
   std::vector<Operation>& ops = layer.operations;
   const auto named = [&](std::string_view name) {
-    return std::find_if(ops.begin(), ops.end(),
-                        [&](const Operation& op) { return op.name == name; });
+    return std::ranges::find(ops, name, &Operation::name);
   };
   const auto tensor = [&](std::string_view name) {
-    const auto found = std::find_if(layer.tensors.begin(), layer.tensors.end(),
-                                    [&](const TensorSpec& each) { return each.name == name; });
+    const auto found = std::ranges::find(layer.tensors, name, &TensorSpec::name);
     return static_cast<Index>(found - layer.tensors.begin());
   };
   if (named("scatter_add") == ops.end()) return;
@@ -184,7 +181,7 @@ void combine_in_token_order(LayerSpec& layer, const ModelDims& dims) {
   last.inputs.push_back(sum);
   last.gradient = GradientRule::kAlias;
   last.saved.clear();
-  std::replace(last.released.begin(), last.released.end(), narrow, unsorted);
+  std::ranges::replace(last.released, narrow, unsorted);
   last.released.push_back(made);
   last.released.push_back(sum);
   // Without shared experts there is nothing to add to.
@@ -270,8 +267,8 @@ class HalvesRotation {
   void rotate(const Operation& to_fp32, const Operation& back) {
     make_table();
     const Index x = to_fp32.inputs.front(), result = back.outputs.front();
-    const std::string name = layer_.tensors[static_cast<std::size_t>(result)].name;
-    const std::int64_t width = layer_.tensors[static_cast<std::size_t>(result)].per_token;
+    const std::string name = layer_.tensors[at(result)].name;
+    const std::int64_t width = layer_.tensors[at(result)].per_token;
     const Index first = add({.name = name + " times cosine", .per_token = width});
     const Index half = add({.name = name + " turned", .per_token = width});
     const Index second = add({.name = name + " times sine", .per_token = width});
@@ -304,7 +301,7 @@ std::vector<std::int64_t> numbers_in(const std::string& text) {
     const auto [end, code] = std::from_chars(text.data() + i, text.data() + text.size(), value);
     if (code == std::errc()) {
       numbers.push_back(value);
-      i = static_cast<std::size_t>(end - text.data());
+      i = at(end - text.data());
     } else {
       ++i;
     }

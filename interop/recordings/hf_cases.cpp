@@ -113,8 +113,7 @@ PlanDocument document_of(const ConfigNode& node, const ConfigNode& versions) {
       "hsdp",    "dtype",     "steps",        "cudnn",  "task",  "hold",  "lora",
       "history", "use_cache", "gc_reentrant", "runtime"};
   for (const ConfigItem& item : node.items()) {
-    if (item.value.is_null() ||
-        std::find(std::begin(kKnown), std::end(kKnown), item.key) != std::end(kKnown)) {
+    if (item.value.is_null() || std::ranges::find(kKnown, item.key) != std::end(kKnown)) {
       continue;
     }
     throw Error(ExitCode::kMissingCapability,
@@ -246,7 +245,7 @@ std::vector<Call> row_calls(const EventGraph& graph) {
 
 void compare_calls(const std::string& file, const std::vector<Call>& seen,
                    const std::vector<Call>& told, Conformance& row) {
-  row.rows = static_cast<std::int64_t>(seen.size());
+  row.rows = std::ssize(seen);
   row.schedule_identical = row.bytes_identical = seen.size() == told.size();
   const auto differ = [&](Difference::What what, std::size_t i) {
     const std::string ours = i < told.size() ? text(told[i]) : "nothing";
@@ -273,7 +272,7 @@ void compare_peaks(const std::string& file, std::int64_t seen, std::int64_t told
                    Conformance& row) {
   row.peak_measured_bytes = seen;
   row.peak_predicted_bytes = told;
-  row.worst_peak_error = std::abs(static_cast<double>(told) / static_cast<double>(seen) - 1);
+  row.worst_peak_error = std::abs(as_double(told) / as_double(seen) - 1);
   row.worst_peak = "last step";
   row.memory_identical = seen == told;
   row.memory_within_tolerance = row.worst_peak_error <= Conformance::kMemoryTolerance;
@@ -281,7 +280,7 @@ void compare_peaks(const std::string& file, std::int64_t seen, std::int64_t told
   row.differences.push_back(
       {Difference::What::kMemory,
        fmt::format("{}: peak of {} bytes recorded, {} forecast ({:+.2f} %)", file, seen, told,
-                   100.0 * static_cast<double>(told - seen) / static_cast<double>(seen))});
+                   100.0 * as_double(told - seen) / as_double(seen))});
 }
 
 Conformance conform_case(const std::filesystem::path& file) {
@@ -336,7 +335,7 @@ std::vector<std::filesystem::path> files_of(const std::filesystem::path& folder)
       files.push_back(entry.path());
     }
   }
-  std::sort(files.begin(), files.end());
+  std::ranges::sort(files);
   return files;
 }
 
@@ -353,7 +352,7 @@ std::vector<std::filesystem::path> find_hf_cases(const std::filesystem::path& pa
   for (const auto& entry : std::filesystem::recursive_directory_iterator(path)) {
     if (entry.is_directory() && holds(entry.path())) folders.push_back(entry.path());
   }
-  std::sort(folders.begin(), folders.end());
+  std::ranges::sort(folders);
   return folders;
 }
 
@@ -363,7 +362,7 @@ ConformanceFolder conform_hf_cases(const std::filesystem::path& folder,
   result.path = folder.string();
   for (const std::filesystem::path& file : files_of(folder)) {
     const std::string id = file.stem().string();
-    if (!only.empty() && std::find(only.begin(), only.end(), id) == only.end()) continue;
+    if (!only.empty() && std::ranges::find(only, id) == only.end()) continue;
     if (is_case(file)) result.rows.push_back(conform_case(file));
   }
   return result;

@@ -3,7 +3,7 @@
 // said. The model is `config` of the file, an object, or the folder of that name beside it.
 //
 // Of other training codes `case` has `set`: the keys of a plan that somebody would type
-// (reports/preset_cases.py).
+// (tests/presets/preset_cases.py).
 //
 // A case is forecast as the plan that its trainer, in its version, makes of those words. Compared
 // are the collectives of the last step (kind, dtype, group size; bytes) and the peak of the bytes

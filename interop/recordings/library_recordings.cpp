@@ -12,7 +12,6 @@
 #include <algorithm>
 #include <charconv>
 #include <optional>
-#include <utility>
 
 #include "interop/recordings/recorded_job.h"
 #include "models/recorded_library.h"
@@ -275,7 +274,7 @@ void apply_zero(const ConfigNode& options, std::int64_t world, Plan& plan) {
   const ConfigNode zero = options.at("zero");
   const std::int64_t stage = zero.at("stage").as_int(1, 3);
   constexpr std::array kStages = {RuntimeKind::kZero1, RuntimeKind::kZero2, RuntimeKind::kZero3};
-  const RuntimeKind kind = kStages[static_cast<std::size_t>(stage - 1)];
+  const RuntimeKind kind = kStages[at(stage - 1)];
   plan.runtime = {kind, newest_version(kind)};
   plan.mesh = {world, 1};
   plan.param_dtype = plan.reduce_dtype = DType::kBf16;
@@ -496,7 +495,7 @@ ConformanceFolder conform_library_folder(const RecordingFolder& folder,
   result.path = folder.path().string();
   for (std::size_t row = 0; row < folder.size(); ++row) {
     const std::string id = folder.id(row);
-    if (!only.empty() && std::find(only.begin(), only.end(), id) == only.end()) continue;
+    if (!only.empty() && std::ranges::find(only, id) == only.end()) continue;
     result.rows.push_back(conform_row(folder, row));
   }
   return result;

@@ -11,7 +11,6 @@
 #include <charconv>
 #include <utility>
 
-#include "interop/recordings/axes_job.h"
 #include "interop/recordings/library_recordings.h"
 #include "interop/recordings/recorded_settings.h"
 #include "sim/base/spelling.h"
@@ -359,7 +358,7 @@ ConformanceFolder conform_folder(RecordingLibrary& library, const RecordingFolde
                                  const std::vector<std::string>& only) {
   if (has_library_recordings(folder)) return conform_library_folder(folder, only);
   const auto wanted = [&](const std::string& id) {
-    return only.empty() || std::find(only.begin(), only.end(), id) != only.end();
+    return only.empty() || std::ranges::find(only, id) != only.end();
   };
   ConformanceFolder result;
   result.path = folder.path().string();

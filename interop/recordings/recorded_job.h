@@ -38,4 +38,13 @@ std::string recorded_unit_name(const std::string& unit, const RecordedSettings& 
 ConformanceFolder conform_folder(RecordingLibrary& library, const RecordingFolder& folder,
                                  const std::vector<std::string>& only);
 
+// Recordings of torchtitan's own models and parallelize functions over several axes
+// (tests/recordings/nd): what a configuration's settings mean.
+
+// Whether the folder's index tells axes.
+bool has_axes(const RecordingFolder& folder);
+
+// As read_recorded_job().
+RecordedJob read_axes_job(const RecordingFolder& folder, std::size_t row);
+
 }  // namespace foreshard

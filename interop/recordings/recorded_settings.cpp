@@ -92,7 +92,7 @@ SettingsReader::SettingsReader(const RecordingFolder& folder, std::size_t row)
   const CsvFile& index = folder.index();
   const std::size_t end = index.find("note").value_or(0);
   for (std::size_t column = 1; column < end; ++column) {
-    const bool is_off = std::find(kOff.begin(), kOff.end(), index.text(row, column)) != kOff.end();
+    const bool is_off = std::ranges::find(kOff, index.text(row, column)) != kOff.end();
     if (!is_off && !defaults().contains(index.header(column))) fail_unknown(index.header(column));
   }
 }

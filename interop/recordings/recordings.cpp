@@ -86,7 +86,7 @@ std::vector<fs::path> find_recordings(const fs::path& path) {
                             "index.csv.gz, or one above such folders",
                             path.string()));
   }
-  std::sort(found.begin(), found.end(), [](const fs::path& a, const fs::path& b) {
+  std::ranges::sort(found, [](const fs::path& a, const fs::path& b) {
     return numbers_count(a.string(), b.string());
   });
   return found;

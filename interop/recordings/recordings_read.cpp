@@ -180,8 +180,7 @@ class RecordingReader {
     const auto column = folder_.index().find("events_per_step");
     if (!column || folder_.index().text(row_, *column).empty()) return;
     const std::int64_t expected = folder_.index().integer(row_, *column);
-    const auto count = std::count_if(recording_.events.begin(), recording_.events.end(),
-                                     [](const RecordedEvent& event) { return event.step == 2; });
+    const auto count = std::ranges::count(recording_.events, 2, &RecordedEvent::step);
     if (count != expected) {
       throw folder_.index().error(
           row_, *column,

@@ -68,8 +68,8 @@ std::vector<TrainingRow> chosen(const CsvTable& table) {
   }
   std::vector<TrainingRow> rows;
   for (auto& [name, members] : groups) {
-    std::stable_sort(members.begin(), members.end(),
-                     [](const auto& a, const auto& b) { return a.first < b.first; });
+    std::ranges::stable_sort(members,
+                             [](const auto& a, const auto& b) { return a.first < b.first; });
     members.resize(std::min(members.size(), kMostRows));
     for (auto& [hash, row] : members) rows.push_back(std::move(row));
   }
@@ -157,8 +157,7 @@ TrainingEvidence gather_evidence(const CsvTable& table) {
       std::vector<std::pair<std::size_t, double>> causes;  // place in names, sensitivity
       for (std::size_t f = 0; f < kFactors; ++f) {
         for (const FactorCause& cause : each.causes[f]) {
-          const auto place =
-              std::lower_bound(evidence.names.begin(), evidence.names.end(), cause.name);
+          const auto place = std::ranges::lower_bound(evidence.names, cause.name);
           if (place == evidence.names.end() || *place != cause.name) continue;
           causes.emplace_back(place - evidence.names.begin(), each.sensitivity[f]);
         }

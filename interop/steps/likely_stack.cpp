@@ -1,8 +1,8 @@
-#include "interop/steps/likely_stack.h"
-
 #include <iterator>
 #include <optional>
 #include <string_view>
+
+#include "interop/steps/training_rows.h"
 
 namespace foreshard {
 namespace {

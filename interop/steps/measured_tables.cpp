@@ -29,8 +29,7 @@ MeasuredTable score_table(const std::filesystem::path& path,
   }
   for (const std::string& column : blanked) table.blank(column);
   const auto has = [&](std::initializer_list<std::string_view> columns) {
-    return std::all_of(columns.begin(), columns.end(),
-                       [&](std::string_view column) { return table.has(column); });
+    return std::ranges::all_of(columns, [&](std::string_view column) { return table.has(column); });
   };
   if (is_training_table(table)) return {score_training_steps(table), grammar_problems(table)};
   if (has({"collective", "bytes"})) return {score_collectives(table), {}};

@@ -3,8 +3,6 @@
 // What a runtime's word stands for is what its code does (torchtitan 0.2.2 models/llama3/infra,
 // train.py; Megatron-Core as in interop/frameworks/training_plan.cpp, whose recipes overlap tensor
 // parallel's collectives with products).
-#include "interop/steps/published_words.h"
-
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -18,6 +16,7 @@
 #include <vector>
 
 #include "calibration/gpu_names.h"
+#include "interop/steps/training_rows.h"
 #include "models/names.h"
 #include "models/zoo.h"
 #include "sim/base/letters.h"
@@ -34,9 +33,8 @@ struct Rule {
 };
 
 const Rule* rule_of(const std::vector<Rule>& rules, std::string_view text) {
-  const auto found = std::find_if(rules.begin(), rules.end(), [&](const Rule& rule) {
-    return text.find(rule.holds) != std::string_view::npos;
-  });
+  const auto found = std::ranges::find_if(
+      rules, [&](const Rule& rule) { return text.find(rule.holds) != std::string_view::npos; });
   return found == rules.end() ? nullptr : &*found;
 }
 
@@ -385,11 +383,11 @@ class RowReader {
     const auto replicate = read("dp_replicate"), shard = read("dp_shard");
     const bool cuts_state_alone = row_.word("runtime") == "zero1" || row_.word("runtime") == "ddp";
     const auto copies = static_cast<std::int64_t>(replicate.value_or(1));
-    row_.numbers["replicate_group"] = static_cast<double>(cuts_state_alone ? 1 : copies);
+    row_.numbers["replicate_group"] = as_double(cuts_state_alone ? 1 : copies);
     const auto parts = shard && !cuts_state_alone ? static_cast<std::int64_t>(*shard)
                        : cuts_state_alone         ? data
                                                   : data / copies;
-    row_.numbers["shard_group"] = static_cast<double>(parts);
+    row_.numbers["shard_group"] = as_double(parts);
   }
   void add_names() {
     if (!cell("arch").empty()) {

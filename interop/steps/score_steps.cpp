@@ -15,9 +15,9 @@
 
 #include "calibration/first_looks.h"
 #include "calibration/training_evidence.h"
-#include "interop/steps/likely_stack.h"
 #include "interop/steps/step_forecaster.h"
 #include "interop/steps/training_job.h"
+#include "interop/steps/training_rows.h"
 #include "reports/report.h"
 #include "sim/base/error.h"
 #include "sim/base/quantile.h"
@@ -71,8 +71,8 @@ bool is_unread_loop(const TrainingRow& row) {
 
 bool is_in_evidence(const std::string& family) {
   const std::vector<FamilyEvidence>& families = training_evidence().families;
-  return std::any_of(families.begin(), families.end(),
-                     [&](const FamilyEvidence& each) { return each.family == family; });
+  return std::ranges::any_of(families,
+                             [&](const FamilyEvidence& each) { return each.family == family; });
 }
 
 // How far what such a code may keep besides reaches above the forecast's memory: a logarithm, as a
@@ -98,8 +98,8 @@ CodeFacts code_facts(const TrainingRow& row, const TrainingJob& job, const Repor
 }
 
 double size_of(const CodeFacts& facts, std::string_view name) {
-  const auto found = std::find_if(facts.begin(), facts.end(),
-                                  [&](const auto& fact) { return fact.first == name; });
+  const auto found =
+      std::ranges::find_if(facts, [&](const auto& fact) { return fact.first == name; });
   return found == facts.end() ? 0 : found->second;
 }
 
@@ -216,15 +216,13 @@ std::vector<Measured> measured_of(const TrainingRow& row) {
   if (const auto seconds = row.number("step_time_s")) {
     measured.push_back({"step_time_s", *seconds});
   } else if (const auto rate = row.number("tokens_per_s_per_gpu")) {
-    const double sequences =
-        row.has("global_batch_seqs")
-            ? *row.number("global_batch_seqs")
-            : static_cast<double>(row.count("micro_batch_per_gpu") * row.count("grad_accum", 1) *
-                                  ranks_with_samples(row));
-    const double tokens = sequences * static_cast<double>(row.count("seq_len"));
+    const double sequences = row.has("global_batch_seqs")
+                                 ? *row.number("global_batch_seqs")
+                                 : as_double(row.count("micro_batch_per_gpu") *
+                                             row.count("grad_accum", 1) * ranks_with_samples(row));
+    const double tokens = sequences * as_double(row.count("seq_len"));
     if (tokens > 0) {
-      measured.push_back(
-          {"step_time_s", tokens / (*rate * static_cast<double>(row.count("n_gpus", 1)))});
+      measured.push_back({"step_time_s", tokens / (*rate * as_double(row.count("n_gpus", 1)))});
     }
   }
   for (const char* memory : {"peak_mem_alloc_GiB", "peak_mem_reserved_GiB"}) {
@@ -248,7 +246,7 @@ void add_groups(const TrainingRow& row, const RowForecast& forecast, AccuracyRow
                 {"runtime", std::string(row.word("runtime"))},
                 {"sight", is_in_evidence(family) ? "family left out" : "first look"}};
   if (forecast.report.parameters > 0) {
-    out.groups.emplace_back("size", size_class(static_cast<double>(forecast.report.parameters)));
+    out.groups.emplace_back("size", size_class(as_double(forecast.report.parameters)));
     const std::int64_t nodes = forecast.report.cluster.nodes();
     out.groups.emplace_back("nodes", nodes == 1 ? "one" : nodes <= 8 ? "2 to 8" : "more than 8");
   }
@@ -295,7 +293,7 @@ AccuracyRow accuracy_row(const TrainingRow& row, const RowForecast& forecast,
     take(quantity == "peak_mem_alloc_GiB" ? report.peak_allocated : report.peak_reserved, kGiB);
     if (quantity == "peak_mem_reserved_GiB") {
       out.ran_where_sure =
-          measured.value * kGiB <= static_cast<double>(sure_to_reserve(forecast.fit).count());
+          measured.value * kGiB <= as_double(sure_to_reserve(forecast.fit).count());
     }
   }
   const std::string_view verdict = row.word("score");

@@ -62,7 +62,7 @@ Report StepForecaster::step(int draws) const {
   Report result = report(batch.micro_batch, shown, draws);
   if (batch.accumulation > shown) {
     const Quantity before = report(batch.micro_batch, shown - 1, draws).seconds;
-    result.seconds = combined(result.seconds, static_cast<double>(batch.accumulation - shown),
+    result.seconds = combined(result.seconds, as_double(batch.accumulation - shown),
                               difference(result.seconds, before));
   }
   if (job_.remainder > 0) {
@@ -91,7 +91,7 @@ double StepForecaster::seconds(const FactorDraw& draw) const {
   const std::int64_t shown = std::min(batch.accumulation, kSimulated);
   double result = seconds(batch.micro_batch, shown, draw);
   if (batch.accumulation > shown) {
-    result += static_cast<double>(batch.accumulation - shown) *
+    result += as_double(batch.accumulation - shown) *
               (result - seconds(batch.micro_batch, shown - 1, draw));
   }
   if (job_.remainder > 0) {

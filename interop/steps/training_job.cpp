@@ -95,8 +95,7 @@ Cluster cluster_of(const TrainingRow& row) {
   yaml += node_of(row, gpu, gpus);
   Cluster cluster = parse_cluster(yaml, row.id);
   if (const auto network = row.number("network_gbit_s_per_node")) {
-    cluster.node.nic_rate =
-        BytesPerSecond(*network / 8 * 1e9 / static_cast<double>(cluster.node.nics));
+    cluster.node.nic_rate = BytesPerSecond(*network / 8 * 1e9 / as_double(cluster.node.nics));
   }
   if (const auto watts = row.number("power_limit_w")) cluster.gpu.power_limit = *watts;
   return cluster;
@@ -210,7 +209,7 @@ bool may_exchange_through_host(const Cluster& cluster) {
 TrainingRow with_network(TrainingRow row, const Cluster& cluster, double share) {
   const NodeKind& node = cluster.node;
   row.numbers["network_gbit_s_per_node"] =
-      share * static_cast<double>(node.nics) * node.nic_rate.value() * 8 / 1e9;
+      share * as_double(node.nics) * node.nic_rate.value() * 8 / 1e9;
   return row;
 }
 

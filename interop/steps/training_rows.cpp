@@ -8,8 +8,6 @@
 #include <charconv>
 #include <cmath>
 
-#include "interop/steps/published_words.h"
-
 namespace foreshard {
 namespace {
 
@@ -134,8 +132,7 @@ std::string wrong_word(const WordColumn& column, std::string_view cell) {
   if (column.name == "recompute" && is_count_after(cell, "every_")) return "";
   if (column.name == "reshard" && is_count_after(cell, "")) return "";
   if (column.words.empty()) return "";
-  const bool known =
-      std::find(column.words.begin(), column.words.end(), cell) != column.words.end();
+  const bool known = std::ranges::find(column.words, cell) != column.words.end();
   return known ? "" : one_of(column.words);
 }
 

@@ -19,10 +19,11 @@
 //   verdict   score (yes, flag, no) score_reason
 // An empty cell, `unknown` or a missing column: not published. Where global_batch_seqs is less than
 // micro_batch x grad_accum x GPUs it is right: the last micro-batch is smaller. Tables in the words
-// of those who publish them are read too (published_words.h).
+// of those who publish them are read too (published_row()).
 #pragma once
 
 #include <compare>
+#include <cstddef>
 #include <cstdint>
 #include <map>
 #include <optional>
@@ -75,5 +76,28 @@ std::optional<TorchVersion> torch_version(const TrainingRow& row);
 
 // The id up to its first '-': rows of one family share a training code and its machines.
 std::string family_of(const std::string& id);
+
+// The training code of a row that does not name it.
+
+// The row's `stack` where it is published (or "generic"). Else the code that the architecture is
+// of, at the row's date or else PyTorch's version: MPT is llm-foundry's model (mosaicml/examples
+// before May 2023) and trained by FSDP1, InternLM is InternEvo's and trained by ZeRO-1. "": not
+// known.
+std::string likely_stack(const TrainingRow& row);
+
+// Tables of training steps as people publish them: a model's and a GPU's name, degrees of the axes
+// and words for the rest, which become rows of the grammar (training_rows.h).
+//
+// Columns: model gpu n_gpus seq micro_batch global_batch dp_replicate dp_shard tp cp pp ep etp
+// recompute dtype compile async_tp sequence_parallel dispatcher overlap runtime; of a part of a
+// model its layers, of one that the zoo has not arch layers d_model heads kv_heads d_ff vocabulary
+// tied; measured: tokens_per_s_per_gpu step_s memory_gib.
+
+// Whether the table is one: it has model, gpu, n_gpus, seq, tp and a measured column.
+bool is_published_table(const CsvTable& table);
+
+// What a word leaves open stays unpublished; a word that names what is not modelled is the row's
+// `refusal`. The id: that of the column, else the runtime's first word and the line.
+TrainingRow published_row(const CsvTable& table, std::size_t index);
 
 }  // namespace foreshard

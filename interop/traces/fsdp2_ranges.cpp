@@ -37,8 +37,7 @@ std::string module_name(std::string_view text) {
     for (std::size_t at = name.find(part); at != std::string::npos; at = name.find(part)) {
       const bool dot_before = at > 0 && name[at - 1] == '.';
       const bool dot_behind = at + part.size() < name.size() && name[at + part.size()] == '.';
-      name.erase(dot_before ? at - 1 : at,
-                 part.size() + static_cast<std::size_t>(dot_before || dot_behind));
+      name.erase(dot_before ? at - 1 : at, part.size() + (dot_before || dot_behind ? 1 : 0));
     }
   }
   return name;

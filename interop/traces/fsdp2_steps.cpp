@@ -47,8 +47,8 @@ class Walk {
     result_.messages = work.messages;
     result_.facts = read_facts(trace);
     for (const TraceRange& range : work.ranges) ranges_.push_back(read_range(range));
-    has_optimizer_ = std::any_of(ranges_.begin(), ranges_.end(),
-                                 [](const Range& r) { return r.label == Label::kOptimizer; });
+    has_optimizer_ =
+        std::ranges::any_of(ranges_, [](const Range& r) { return r.label == Label::kOptimizer; });
   }
 
   FsdpTrace walk() {
@@ -73,7 +73,7 @@ class Walk {
     for (std::size_t i = 0; i < work_.items.size(); ++i) {
       points.push_back({work_.items[i].issue, 2, i});
     }
-    std::stable_sort(points.begin(), points.end(), [](const Point& a, const Point& b) {
+    std::ranges::stable_sort(points, [](const Point& a, const Point& b) {
       return a.at != b.at ? a.at < b.at : a.order < b.order;
     });
     for (const Point& point : points) {
@@ -106,7 +106,7 @@ class Walk {
     const FsdpRange read = read_fsdp_range(trace_.names[range.name]);
     if (!read.has_unit()) return {read.label, -1, read.number};
     auto& units = result_.units;
-    auto unit = std::find(units.begin(), units.end(), read.unit);
+    auto unit = std::ranges::find(units, read.unit);
     // The trace may begin in the middle of a step: the order is that of whole forwards, found
     // later.
     if (unit == units.end()) unit = units.insert(unit, read.unit);
@@ -188,7 +188,7 @@ class Walk {
   }
 
   void note_forward(int unit) {
-    if (std::find(first_forwards_.begin(), first_forwards_.end(), unit) == first_forwards_.end()) {
+    if (std::ranges::find(first_forwards_, unit) == first_forwards_.end()) {
       first_forwards_.push_back(unit);
     }
     auto [depth, is_new] = depth_.emplace(unit, static_cast<int>(forward_.size()));
@@ -196,7 +196,7 @@ class Walk {
   }
 
   bool is_open(int unit) const {
-    return std::any_of(open_.begin(), open_.end(), [&](const Open& o) { return o.unit == unit; });
+    return std::ranges::any_of(open_, [&](const Open& o) { return o.unit == unit; });
   }
 
   // --- work ---
@@ -312,19 +312,18 @@ class Walk {
       const auto found = depth_.find(unit);
       return found == depth_.end() ? 0 : found->second;
     };
-    return std::max_element(open_.begin(), open_.end(),
-                            [&](const Open& a, const Open& b) {
-                              const int x = depth(a.unit), y = depth(b.unit);
-                              return x != y ? x < y : a.order < b.order;
-                            })
+    return std::ranges::max_element(open_,
+                                    [&](const Open& a, const Open& b) {
+                                      const int x = depth(a.unit), y = depth(b.unit);
+                                      return x != y ? x < y : a.order < b.order;
+                                    })
         ->unit;
   }
 
   // --- between backward and optimizer ---
 
   void settle_clipping() {
-    const auto norm =
-        std::find_if(after_.begin(), after_.end(), [](const WorkItem& item) { return item.norm; });
+    const auto norm = std::ranges::find_if(after_, &WorkItem::norm);
     const auto is_all_reduce = [](const WorkItem& item) {
       return item.collective == TracedCollective::kAllReduce;
     };
@@ -371,8 +370,7 @@ class Walk {
       step.end = *end;
       const bool begins = last_end_.has_value();
       step.begin = begins ? *last_end_ : first_work_;
-      std::stable_sort(step.runs.begin(), step.runs.end(),
-                       [](const TraceRun& a, const TraceRun& b) { return a.issue < b.issue; });
+      std::ranges::stable_sort(step.runs, {}, &TraceRun::issue);
       if (forward) {
         whole_.push_back(begins);
         result_.steps.push_back(std::move(step));
@@ -436,13 +434,13 @@ class Walk {
     std::vector<std::string> names;
     std::vector<int> place(result_.units.size());
     for (const int unit : first_forwards_) {
-      place[static_cast<std::size_t>(unit)] = static_cast<int>(names.size());
-      names.push_back(result_.units[static_cast<std::size_t>(unit)]);
+      place[at(unit)] = static_cast<int>(names.size());
+      names.push_back(result_.units[at(unit)]);
     }
     result_.units = std::move(names);
     for (JobStep& step : result_.steps) {
       for (TraceRun& run : step.runs) {
-        if (run.unit >= 0) run.unit = place[static_cast<std::size_t>(run.unit)];
+        if (run.unit >= 0) run.unit = place[at(run.unit)];
       }
     }
   }

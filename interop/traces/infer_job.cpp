@@ -64,7 +64,7 @@ class Inference {
     for (const OrderMark& mark : order) {
       if (mark.microbatch > 0) break;
       backward = backward || mark.kind == EventKind::kBackward;
-      const auto unit = static_cast<std::size_t>(mark.unit);
+      const auto unit = at(mark.unit);
       const bool again = backward || seen_before(order, mark);
       if (mark.kind == EventKind::kAllGather && again && unit < counts.size()) ++counts[unit];
     }
@@ -84,14 +84,14 @@ class Inference {
   void read_gathers() {
     for (const TraceRun& run : step_.runs()) {
       if (run.kind != EventKind::kAllGather || run.unit < 0 || step_.in_backward(run)) continue;
-      std::int64_t& size = units_.sizes[static_cast<std::size_t>(run.unit)];
+      std::int64_t& size = units_.sizes[at(run.unit)];
       size =
           std::max(size, std::max(step_.message(run).in_elements, step_.message(run).out_elements));
     }
     const std::vector<OrderMark> order = order_of(trace_.steps.front());
     const std::vector<int> again = gathers_in_backward(order);
-    const auto units = static_cast<std::int64_t>(again.size());
-    const std::int64_t count = units - std::count(again.begin(), again.end(), 0);
+    const auto units = std::ssize(again);
+    const std::int64_t count = units - std::ranges::count(again, 0);
     const std::int64_t group = step_.group_of(EventKind::kAllGather, true);
     Reshard& reshard = plan_.reshard_after_forward.value;
     if (count == 0) reshard.kind = Reshard::Kind::kNever;
@@ -126,8 +126,7 @@ class Inference {
       if (!units) {
         throw Error(ExitCode::kInvalidInput,
                     fmt::format("{}: no grouping of the layers of {} has its {} of {} elements",
-                                trace_.file, named_->name,
-                                plural(static_cast<std::int64_t>(units_.sizes.size()), "unit"),
+                                trace_.file, named_->name, plural(std::ssize(units_.sizes), "unit"),
                                 sizes_text()));
       }
       model_ = named_;
@@ -135,11 +134,11 @@ class Inference {
     } else if (auto found = find_model(trace_, plan_.mesh.shard, units_)) {
       plan_.units = found->units;
       plan_.model = found->names.empty() ? found->model.name : found->names.front();
-      std::string how = fmt::format("its {} have these sizes",
-                                    plural(static_cast<std::int64_t>(units_.sizes.size()), "unit"));
+      std::string how =
+          fmt::format("its {} have these sizes", plural(std::ssize(units_.sizes), "unit"));
       if (found->names.empty()) {
         how = fmt::format("of its shapes: {} with these sizes",
-                          plural(static_cast<std::int64_t>(units_.sizes.size()), "unit"));
+                          plural(std::ssize(units_.sizes), "unit"));
         job_.model = found->model;
       } else if (found->names.size() > 1) {
         how += fmt::format("; so have {}",
@@ -150,11 +149,11 @@ class Inference {
     } else {
       ask("model", "--model NAME|config.json",
           fmt::format("no model of the zoo has {} of {} elements{}",
-                      plural(static_cast<std::int64_t>(units_.sizes.size()), "unit"), sizes_text(),
+                      plural(std::ssize(units_.sizes), "unit"), sizes_text(),
                       trace_.facts.has_shapes ? "" : "; shapes would tell (record_shapes=True)"));
       return;
     }
-    const bool told = std::find(units_.sizes.begin(), units_.sizes.end(), 0) == units_.sizes.end();
+    const bool told = std::ranges::find(units_.sizes, 0) == units_.sizes.end();
     const std::string how =
         told ? "sizes of the units" : "number of units; their sizes are not told";
     for (const char* key : {"units.layers_per_unit", "units.embedding", "units.head"})
@@ -186,7 +185,7 @@ class Inference {
       const bool is_forward = run.kind == EventKind::kForward;
       if (run.unit < 0 || run.microbatch > 0) continue;
       if (!is_forward && run.kind != EventKind::kRecompute) continue;
-      Work& work = (is_forward ? forward : again)[static_cast<std::size_t>(run.unit)];
+      Work& work = (is_forward ? forward : again)[at(run.unit)];
       work.products += run.products;
       work.attentions += run.attentions;
       work.pieces += run.pieces;
@@ -210,9 +209,9 @@ class Inference {
                                ? less(all_again.attentions, all_forward.attentions)
                                : less(all_again.products, all_forward.products);
     const Recompute mode = selective ? Recompute::kSelective : Recompute::kFull;
-    say("recompute", fmt::format("{} of {} run forward again in backward{}", count,
-                                 plural(static_cast<std::int64_t>(again.size()), "unit"),
-                                 selective ? ", but for attention" : ""));
+    say("recompute",
+        fmt::format("{} of {} run forward again in backward{}", count,
+                    plural(std::ssize(again), "unit"), selective ? ", but for attention" : ""));
     set_recompute(mode, [&](std::size_t unit) { return again[unit].pieces > 0; });
   }
 
@@ -228,12 +227,12 @@ class Inference {
       const std::int64_t unit = plan_.units.blocks == UnitPlacement::kRoot
                                     ? 0
                                     : first + block / plan_.units.layers_per_unit;
-      chosen.push_back(runs(static_cast<std::size_t>(unit)));
+      chosen.push_back(runs(at(unit)));
     }
-    if (std::count(chosen.begin(), chosen.end(), true) == blocks) return;
+    if (std::ranges::count(chosen, true) == blocks) return;
     plan_.recompute.value = Recompute::kNone;
     for (std::int64_t block = 0; block < blocks; ++block) {
-      if (!chosen[static_cast<std::size_t>(block)]) continue;
+      if (!chosen[at(block)]) continue;
       auto& ranges = plan_.recompute.ranges;
       if (!ranges.empty() && ranges.back().last == block - 1) {
         ranges.back().last = block;
@@ -251,7 +250,7 @@ class Inference {
   void read_accumulation() {
     if (step_.microbatches() < 2) return;
     const auto any = [&](EventKind kind, bool last) {
-      return std::any_of(step_.runs().begin(), step_.runs().end(), [&](const TraceRun& run) {
+      return std::ranges::any_of(step_.runs(), [&](const TraceRun& run) {
         return run.kind == kind && run.unit >= 0 &&
                (run.microbatch == step_.microbatches() - 1) == last;
       });
@@ -266,10 +265,9 @@ class Inference {
         say("accumulation.all_reduce", "only in the last micro-batch");
       }
     }
-    const bool later =
-        std::any_of(step_.runs().begin(), step_.runs().end(), [](const TraceRun& run) {
-          return run.kind == EventKind::kAllGather && run.microbatch > 0;
-        });
+    const bool later = std::ranges::any_of(step_.runs(), [](const TraceRun& run) {
+      return run.kind == EventKind::kAllGather && run.microbatch > 0;
+    });
     if (!later && plan_.mesh.shard > 1) {
       plan_.accumulation_details.reshard_after_backward = When::kLast;
       say("accumulation.reshard_after_backward", "only the first micro-batch gathers");

@@ -37,7 +37,7 @@ Plan plan_of(const ModelSpec& model, std::int64_t shards, const Units& units) {
 
 bool has_sizes(const ModelSpec& model, const Plan& plan, const TracedUnits& traced) {
   const std::vector<std::int64_t>& sizes = traced.sizes;
-  if (unit_count(plan, model) != static_cast<std::int64_t>(sizes.size())) return false;
+  if (unit_count(plan, model) != std::ssize(sizes)) return false;
   if (has_root_unit(plan, model) != traced.has_root) return false;
   if (find_problem(plan, model, recorded_cluster(plan))) return false;
   const std::vector<Unit> units = list_units(model, plan);
@@ -78,7 +78,7 @@ Blocks blocks_of(const std::map<std::string, std::vector<TensorShape>>& paramete
 }
 
 std::vector<TensorShape> sorted(std::vector<TensorShape> shapes) {
-  std::sort(shapes.begin(), shapes.end());
+  std::ranges::sort(shapes);
   return shapes;
 }
 

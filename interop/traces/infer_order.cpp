@@ -55,7 +55,7 @@ double likeness(const std::vector<OrderMark>& a, const std::vector<OrderMark>& b
     }
     std::swap(above, row);
   }
-  return 2.0 * above.back() / static_cast<double>(a.size() + b.size());
+  return 2.0 * above.back() / as_double(a.size() + b.size());
 }
 
 std::int64_t units_ahead(const std::vector<OrderMark>& order, EventKind pass) {
@@ -75,11 +75,10 @@ std::int64_t units_ahead(const std::vector<OrderMark>& order, EventKind pass) {
         pass == EventKind::kForward ? mark.kind == EventKind::kForward : of_backward;
     if (!computes) continue;
     const bool gathered = waiting.erase(mark.unit) > 0;
-    if (gathered) ++counts[static_cast<std::int64_t>(waiting.size())];
+    if (gathered) ++counts[std::ssize(waiting)];
   }
-  const auto most =
-      std::max_element(counts.begin(), counts.end(),
-                       [](const auto& a, const auto& b) { return a.second < b.second; });
+  const auto most = std::ranges::max_element(
+      counts, [](const auto& a, const auto& b) { return a.second < b.second; });
   return most == counts.end() ? 0 : most->first;
 }
 

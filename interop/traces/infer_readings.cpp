@@ -53,9 +53,9 @@ class StepReading {
     }
     std::int64_t shard = step_.group_of(EventKind::kAllGather, false);
     const std::int64_t replicate = step_.group_of(EventKind::kAllReduce, true);
-    const bool reduces = std::any_of(
-        step_.runs().begin(), step_.runs().end(),
-        [](const TraceRun& r) { return r.kind == EventKind::kAllReduce && r.unit >= 0; });
+    const bool reduces = std::ranges::any_of(step_.runs(), [](const TraceRun& r) {
+      return r.kind == EventKind::kAllReduce && r.unit >= 0;
+    });
     if (world_ < 1) {
       world_ = std::max<std::int64_t>(shard, 1) * std::max<std::int64_t>(replicate, 1);
       whence = "the groups of its collectives";
@@ -178,9 +178,8 @@ class StepReading {
   }
 
   void read_optimizer() {
-    const bool clips =
-        std::any_of(step_.runs().begin(), step_.runs().end(),
-                    [](const TraceRun& run) { return run.kind == EventKind::kGradNorm; });
+    const bool clips = std::ranges::any_of(
+        step_.runs(), [](const TraceRun& run) { return run.kind == EventKind::kGradNorm; });
     if (!clips) plan_.optimizer.clip_norm.reset();
     say("optimizer.clip_norm", clips ? "norms of gradients before the optimizer"
                                      : "no norm of gradients before the optimizer");

@@ -56,7 +56,7 @@ class ZlibBuffer : public std::streambuf {
       failure_ = fmt::format("the compressed file is damaged: {}", words);
     }
     if (count <= 0) return traits_type::eof();
-    read_ += static_cast<std::size_t>(count);
+    read_ += at(count);
     if (read_ > kMaxTraceBytes) {
       failure_ = fmt::format("is larger than {} GiB unpacked", kMaxTraceBytes >> 30);
       return traits_type::eof();
@@ -108,13 +108,13 @@ class Handler : public nlohmann::json_sax<nlohmann::json> {
   bool null() override { return true; }
   bool boolean(bool /*value*/) override { return true; }
   bool number_integer(number_integer_t value) override {
-    number(value, static_cast<double>(value), "");
+    number(value, as_double(value), "");
     return true;
   }
   bool number_unsigned(number_unsigned_t value) override {
     // Addresses do not fit, and are not asked for.
     const auto most = static_cast<number_unsigned_t>(std::numeric_limits<std::int64_t>::max());
-    number(value > most ? kNone : static_cast<std::int64_t>(value), static_cast<double>(value), "");
+    number(value > most ? kNone : static_cast<std::int64_t>(value), as_double(value), "");
     return true;
   }
   bool number_float(number_float_t value, const string_t& text) override {
@@ -378,7 +378,7 @@ std::int64_t TracedMessage::bytes() const {
 }
 
 bool KinetoTrace::of_gpu() const {
-  return std::any_of(events.begin(), events.end(), [](const TraceEvent& event) {
+  return std::ranges::any_of(events, [](const TraceEvent& event) {
     return event.category == TraceEvent::Category::kDevice;
   });
 }

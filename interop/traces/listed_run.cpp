@@ -41,9 +41,8 @@ ListedJoin join_listed(const Forecast& forecast, ListedRun run, double memory_to
       collective_differences(forecast.graph, names, run.collectives, ComparedCollectives::kAll);
   join.forecast_peak = forecast.memory.peak;
   if (run.peak_allocated > Bytes()) {
-    join.memory_error = static_cast<double>(join.forecast_peak.count()) /
-                            static_cast<double>(run.peak_allocated.count()) -
-                        1;
+    join.memory_error =
+        as_double(join.forecast_peak.count()) / as_double(run.peak_allocated.count()) - 1;
   }
   join.passed = join.differences.empty() && std::abs(join.memory_error) <= memory_tolerance;
   join.run = std::move(run);

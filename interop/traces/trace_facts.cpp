@@ -89,10 +89,9 @@ class FactReader {
     const std::vector<TensorShape> shapes = shapes_of(event);
     if (shapes.size() < 2 || shapes[0].size() != 2) return;
     auto& tables = facts_.tables;
-    if (std::find(tables.begin(), tables.end(), shapes[0]) != tables.end()) return;
-    const bool longest = std::none_of(tables.begin(), tables.end(), [&](const TensorShape& table) {
-      return table[0] >= shapes[0][0];
-    });
+    if (std::ranges::find(tables, shapes[0]) != tables.end()) return;
+    const bool longest = std::ranges::none_of(
+        tables, [&](const TensorShape& table) { return table[0] >= shapes[0][0]; });
     tables.push_back(shapes[0]);
     if (!longest) return;
     facts_.micro_batch = shapes[1].size() > 1 ? shapes[1][0] : 1;

@@ -24,7 +24,7 @@ std::vector<fs::path> list_traces(const fs::path& folder) {
     }
   }
   std::vector<fs::path>& list = named.empty() ? others : named;
-  std::sort(list.begin(), list.end());
+  std::ranges::sort(list);
   return list;
 }
 
@@ -73,10 +73,9 @@ std::vector<FsdpTrace> read_job_traces(const fs::path& path) {
   for (const fs::path& file : files) {
     traces.push_back(read_fsdp_steps(read_kineto(file)));
     read_beside(beside(file), traces.back());
-    if (traces.back().rank < 0) traces.back().rank = static_cast<std::int64_t>(traces.size()) - 1;
+    if (traces.back().rank < 0) traces.back().rank = std::ssize(traces) - 1;
   }
-  std::stable_sort(traces.begin(), traces.end(),
-                   [](const FsdpTrace& a, const FsdpTrace& b) { return a.rank < b.rank; });
+  std::ranges::stable_sort(traces, {}, &FsdpTrace::rank);
   for (std::size_t i = 1; i < traces.size(); ++i) {
     if (traces[i].rank != traces[i - 1].rank) continue;
     throw Error(ExitCode::kInvalidInput,

@@ -28,7 +28,7 @@ namespace foreshard {
 namespace {
 
 using Category = TraceEvent::Category;
-constexpr std::size_t kNoParent = static_cast<std::size_t>(-1);
+constexpr std::size_t kNoParent = at(-1);
 constexpr std::size_t kDeepestCall =
     1'000;  // as Python's recursion; parents are walked for each event
 
@@ -73,8 +73,7 @@ NameFacts facts_of(const std::string& name) {
   facts.scale = has("clamp") || has("mul_");
   static constexpr std::string_view kProducts[] = {"aten::mm", "aten::addmm", "aten::bmm",
                                                    "aten::baddbmm", "aten::_scaled_mm"};
-  facts.product =
-      std::find(std::begin(kProducts), std::end(kProducts), name) != std::end(kProducts);
+  facts.product = std::ranges::find(kProducts, name) != std::end(kProducts);
   // The operator behind scaled_dot_product_attention, which selective recompute may find done.
   facts.attention =
       (name.starts_with("aten::_scaled_dot_product") || has("flash_attn") || has("FlashAttn")) &&
@@ -102,14 +101,14 @@ class Linker {
     const auto& threads = issuing_threads_;
     for (const TraceEvent& event : trace_.events) {
       if (event.category != Category::kAnnotation || facts(event).gloo) continue;
-      if (std::find(threads.begin(), threads.end(), event.thread) == threads.end()) continue;
+      if (std::ranges::find(threads, event.thread) == threads.end()) continue;
       work.ranges.push_back({event.name, event.begin, event.end});
     }
-    std::stable_sort(work.ranges.begin(), work.ranges.end(), [](const auto& a, const auto& b) {
+    std::ranges::stable_sort(work.ranges, [](const auto& a, const auto& b) {
       return a.begin != b.begin ? a.begin < b.begin : a.end > b.end;
     });
-    std::stable_sort(work.items.begin(), work.items.end(),
-                     [](const auto& a, const auto& b) { return a.issue < b.issue; });
+    std::ranges::stable_sort(work.items,
+                             [](const auto& a, const auto& b) { return a.issue < b.issue; });
     return work;
   }
 
@@ -127,7 +126,7 @@ class Linker {
       if (on_host(event(i))) threads[event(i).thread].push_back(i);
     }
     for (auto& [thread, list] : threads) {
-      std::stable_sort(list.begin(), list.end(), [&](std::size_t a, std::size_t b) {
+      std::ranges::stable_sort(list, [&](std::size_t a, std::size_t b) {
         const TraceEvent &x = event(a), &y = event(b);
         return x.begin != y.begin ? x.begin < y.begin : x.end > y.end;
       });
@@ -259,8 +258,7 @@ class Linker {
     for (std::size_t i = 0; i < trace_.events.size(); ++i) {
       if (event(i).category == Category::kAnnotation && facts(event(i)).gloo) gloo.push_back(i);
     }
-    std::stable_sort(gloo.begin(), gloo.end(),
-                     [&](auto a, auto b) { return event(a).begin < event(b).begin; });
+    std::ranges::stable_sort(gloo, [&](auto a, auto b) { return event(a).begin < event(b).begin; });
     for (const std::size_t i : order_) {
       const TraceEvent& e = event(i);
       if (e.category != Category::kOperator || divided_[i] || facts(e).profiler) continue;
@@ -275,8 +273,8 @@ class Linker {
       look_around(i, item, work);
       work.items.push_back(item);
     }
-    std::stable_sort(work.items.begin(), work.items.end(),
-                     [](const auto& a, const auto& b) { return a.issue < b.issue; });
+    std::ranges::stable_sort(work.items,
+                             [](const auto& a, const auto& b) { return a.issue < b.issue; });
     // Gloo's threads take up operations in the order of their issue.
     std::size_t next = 0;
     for (WorkItem& item : work.items) {

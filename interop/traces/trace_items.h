@@ -6,7 +6,6 @@
 // collective of Gloo ends with the `gloo:` range of the thread that moved the bytes.
 #pragma once
 
-#include <string>
 #include <vector>
 
 #include "interop/traces/kineto.h"

@@ -86,7 +86,7 @@ std::vector<Stretch> stretches_of(const EventGraph& graph) {
 std::vector<Stretch> stretches_of(const JobStep& step, const std::vector<int>& units) {
   std::vector<Stretch> list;
   for (const TraceRun& run : step.runs) {
-    const int unit = run.unit < 0 ? -1 : units[static_cast<std::size_t>(run.unit)];
+    const int unit = run.unit < 0 ? -1 : units[at(run.unit)];
     list.push_back({key_of(run.kind, unit, run.microbatch), {}, run, {}, {}});
   }
   find_neighbours(list);
@@ -175,7 +175,7 @@ std::vector<int> match_units(const EventGraph& graph, const FsdpTrace& trace) {
     }
     if (next == plan.size()) refuse(trace, fmt::format("{}; {}", both, keys));
     const int unit = plan[next++];
-    const std::string& name = graph.units[static_cast<std::size_t>(unit)].name;
+    const std::string& name = graph.units[at(unit)].name;
     const auto there = number_in(module), here = number_in(name);
     if (there.has_value() != here.has_value() || there != here) {
       refuse(trace,
@@ -232,7 +232,7 @@ class StepJoin {
     double whole = 0;
     std::vector<double> shares;
     for (const EventId id : stretch.rows) {
-      const Row& row = forecast_.graph.rows[static_cast<std::size_t>(id)];
+      const Row& row = forecast_.graph.rows[at(id)];
       const Time cost = forecast_.costs.works[row.work].duration;
       shares.push_back(std::max(cost, Time::ns(1)).seconds());
       whole += shares.back();
@@ -264,7 +264,7 @@ class StepJoin {
       const auto reductions = lists_.find(key);
       if (reductions == lists_.end()) return false;
       for (const Stretch* reduction : reductions->second) {
-        const auto id = static_cast<std::size_t>(reduction->rows.front());
+        const auto id = at(reduction->rows.front());
         if (!result.found[id]) continue;
         Span& span = result.step.spans[id];
         span.end = std::max(span.end, extra->run.end - begin);
@@ -279,7 +279,7 @@ class StepJoin {
     Time issue;
     for (std::size_t i = 0; i < graph_.rows.size(); ++i) {
       Span& span = result.step.spans[i];
-      Time& end = tail[static_cast<std::size_t>(graph_.rows[i].stream)];
+      Time& end = tail[at(graph_.rows[i].stream)];
       if (!result.found[i]) span = {std::min(issue, end), end, end, end};
       end = std::max(end, span.end);
       issue = span.issue;
@@ -330,10 +330,9 @@ std::vector<std::string> beyond_sentences(const FsdpTrace& trace, const JobStep&
     const TraceRun& run = stretch->run;
     ++group.runs;
     group.time += run.end - run.begin;
-    const std::string where =
-        run.unit < 0 ? "" : shown(trace.units[static_cast<std::size_t>(run.unit)]);
+    const std::string where = run.unit < 0 ? "" : shown(trace.units[at(run.unit)]);
     const auto& known = group.where;
-    if (!where.empty() && std::find(known.begin(), known.end(), where) == known.end()) {
+    if (!where.empty() && std::ranges::find(known, where) == known.end()) {
       group.where.push_back(where);
     }
   }
@@ -360,15 +359,12 @@ std::vector<std::string> order_sentences(const EventGraph& graph, const EventNam
                                          const StepJoin::Result& result) {
   std::vector<EventId> issued;
   for (const Stretch& stretch : plan) {
-    if (result.found[static_cast<std::size_t>(stretch.rows.front())]) {
+    if (result.found[at(stretch.rows.front())]) {
       issued.push_back(stretch.rows.front());
     }
   }
-  const auto issue = [&](EventId id) {
-    return result.step.spans[static_cast<std::size_t>(id)].issue;
-  };
-  std::stable_sort(issued.begin(), issued.end(),
-                   [&](EventId a, EventId b) { return issue(a) < issue(b); });
+  const auto issue = [&](EventId id) { return result.step.spans[at(id)].issue; };
+  std::ranges::stable_sort(issued, [&](EventId a, EventId b) { return issue(a) < issue(b); });
   struct Swap {
     EventId early, late;
     int count;
@@ -377,8 +373,7 @@ std::vector<std::string> order_sentences(const EventGraph& graph, const EventNam
   EventId ahead = kNoEvent;  // the latest of the plan so far
   for (const EventId id : issued) {
     if (ahead != kNoEvent && id < ahead) {
-      const std::pair kinds(graph.rows[static_cast<std::size_t>(ahead)].kind,
-                            graph.rows[static_cast<std::size_t>(id)].kind);
+      const std::pair kinds(graph.rows[at(ahead)].kind, graph.rows[at(id)].kind);
       ++swaps.emplace(kinds, Swap{ahead, id, 0}).first->second.count;
     }
     ahead = std::max(ahead, id);
@@ -473,10 +468,9 @@ TraceJoin join_traces(const Forecast& forecast, const std::vector<FsdpTrace>& tr
   const std::vector<std::int64_t> common = common_steps(traces);
   if (common.empty()) refuse(traces.front(), "the traces of the ranks have no step in common");
   const std::int64_t world = forecast.plan.mesh.world();
-  const bool all_ranks = static_cast<std::int64_t>(traces.size()) == world;
-  const bool one_host = std::all_of(traces.begin(), traces.end(), [&](const FsdpTrace& t) {
-    return !t.host.empty() && t.host == traces.front().host;
-  });
+  const bool all_ranks = std::ssize(traces) == world;
+  const bool one_host = std::ranges::all_of(
+      traces, [&](const FsdpTrace& t) { return !t.host.empty() && t.host == traces.front().host; });
 
   TraceJoin join;
   RunRecord& record = join.record;
@@ -492,8 +486,8 @@ TraceJoin join_traces(const Forecast& forecast, const std::vector<FsdpTrace>& tr
   record.world = static_cast<int>(traces.size());
   record.first_step = common.front();
   record.tokens_per_step =
-      static_cast<double>(forecast.plan.batch.micro_batch * forecast.plan.batch.sequence *
-                          forecast.plan.batch.accumulation * world);
+      as_double(forecast.plan.batch.micro_batch * forecast.plan.batch.sequence *
+                forecast.plan.batch.accumulation * world);
   for (std::size_t t = 0; t < traces.size(); ++t) {
     const FsdpTrace& trace = traces[t];
     check_job(forecast, trace);
@@ -505,11 +499,11 @@ TraceJoin join_traces(const Forecast& forecast, const std::vector<FsdpTrace>& tr
     rank.peak_allocated = trace.peak_allocated;
     rank.peak_reserved = trace.peak_reserved;
     for (const JobStep& step : trace.steps) {
-      if (!std::binary_search(common.begin(), common.end(), step.number)) continue;
+      if (!std::ranges::binary_search(common, step.number)) continue;
       const std::vector<Stretch> runs = stretches_of(step, units);
       StepJoin::Result result = joiner.join(step, runs, trace.of_gpu);
-      const auto found = std::count(result.found.begin(), result.found.end(), true);
-      if (2 * static_cast<std::size_t>(found) < result.found.size()) {
+      const auto found = std::ranges::count(result.found, true);
+      if (2 * at(found) < result.found.size()) {
         refuse(trace, fmt::format("step {} has {} of the plan's {} events: it is of another plan",
                                   step.number, found, result.found.size()));
       }
@@ -524,12 +518,11 @@ TraceJoin join_traces(const Forecast& forecast, const std::vector<FsdpTrace>& tr
     }
     if (t == 0) {
       if (!trace.collectives.empty()) {
-        join.compared = static_cast<std::int64_t>(trace.collectives.size());
+        join.compared = std::ssize(trace.collectives);
         join.collectives = collective_differences(graph, names, trace.collectives);
       }
       for (std::size_t u = 0; u < units.size(); ++u) {
-        join.units.emplace_back(shown(trace.units[u]),
-                                graph.units[static_cast<std::size_t>(units[u])].name);
+        join.units.emplace_back(shown(trace.units[u]), graph.units[at(units[u])].name);
       }
     }
     for (const std::string& note : trace.notes) {

@@ -55,12 +55,11 @@ Indices usually_saved(const Operation& op) {
 
 std::string usual_name(const Operation& op, const LayerSpec& layer) {
   if (!op.parameters.empty()) {
-    const std::string& name =
-        layer.parameters[static_cast<std::size_t>(op.parameters.front())].name;
+    const std::string& name = layer.parameters[at(op.parameters.front())].name;
     return name.substr(0, name.rfind('.'));
   }
   if (op.outputs.empty()) return "";
-  return layer.tensors[static_cast<std::size_t>(op.outputs.front())].name;
+  return layer.tensors[at(op.outputs.front())].name;
 }
 
 }  // namespace
@@ -122,8 +121,7 @@ Operation with_defaults(Operation op, const LayerSpec& layer) {
   if (op.function == Function::kAdd) op.gradient = GradientRule::kAlias;
   if (op.kind != OperationKind::kGemm || op.parameters.empty()) return op;
   // [n, k], of a convolution [n, channels, height, width]; transposed [k, n].
-  const std::vector<std::int64_t>& shape =
-      layer.parameters[static_cast<std::size_t>(op.parameters.front())].shape;
+  const std::vector<std::int64_t>& shape = layer.parameters[at(op.parameters.front())].shape;
   if (shape.size() < 2) return op;
   std::int64_t rest = 1;
   for (std::size_t i = 1; i < shape.size(); ++i) rest = checked_multiply(rest, shape[i]);

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <array>
-#include <string>
 #include <string_view>
 #include <vector>
 
@@ -22,7 +21,7 @@ inline constexpr std::array<std::string_view, 4> kGradientWords = {"own", "alias
 
 template <std::size_t N, typename E>
 std::string_view word_in(const std::array<std::string_view, N>& words, E value) {
-  return words[static_cast<std::size_t>(value)];
+  return words[at(value)];
 }
 
 // "linear" for kMatrixProduct, else to_string(function).

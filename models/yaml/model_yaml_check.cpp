@@ -59,8 +59,7 @@ void check_balance(const LayerSpec& layer, const LayerProgram& program) {
     if (layer.parameters[p].tied && slot >= 0) --alive[slot];
   }
   for (const auto& [slot, count] : alive) {
-    const std::string name =
-        slot < own ? program.slots[static_cast<std::size_t>(slot)].name : "its output";
+    const std::string name = slot < own ? program.slots[at(slot)].name : "its output";
     FORESHARD_CHECK(count == 0, (count > 0 ? "nothing lets go of " : "there is no ") + name);
   }
 }
@@ -90,7 +89,7 @@ class Checker {
 
  private:
   const LayerSpec& kind(std::size_t layer) const {
-    return model_.kinds[static_cast<std::size_t>(model_.order[layer].kind)];
+    return model_.kinds[at(model_.order[layer].kind)];
   }
   LayerRole role(std::size_t layer) const { return kind(layer).role; }
 
@@ -127,9 +126,8 @@ class Checker {
 
   void check_use_of_kinds() const {
     for (std::size_t k = 0; k < model_.kinds.size(); ++k) {
-      const bool used = std::any_of(
-          model_.order.begin(), model_.order.end(),
-          [&](const LayerInstance& layer) { return static_cast<std::size_t>(layer.kind) == k; });
+      const bool used = std::ranges::any_of(
+          model_.order, [&](const LayerInstance& layer) { return at(layer.kind) == k; });
       if (!used) {
         throw places_.kinds[k].error("no layer of the order is of this kind",
                                      "an entry of order that names it");
@@ -146,7 +144,7 @@ class Checker {
   static std::int64_t count(const LayerSpec& layer, std::int16_t tensor, const Shape& shape) {
     Domain domain = layer.domain;
     domain.images = shape.images;
-    TensorSpec spec = layer.tensors[static_cast<std::size_t>(tensor)];
+    TensorSpec spec = layer.tensors[at(tensor)];
     if (spec.per_image > 0) spec.per_sequence = checked_multiply(spec.per_image, shape.images);
     return elements(spec, domain.sequences(shape.samples), domain.length(shape.sequence));
   }
@@ -170,7 +168,7 @@ class Checker {
       }
     });
     const auto type = [](const LayerSpec& layer, std::int16_t t) {
-      return layer.tensors[static_cast<std::size_t>(t)].type;
+      return layer.tensors[at(t)].type;
     };
     if (type(writer, writer.output) == type(reader, tensor)) return;
     throw node.error(

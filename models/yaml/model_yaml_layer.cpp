@@ -8,7 +8,6 @@
 
 #include "models/yaml/model_words.h"
 #include "models/yaml/model_yaml_check.h"
-#include "sim/base/error.h"
 #include "sim/base/spelling.h"
 
 namespace foreshard {
@@ -85,7 +84,7 @@ class LayerReader {
     }
     for (const ConfigNode& each : node->elements()) {
       const std::string name = each.as_string();
-      if (std::find(layer_.nested.begin(), layer_.nested.end(), name) != layer_.nested.end()) {
+      if (std::ranges::find(layer_.nested, name) != layer_.nested.end()) {
         throw each.error(fmt::format("{} stands twice", quote(name)), "a name of its own");
       }
       layer_.nested.push_back(name);
@@ -97,7 +96,7 @@ class LayerReader {
     const ConfigNode* value = node.find("part");
     if (value == nullptr) return 0;
     const std::string name = value->as_string();
-    const auto at = std::find(layer_.nested.begin(), layer_.nested.end(), name);
+    const auto at = std::ranges::find(layer_.nested, name);
     if (at == layer_.nested.end()) {
       throw value->error(fmt::format("{} is no module inside the layer", quote(name)),
                          "a name of nested", nearest_spelling(name, layer_.nested));
@@ -310,12 +309,12 @@ class LayerReader {
 
   Index use(const ConfigNode& node) {
     const Index p = parameters_.find(node);
-    if (is_used_[static_cast<std::size_t>(p)]) {
+    if (is_used_[at(p)]) {
       throw node.error(
           fmt::format("two operations of the layer use {}", quote(parameters_.name(p))),
           "a parameter of its own for each operation");
     }
-    is_used_[static_cast<std::size_t>(p)] = true;
+    is_used_[at(p)] = true;
     return p;
   }
 
@@ -399,8 +398,7 @@ class LayerReader {
 
   void check_product(const ConfigNode& node, const Operation& op) const {
     if (op.parameters.empty()) throw node.error("a matrix product needs its weight", "parameters");
-    const std::int64_t weight =
-        layer_.parameters[static_cast<std::size_t>(op.parameters.front())].numel();
+    const std::int64_t weight = layer_.parameters[at(op.parameters.front())].numel();
     if (op.n < 1 || op.k < 1 || op.n > model_limits::kWidth || op.k > model_limits::kWidth) {
       throw node.error("n and k do not follow from the weight's shape", "n and k, or [n, k]");
     }
@@ -410,9 +408,7 @@ class LayerReader {
                        "n x k = elements of the weight");
     }
     if (op.rows != 1) return;
-    const auto width = [&](Index t) {
-      return layer_.tensors[static_cast<std::size_t>(t)].per_token;
-    };
+    const auto width = [&](Index t) { return layer_.tensors[at(t)].per_token; };
     const auto check = [&](Index t, const char* what, std::int64_t features) {
       if (width(t) == 0 || width(t) % features == 0) return;
       throw node.error(fmt::format("{} has {} features per token, the weight's {} is {}",
@@ -424,11 +420,11 @@ class LayerReader {
   }
 
   void check_whole(const ConfigNode& output) const {
-    if (layer_.output == 0 || !states_[static_cast<std::size_t>(layer_.output)].is_written) {
+    if (layer_.output == 0 || !states_[at(layer_.output)].is_written) {
       throw output.error(fmt::format("no operation writes {}", quote(tensors_.name(layer_.output))),
                          "an output of an operation");
     }
-    const Index buffer = states_[static_cast<std::size_t>(layer_.output)].buffer;
+    const Index buffer = states_[at(layer_.output)].buffer;
     if (buffer == 0 || buffer == layer_.joins) {
       throw output.error(fmt::format("{} is a view (or, in one dtype, no cast) of what the layer "
                                      "reads",
@@ -478,7 +474,7 @@ class LayerReader {
     bool is_shared = false;  // something is, or may be, a view of it
     Index buffer = 0;        // the tensor whose buffer it is
   };
-  State& state(Index t) { return states_[static_cast<std::size_t>(t)]; }
+  State& state(Index t) { return states_[at(t)]; }
 
   const ConfigNode& node_;
   LayerSpec layer_;

@@ -56,8 +56,8 @@ class DeclaredNames {
   explicit DeclaredNames(const char* noun) : noun_(noun) {}
   void declare(const ConfigNode& node, const std::string& name);
   std::int16_t find(const ConfigNode& node) const;  // throws where there is none
-  const std::string& name(std::int16_t i) const { return names_[static_cast<std::size_t>(i)]; }
-  const ConfigNode& node(std::int16_t i) const { return nodes_[static_cast<std::size_t>(i)]; }
+  const std::string& name(std::int16_t i) const { return names_[at(i)]; }
+  const ConfigNode& node(std::int16_t i) const { return nodes_[at(i)]; }
   std::size_t size() const { return names_.size(); }
 
  private:

@@ -4,7 +4,6 @@
 // differentiated, for which sim/graph/layers/layer_program.h is asked.
 #include <fmt/format.h>
 
-#include <algorithm>
 #include <array>
 #include <map>
 #include <utility>
@@ -12,7 +11,6 @@
 #include "models/yaml/model_yaml.h"
 #include "models/yaml/model_yaml_check.h"
 #include "models/yaml/model_yaml_layer.h"
-#include "sim/base/error.h"
 #include "sim/base/spelling.h"
 
 namespace foreshard {
@@ -94,7 +92,7 @@ class OrderReader {
 
  private:
   void add(const ConfigNode& node, Index kind, const std::string& name, std::int32_t same_as) {
-    if (model_.order.size() >= static_cast<std::size_t>(model_limits::kLayers)) {
+    if (model_.order.size() >= at(model_limits::kLayers)) {
       throw node.error(fmt::format("there are more than {} layers", model_limits::kLayers));
     }
     if (!names_.emplace(name, static_cast<std::int32_t>(model_.order.size())).second) {

@@ -26,7 +26,7 @@ bool is_plain(const std::string& text) {
     return std::isalnum(c) != 0 || c == '_' || c == '.' || c == '-';
   };
   return !text.empty() && (std::isalpha(static_cast<unsigned char>(text[0])) != 0) &&
-         std::all_of(text.begin(), text.end(), word) && kWords.count(lower(text)) == 0;
+         std::ranges::all_of(text, word) && kWords.count(lower(text)) == 0;
 }
 
 std::string as_yaml(const std::string& text) {
@@ -90,7 +90,7 @@ class LayerText {
   void line(fmt::format_string<Args...> format, Args&&... args) {
     out_ += "    " + fmt::format(format, std::forward<Args>(args)...) + "\n";
   }
-  std::string name(Index t) const { return as_yaml(tensors_[static_cast<std::size_t>(t)]); }
+  std::string name(Index t) const { return as_yaml(tensors_[at(t)]); }
 
   void domain() {
     const Domain& d = layer_.domain;
@@ -135,9 +135,7 @@ class LayerText {
          parts.size() == 1 ? shape : fmt::format("{{{}}}", fmt::join(parts, ", ")));
   }
 
-  std::string part(std::int8_t number) const {
-    return as_yaml(layer_.nested[static_cast<std::size_t>(number - 1)]);
-  }
+  std::string part(std::int8_t number) const { return as_yaml(layer_.nested[at(number - 1)]); }
 
   static std::string listed(const std::vector<std::string>& names) {
     return names.size() == 1 ? names.front() : fmt::format("[{}]", fmt::join(names, ", "));
@@ -170,7 +168,7 @@ class LayerText {
     if (!op.parameters.empty()) {
       std::vector<std::string> names;
       for (const Index p : op.parameters) {
-        names.push_back(as_yaml(parameters_[static_cast<std::size_t>(p)]));
+        names.push_back(as_yaml(parameters_[at(p)]));
       }
       say("parameters", listed(names));
     }
@@ -243,7 +241,7 @@ std::string order_text(const ModelSpec& model, const std::vector<std::string>& k
   std::string text = "order:\n";
   for (std::size_t l = 0; l < model.order.size();) {
     const LayerInstance& layer = model.order[l];
-    const std::string& key = keys[static_cast<std::size_t>(layer.kind)];
+    const std::string& key = keys[at(layer.kind)];
     std::size_t end = l + 1;
     const std::optional<Numbered> first = numbered(layer.name);
     while (first && layer.same_as < 0 && end < model.order.size()) {
@@ -263,7 +261,7 @@ std::string order_text(const ModelSpec& model, const std::vector<std::string>& k
     } else {
       text += fmt::format("  - {{kind: {}, name: {}", as_yaml(key), as_yaml(layer.name));
       if (layer.same_as >= 0) {
-        text += ", same_as: " + as_yaml(model.order[static_cast<std::size_t>(layer.same_as)].name);
+        text += ", same_as: " + as_yaml(model.order[at(layer.same_as)].name);
       }
     }
     text += "}\n";

@@ -31,9 +31,8 @@ std::vector<Group> groups_of(const std::vector<AccuracyRow>& rows) {
     for (const auto& group : row.groups) {
       const std::string& by = group.first;
       const std::string& value = group.second;
-      const auto found = std::find_if(groups.begin(), groups.end(), [&](const Group& g) {
-        return g.by == by && g.value == value;
-      });
+      const auto found = std::ranges::find_if(
+          groups, [&](const Group& g) { return g.by == by && g.value == value; });
       if (found == groups.end()) {
         groups.push_back({by, value, {&row}});
       } else {
@@ -41,8 +40,7 @@ std::vector<Group> groups_of(const std::vector<AccuracyRow>& rows) {
       }
     }
   }
-  std::stable_sort(groups.begin(), groups.end(),
-                   [](const Group& a, const Group& b) { return a.by < b.by; });
+  std::ranges::stable_sort(groups, {}, &Group::by);
   return groups;
 }
 
@@ -87,7 +85,7 @@ std::vector<const AccuracyRow*> shown_rows(const std::vector<AccuracyRow>& rows,
     for (const AccuracyRow& row : rows) {
       if (row.scored) all.push_back(&row);
     }
-    std::stable_sort(all.begin(), all.end(), [](const AccuracyRow* a, const AccuracyRow* b) {
+    std::ranges::stable_sort(all, [](const AccuracyRow* a, const AccuracyRow* b) {
       return std::abs(a->error()) > std::abs(b->error());
     });
   }
@@ -100,16 +98,16 @@ void add_unscored(const std::vector<AccuracyRow>& rows, std::vector<std::string>
   std::vector<std::pair<std::string, int>> reasons;
   for (const AccuracyRow& row : rows) {
     if (row.scored) continue;
-    const auto found = std::find_if(reasons.begin(), reasons.end(),
-                                    [&](const auto& each) { return each.first == row.reason; });
+    const auto found =
+        std::ranges::find_if(reasons, [&](const auto& each) { return each.first == row.reason; });
     if (found == reasons.end()) {
       reasons.emplace_back(row.reason, 1);
     } else {
       ++found->second;
     }
   }
-  std::stable_sort(reasons.begin(), reasons.end(),
-                   [](const auto& a, const auto& b) { return a.second > b.second; });
+  std::ranges::stable_sort(reasons,
+                           [](const auto& a, const auto& b) { return a.second > b.second; });
   constexpr std::size_t kMostReasons = 12;
   for (std::size_t i = 0; i < std::min(reasons.size(), kMostReasons); ++i) {
     lines.push_back(fmt::format("  not scored: {} x {}", reasons[i].second, reasons[i].first));
@@ -126,8 +124,7 @@ Json reliability_json(const std::vector<AccuracyRow>& rows) {
       scored += row.scored;
       held += row.scored && covers({row.predicted, row.low, row.high}, level, row.measured);
     }
-    list.push_back(
-        {{"level", level}, {"covered", scored > 0 ? static_cast<double>(held) / scored : 0.0}});
+    list.push_back({{"level", level}, {"covered", scored > 0 ? as_double(held) / scored : 0.0}});
   }
   return list;
 }
@@ -161,13 +158,13 @@ AccuracySummary summarize_accuracy(const std::vector<const AccuracyRow*>& rows) 
   }
   if (errors.empty()) return s;
   s.scored = static_cast<int>(errors.size());
-  std::sort(sizes.begin(), sizes.end());
+  std::ranges::sort(sizes);
   s.median_abs_error = quantile(sizes, 0.5);
   s.p90_abs_error = quantile(sizes, 0.9);
   s.bias = quartiles(std::move(errors)).median;
-  s.coverage = static_cast<double>(covered) / s.scored;
-  s.coverage_50 = static_cast<double>(in_half) / s.scored;
-  s.coverage_80 = static_cast<double>(in_80) / s.scored;
+  s.coverage = as_double(covered) / s.scored;
+  s.coverage_50 = as_double(in_half) / s.scored;
+  s.coverage_80 = as_double(in_80) / s.scored;
   s.crps = crps / s.scored;
   s.half_width = quartiles(std::move(widths)).median;
   return s;
@@ -182,8 +179,8 @@ FitChecks fit_checks(const std::vector<AccuracyRow>& rows) {
     checks.sure += row.ran_where_sure.has_value();
     failed += !row.ran_where_sure.value_or(true);
   }
-  if (checks.ran > 0) checks.said_to_fit = static_cast<double>(said) / checks.ran;
-  if (checks.sure > 0) checks.would_not_have_fitted = static_cast<double>(failed) / checks.sure;
+  if (checks.ran > 0) checks.said_to_fit = as_double(said) / checks.ran;
+  if (checks.sure > 0) checks.would_not_have_fitted = as_double(failed) / checks.sure;
   return checks;
 }
 

@@ -28,8 +28,7 @@ struct Weighted {
 // The least value that at least the share `p` of the weight does not exceed.
 double weighted_quantile(std::vector<Weighted> values, double p) {
   if (values.empty()) return 0;
-  std::sort(values.begin(), values.end(),
-            [](const Weighted& a, const Weighted& b) { return a.value < b.value; });
+  std::ranges::sort(values, {}, &Weighted::value);
   double total = 0;
   for (const Weighted& each : values) total += each.weight;
   double below = 0;
@@ -80,8 +79,9 @@ Anchor anchor_of(const std::vector<AccuracyRow*>& rows) {
   double narrowest = std::numeric_limits<double>::infinity();
   for (const AccuracyRow* row : rows) narrowest = std::min(narrowest, width_of(*row));
   std::vector<AccuracyRow*> sure;
-  std::copy_if(rows.begin(), rows.end(), std::back_inserter(sure),
-               [&](const AccuracyRow* row) { return width_of(*row) <= kAsNarrow * narrowest; });
+  std::ranges::copy_if(rows, std::back_inserter(sure), [&](const AccuracyRow* row) {
+    return width_of(*row) <= kAsNarrow * narrowest;
+  });
   AccuracyRow& anchor = *sure[sure.size() / 2];
   anchor.scored = false;
   anchor.reason = "anchor of its group";
@@ -94,9 +94,8 @@ double said_of(const std::vector<Anchor>& anchors, const AccuracyRow& row) {
   const auto distance = [&](const Anchor& anchor) {
     return std::abs(std::log(row.predicted / anchor.predicted));
   };
-  const Anchor& nearest = *std::min_element(
-      anchors.begin(), anchors.end(),
-      [&](const Anchor& a, const Anchor& b) { return distance(a) < distance(b); });
+  const Anchor& nearest = *std::ranges::min_element(
+      anchors, [&](const Anchor& a, const Anchor& b) { return distance(a) < distance(b); });
   return kShared * std::exp(-distance(nearest) / kShareLength) * nearest.log_off;
 }
 
@@ -152,7 +151,7 @@ RankCorrelation rank_correlation(const std::vector<AccuracyRow>& rows, double di
     }
   }
   if (result.pairs > 0) {
-    result.tau = static_cast<double>(balance) / static_cast<double>(result.pairs);
+    result.tau = as_double(balance) / as_double(result.pairs);
   }
   return result;
 }
@@ -164,11 +163,11 @@ std::vector<AccuracyRow> anchored(std::vector<AccuracyRow> rows, int count) {
   }
   for (auto& [key, members] : groups) {
     std::vector<AccuracyRow*> order = members;
-    std::stable_sort(order.begin(), order.end(), [](const AccuracyRow* a, const AccuracyRow* b) {
+    std::ranges::stable_sort(order, [](const AccuracyRow* a, const AccuracyRow* b) {
       return std::make_tuple(a->predicted, order_of(*a), a->line) <
              std::make_tuple(b->predicted, order_of(*b), b->line);
     });
-    const std::size_t anchors = std::min(order.size(), static_cast<std::size_t>(count));
+    const std::size_t anchors = std::min(order.size(), at(count));
     if (anchors == 0) continue;
     std::vector<Anchor> said;
     for (std::size_t i = 0; i < anchors; ++i) {

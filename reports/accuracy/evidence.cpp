@@ -3,18 +3,18 @@
 #include <array>
 #include <optional>
 
+#include "reports/view/attribution.h"
+
 namespace foreshard {
 namespace {
 
-constexpr std::size_t kLevels = static_cast<std::size_t>(Evidence::kAssumed) + 1;
+constexpr std::size_t kLevels = at(Evidence::kAssumed) + 1;
 constexpr double kCoverage = 0.9;
 
 // Seconds by evidence.
 class Weights {
  public:
-  void add(Evidence evidence, double seconds) {
-    seconds_[static_cast<std::size_t>(evidence)] += seconds;
-  }
+  void add(Evidence evidence, double seconds) { seconds_[at(evidence)] += seconds; }
   void add(const Weights& shares, double seconds) {
     for (std::size_t level = 0; level < kLevels; ++level) {
       seconds_[level] += shares.seconds_[level] * seconds;
@@ -31,8 +31,8 @@ class Weights {
     const double whole = total();
     if (whole <= 0) return std::nullopt;
     double sum = 0;
-    std::size_t level = static_cast<std::size_t>(Evidence::kInterpolated);
-    sum += seconds_[static_cast<std::size_t>(Evidence::kMeasured)];
+    std::size_t level = at(Evidence::kInterpolated);
+    sum += seconds_[at(Evidence::kMeasured)];
     for (; level + 1 < kLevels; ++level) {
       sum += seconds_[level];
       if (sum >= kCoverage * whole) break;
@@ -76,9 +76,7 @@ StepEvidence weigh_evidence(const Forecast& forecast, const CostModel& costs) {
   shares.reserve(graph.works.size());
   for (const Work& work : graph.works) shares.push_back(shares_of(graph, work, costs, host));
 
-  const auto row_work = [&](EventId event) {
-    return graph.rows[static_cast<std::size_t>(event)].work;
-  };
+  const auto row_work = [&](EventId event) { return graph.rows[at(event)].work; };
   Weights step, communication, exposed;
   for (std::size_t i = 0; i < graph.rows.size(); ++i) {
     const Row& row = graph.rows[i];

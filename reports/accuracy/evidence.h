@@ -1,7 +1,6 @@
 // How well founded the times of a forecast are.
 #pragma once
 
-#include "reports/view/attribution.h"
 #include "sim/cost/cost_model.h"
 #include "sim/simulate/forecast.h"
 

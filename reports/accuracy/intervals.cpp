@@ -7,8 +7,8 @@ namespace foreshard {
 
 std::vector<Interval> united(std::vector<Interval> intervals) {
   const auto earlier = [](const Interval& a, const Interval& b) { return a.begin < b.begin; };
-  if (!std::is_sorted(intervals.begin(), intervals.end(), earlier)) {
-    std::sort(intervals.begin(), intervals.end(), earlier);
+  if (!std::ranges::is_sorted(intervals, earlier)) {
+    std::ranges::sort(intervals, earlier);
   }
   std::size_t count = 0;
   for (const Interval& interval : intervals) {

@@ -179,8 +179,8 @@ class AttentionJudge {
       for (const Machine& other : machines_) {
         if (other.key != row.gpu) others.emplace_back(distance(gpu, other.node.gpu), &other);
       }
-      std::stable_sort(others.begin(), others.end(),
-                       [](const auto& a, const auto& b) { return a.first < b.first; });
+      std::ranges::stable_sort(others,
+                               [](const auto& a, const auto& b) { return a.first < b.first; });
       for (const auto& [far, other] : others) {
         const std::string name = fmt::format("{} {} {}", key, same_program, other->key);
         const auto fit =
@@ -201,9 +201,8 @@ class AttentionJudge {
     for (const AttentionRow& each : published_) {
       if (each.gpu == row.gpu && !each.kernel.empty()) ++counts[each.kernel];
     }
-    const auto most =
-        std::max_element(counts.begin(), counts.end(),
-                         [](const auto& a, const auto& b) { return a.second < b.second; });
+    const auto most = std::ranges::max_element(
+        counts, [](const auto& a, const auto& b) { return a.second < b.second; });
     return most == counts.end() ? load_profile(row.gpu).sdpa_preferred : most->first;
   }
 

@@ -54,7 +54,7 @@ class Curves {
       found =
           made_.emplace(key, fit_fabrics(row.system.generation, published_nccl_rows(), use)).first;
     }
-    return found->second[static_cast<std::size_t>(row.kind)];
+    return found->second[at(row.kind)];
   }
 
  private:
@@ -95,7 +95,7 @@ std::vector<CollectiveSweep> other_sweep(const NcclRow& row, const KnownRows& kn
   sweep.ranks = row.system.ranks();
   sweep.nodes = row.system.nodes;
   for (auto& [bytes, all] : seconds) {
-    std::sort(all.begin(), all.end());
+    std::ranges::sort(all);
     sweep.points.push_back({bytes, quantile(all, 0.5)});
   }
   return {sweep};
@@ -174,7 +174,7 @@ class Residuals {
     for (const Residual& r : from) {
       if (r.source != source && accept(r)) logs.push_back(r.log);
     }
-    std::sort(logs.begin(), logs.end());
+    std::ranges::sort(logs);
     return logs;
   }
 
@@ -217,7 +217,7 @@ std::vector<AccuracyRow> score(const CsvTable& table, const std::vector<NcclRow>
                   {"gpu", row.gpu},
                   {"nodes", std::to_string(row.hosts)},
                   {"collective", to_string(*row.collective)},
-                  {"size", kSizeNames[static_cast<std::size_t>(size_class(row.bytes))]},
+                  {"size", kSizeNames[at(size_class(row.bytes))]},
                   {"how", !sweep.empty() ? "other collective"
                           : nodes > 1    ? "unseen network"
                           : row.system.ranks_per_node == 8 && row.kind == FabricKind::kNvlink

@@ -137,7 +137,7 @@ class MemoryJudge {
     if (own.size() > 1) return forecast(fit_rows(own, gpu), kOwnSpread, "size left out");
     const Machine* nearest = nullptr;
     for (const Machine& other : machines_) {
-      const bool has = std::any_of(published_.begin(), published_.end(), [&](const auto& each) {
+      const bool has = std::ranges::any_of(published_, [&](const auto& each) {
         return same(each) && each.gpu == other.key && each.gpu != row.gpu;
       });
       if (has && (nearest == nullptr ||
@@ -158,7 +158,7 @@ class MemoryJudge {
  private:
   std::vector<MemoryRead> pick(const std::function<bool(const MemoryRead&)>& wanted) const {
     std::vector<MemoryRead> rows;
-    std::copy_if(published_.begin(), published_.end(), std::back_inserter(rows), wanted);
+    std::ranges::copy_if(published_, std::back_inserter(rows), wanted);
     return rows;
   }
 

@@ -52,20 +52,19 @@ AccuracyRow with_forecast(AccuracyRow row, double measured_s, double predicted_s
 double log_quantile(std::vector<double> logs, double q) {
   if (logs.empty()) return 0;
   for (double& value : logs) value = std::abs(value);
-  std::sort(logs.begin(), logs.end());
+  std::ranges::sort(logs);
   return quantile(logs, q);
 }
 
 const Machine* machine_of(std::string_view key, const std::vector<Machine>& machines) {
-  const auto found = std::find_if(machines.begin(), machines.end(),
-                                  [&](const Machine& machine) { return machine.key == key; });
+  const auto found = std::ranges::find(machines, key, &Machine::key);
   return found == machines.end() ? nullptr : &*found;
 }
 
 std::size_t fold_of(double a, double b, std::size_t folds) {
   std::uint64_t h = static_cast<std::uint64_t>(a) * 0x9E3779B97F4A7C15ULL;
   h = (h ^ static_cast<std::uint64_t>(b)) * 0xC2B2AE3D27D4EB4FULL;
-  return static_cast<std::size_t>((h >> 33) % folds);
+  return at((h >> 33) % folds);
 }
 
 }  // namespace foreshard

@@ -1,16 +1,13 @@
 // What the scores of kernels share (reports/accuracy/score_kernels.h).
 #pragma once
 
-#include <cmath>
 #include <string>
 #include <string_view>
-#include <utility>
 #include <vector>
 
 #include "calibration/csv_table.h"
 #include "calibration/machines.h"
 #include "reports/accuracy/accuracy.h"
-#include "sim/base/quantile.h"
 
 namespace foreshard {
 

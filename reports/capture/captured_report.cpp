@@ -50,7 +50,7 @@ class Pricer {
 
   CostTable price(const FactorDraw& draw, double unknown_factor) const {
     CostTable table = costs_.price(graph_, draw);
-    const double host = draw[static_cast<std::size_t>(Factor::kHost)];
+    const double host = draw[at(Factor::kHost)];
     const double driver = costs_.calibration().host.per_driver_launch;
     for (std::size_t w = 0; w < table.works.size(); ++w) {
       Cost& cost = table.works[w];
@@ -73,7 +73,7 @@ class Pricer {
 // Between 1/kUnknownFactor and kUnknownFactor, spread evenly over the draws in an order of their
 // own.
 double unknown_draw(int k) {
-  const double place = (static_cast<double>((k * 13) % kDraws) + 0.5) / kDraws;
+  const double place = (as_double((k * 13) % kDraws) + 0.5) / kDraws;
   return std::pow(kUnknownFactor, 2 * place - 1);
 }
 
@@ -113,7 +113,7 @@ void add_memory(const Cluster& cluster, CapturedForecast& made) {
   report.fit = fit_in(cluster, made.captured.peak_allocated, made.captured.run_peak_reserved,
                       total(report.outside));
   const auto known = [](Bytes bytes) {
-    const auto value = static_cast<double>(bytes.count());
+    const auto value = as_double(bytes.count());
     return Quantity{value, value, value, Evidence::kMeasured};
   };
   report.peak_allocated = known(made.captured.peak_allocated);
@@ -140,19 +140,18 @@ std::vector<KernelTime> kernel_times(const Capture& capture, const CapturedGraph
   }
   std::vector<KernelTime> times;
   for (auto& [name, one] : by_name) {
-    one.name = name < 0 ? "copies and sets" : capture.names[static_cast<std::size_t>(name)];
+    one.name = name < 0 ? "copies and sets" : capture.names[at(name)];
     one.share = all > 0 ? one.seconds / all : 0;
     times.push_back(std::move(one));
   }
-  std::stable_sort(times.begin(), times.end(),
-                   [](const KernelTime& a, const KernelTime& b) { return a.share > b.share; });
+  std::ranges::stable_sort(times, std::greater(), &KernelTime::share);
   return times;
 }
 
 std::vector<KernelTime> unknown_kernels(const CapturedForecast& made) {
   std::vector<KernelTime> unknown;
-  std::copy_if(made.kernels.begin(), made.kernels.end(), std::back_inserter(unknown),
-               [](const KernelTime& one) { return !one.is_known; });
+  std::ranges::copy_if(made.kernels, std::back_inserter(unknown),
+                       [](const KernelTime& one) { return !one.is_known; });
   return unknown;
 }
 
@@ -247,7 +246,7 @@ CapturedForecast forecast_capture(const Capture& capture, const Plan& plan,
     std::string place = own_place(name.substr(is_level ? kLevel.size() : 0));
     if (place.empty()) place = "a place that is not Python's";
     std::vector<std::string>& places = is_level ? made.level_counts : made.blind_reads;
-    if (std::find(places.begin(), places.end(), place) == places.end()) places.push_back(place);
+    if (std::ranges::find(places, place) == places.end()) places.push_back(place);
   }
   made.lint = lint_capture(capture);
   made.report.origin = "captured";

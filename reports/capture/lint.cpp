@@ -44,8 +44,7 @@ constexpr Rule kRules[] = {
 };
 
 const Rule& rule_named(std::string_view name) {
-  return *std::find_if(std::begin(kRules), std::end(kRules),
-                       [&](const Rule& rule) { return rule.name == name; });
+  return *std::ranges::find(kRules, name, &Rule::name);
 }
 
 bool has(std::string_view text, std::string_view part) { return text.find(part) != text.npos; }
@@ -74,7 +73,7 @@ class Linter {
     shards();
     std::vector<LintFinding> list;
     for (auto& [key, finding] : found_) list.push_back(std::move(finding));
-    std::stable_sort(list.begin(), list.end(), [](const LintFinding& a, const LintFinding& b) {
+    std::ranges::stable_sort(list, [](const LintFinding& a, const LintFinding& b) {
       const auto order = [](const LintFinding& f) {
         return std::tuple(&rule_named(f.rule), -f.bytes, -f.count);
       };

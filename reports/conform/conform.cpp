@@ -28,7 +28,7 @@ bool is_boundary(std::string_view kind) {
       "step_begin",      "forward_begin",          "forward_end",   "loss",
       "backward_begin",  "backward_end",           "reduce_end",    "root_post_backward_begin",
       "optimizer_begin", "root_post_backward_end", "optimizer_end", "step_end"};
-  return std::find(kBoundaries.begin(), kBoundaries.end(), kind) != kBoundaries.end();
+  return std::ranges::find(kBoundaries, kind) != kBoundaries.end();
 }
 
 // What comes before step 1's first micro-batch the recorder numbers 0 or, over axes, leaves blank,
@@ -91,18 +91,15 @@ class StepComparison {
     result_.memory_within_tolerance = result_.worst_peak_error <= Conformance::kMemoryTolerance;
     result_.peak_measured_bytes = recording_.steps[1].total;
     result_.peak_predicted_bytes = steady_memory_.peak;
-    std::stable_sort(result_.differences.begin(), result_.differences.end(),
-                     [](const Difference& a, const Difference& b) { return a.what < b.what; });
+    std::ranges::stable_sort(result_.differences, {}, &Difference::what);
     return std::move(result_);
   }
 
  private:
   std::int64_t constant_bytes() const {
-    const auto column =
-        std::find(recording_.categories.begin(), recording_.categories.end(), kOtherCategory);
+    const auto column = std::ranges::find(recording_.categories, kOtherCategory);
     if (column != recording_.categories.end() && !recording_.memory.empty()) {
-      return recording_.memory.front().categories.at(
-          static_cast<std::size_t>(column - recording_.categories.begin()));
+      return recording_.memory.front().categories.at(at(column - recording_.categories.begin()));
     }
     return forecast_.constant_bytes;
   }
@@ -125,8 +122,8 @@ class StepComparison {
   }
 
   void differ(What what, std::string text) {
-    const bool is_new = std::none_of(result_.differences.begin(), result_.differences.end(),
-                                     [&](const Difference& d) { return d.what == what; });
+    const bool is_new = std::ranges::none_of(result_.differences,
+                                             [&](const Difference& d) { return d.what == what; });
     if (is_new) result_.differences.push_back({what, std::move(text)});
   }
 
@@ -173,7 +170,7 @@ class StepComparison {
     const std::size_t common = std::min(step.recorded.size(), step.predicted.size());
     std::size_t at = 0;
     while (at < common && same_row(step, at)) ++at;
-    result_.rows += static_cast<std::int64_t>(step.recorded.size());
+    result_.rows += std::ssize(step.recorded);
     if (at == step.recorded.size() && at == step.predicted.size()) return;
     result_.schedule_identical = false;
     differ(What::kSchedule, fmt::format("{}: the schedule\n{}", place(step, at),
@@ -316,7 +313,7 @@ class StepComparison {
       RecordedAllocation& row = predicted.emplace_back();
       row = {step.number,           a.after, a.freed, a.bytes, std::string(kPools[a.pool]),
              to_string(a.category), ""};
-      if (a.unit >= 0) row.unit = forecast_.unit_names.at(static_cast<std::size_t>(a.unit));
+      if (a.unit >= 0) row.unit = forecast_.unit_names.at(at(a.unit));
     }
     std::vector<RecordedAllocation> recorded;
     for (const RecordedAllocation& a : recording_.allocations) {

@@ -55,7 +55,7 @@ Rows with_sorted_frees(Rows rows) {
 std::vector<Rows> by_event(const Rows& rows) {
   std::vector<Rows> gaps;
   for (const RecordedAllocation& row : rows) {
-    const auto after = static_cast<std::size_t>(std::max<std::int64_t>(row.after_seq, 0));
+    const auto after = at(std::max<std::int64_t>(row.after_seq, 0));
     if (after >= gaps.size()) gaps.resize(after + 1);
     gaps[after].push_back(row);
   }
@@ -95,12 +95,12 @@ std::string unit_differences(const Recording& recording, const std::vector<Unit>
                              const std::vector<std::string>& names) {
   std::string text;
   for (const RecordedUnit& recorded : recording.units) {
-    const auto name = std::find(names.begin(), names.end(), recorded.unit);
+    const auto name = std::ranges::find(names, recorded.unit);
     if (name == names.end()) {
       text += fmt::format("    ! {} is not predicted\n", recorded.unit);
       continue;
     }
-    const Unit& unit = units[static_cast<std::size_t>(name - names.begin())];
+    const Unit& unit = units[at(name - names.begin())];
     text += both_sides(recorded.unit + " params", recorded.params, unit.parameters);
     text += both_sides(recorded.unit + " numel", recorded.numel, unit.numel);
     text += both_sides(recorded.unit + " shard_numel_padded", recorded.shard_numel_padded,
@@ -108,8 +108,8 @@ std::string unit_differences(const Recording& recording, const std::vector<Unit>
   }
   if (recording.units.empty()) return text;
   for (const std::string& name : names) {
-    const bool known = std::any_of(recording.units.begin(), recording.units.end(),
-                                   [&](const RecordedUnit& u) { return u.unit == name; });
+    const bool known =
+        std::ranges::any_of(recording.units, [&](const RecordedUnit& u) { return u.unit == name; });
     if (!known) text += fmt::format("    ! {} was not recorded\n", name);
   }
   return text;
@@ -117,7 +117,7 @@ std::string unit_differences(const Recording& recording, const std::vector<Unit>
 
 PeakComparison compare_step_peaks(const Recording& recording, std::int64_t step,
                                   const LoggedMemory& memory, std::int64_t constant) {
-  const RecordedStepPeaks& index = recording.steps.at(static_cast<std::size_t>(step - 1));
+  const RecordedStepPeaks& index = recording.steps.at(at(step - 1));
   PeakComparison result;
   const auto check = [&](const std::string& name, std::int64_t recorded, std::int64_t predicted) {
     result.difference += both_sides(name, recorded, predicted);
@@ -126,8 +126,7 @@ PeakComparison compare_step_peaks(const Recording& recording, std::int64_t step,
                               std::int64_t predicted) {
     check(name, recorded, predicted);
     if (index.total.value_or(0) <= 0) return;
-    const double error =
-        std::abs(static_cast<double>(predicted - recorded)) / static_cast<double>(*index.total);
+    const double error = std::abs(as_double(predicted - recorded)) / as_double(*index.total);
     if (error <= result.worst_error) return;
     result.worst_error = error;
     result.worst = fmt::format("step {} {}", step, name);

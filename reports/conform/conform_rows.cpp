@@ -16,7 +16,7 @@ void add(std::string& text, std::string_view word) {
 std::string name_of(std::int32_t unit, const std::vector<std::string>& names) {
   if (unit == HostEvent::kNobody) return "";
   if (unit == HostEvent::kRootModule) return "root";
-  return names.at(static_cast<std::size_t>(unit));
+  return names.at(at(unit));
 }
 
 }  // namespace

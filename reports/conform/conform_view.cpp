@@ -72,8 +72,8 @@ std::string not_recorded_text(const std::vector<ConformanceFolder>& folders) {
     std::vector<std::pair<std::string, std::vector<std::string>>> reasons;
     for (const Conformance& row : folder.rows) {
       if (row.state != State::kNotRecorded) continue;
-      auto known = std::find_if(reasons.begin(), reasons.end(),
-                                [&](const auto& entry) { return entry.first == row.reason; });
+      auto known = std::ranges::find_if(
+          reasons, [&](const auto& entry) { return entry.first == row.reason; });
       if (known == reasons.end()) known = reasons.insert(reasons.end(), {row.reason, {}});
       known->second.push_back(row.id);
     }

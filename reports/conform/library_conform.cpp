@@ -21,7 +21,7 @@ bool is_always_kept(std::string_view kind) {
   constexpr std::array<std::string_view, 9> kKept = {
       "all_gather", "reduce_scatter", "all_reduce",  "reduce",        "broadcast",
       "all_to_all", "trace_reset",    "release_all", "optimizer_step"};
-  return std::find(kKept.begin(), kKept.end(), kind) != kKept.end();
+  return std::ranges::find(kKept, kind) != kKept.end();
 }
 
 std::string words_of(const LibraryRecordedEvent& e) {
@@ -60,15 +60,14 @@ class LibraryComparison {
     for (auto step = steps.rbegin(); step != steps.rend(); ++step) compare_step(*step);
     compare_buckets();
     compare_facts();
-    std::stable_sort(result_.differences.begin(), result_.differences.end(),
-                     [](const Difference& a, const Difference& b) { return a.what < b.what; });
+    std::ranges::stable_sort(result_.differences, {}, &Difference::what);
     return std::move(result_);
   }
 
  private:
   std::vector<LibraryRecordedEvent> predicted(std::int64_t step) const {
     const bool whole = recording_.whole_steps.contains(step) || step == 0;
-    const auto i = static_cast<std::size_t>(step - 1);
+    const auto i = at(step - 1);
     if (step > 0 && i >= run_.steps.size()) return {};
     const std::vector<LibraryEvent>& log = step == 0 ? run_.construction : run_.steps[i].log;
     std::vector<LibraryRecordedEvent> rows;
@@ -107,7 +106,7 @@ class LibraryComparison {
     }
     const std::vector<LibraryRecordedEvent> forecast = predicted(step);
     const std::size_t common = std::min(recorded.size(), forecast.size());
-    result_.rows += static_cast<std::int64_t>(recorded.size());
+    result_.rows += std::ssize(recorded);
     const auto differ = [&](What what, std::size_t at, const char* name, auto describe) {
       SideBySide sides;
       sides.recorded = recorded.size();
@@ -177,8 +176,8 @@ class LibraryComparison {
   }
 
   void add(What what, std::string text) {
-    const bool is_new = std::none_of(result_.differences.begin(), result_.differences.end(),
-                                     [&](const Difference& d) { return d.what == what; });
+    const bool is_new = std::ranges::none_of(result_.differences,
+                                             [&](const Difference& d) { return d.what == what; });
     if (is_new) result_.differences.push_back({what, std::move(text)});
   }
 

@@ -33,10 +33,10 @@ class Walk {
   Walk(const RecordedStep& step, std::int64_t constant)
       : step_(step),
         graph_(step.graph),
-        category_(static_cast<std::size_t>(graph_.buffer_count())),
+        category_(at(graph_.buffer_count())),
         alive_(category_.size(), false),
         padded_again_(category_.size(), false) {
-    for (std::int32_t id : step.padded_again) padded_again_[static_cast<std::size_t>(id)] = true;
+    for (std::int32_t id : step.padded_again) padded_again_[at(id)] = true;
     now_.pools[0] = constant;
     now_.total = constant;
   }
@@ -62,12 +62,11 @@ class Walk {
   void allocate(std::int32_t id) {
     mark(id, true);
     const Buffer buffer = buffer_of(id);
-    category_[static_cast<std::size_t>(id)] = buffer.category;
+    category_[at(id)] = buffer.category;
     const std::size_t pool = pool_index(buffer);
     count(id, buffer, pool, 1);
     raise(memory_.pool_peaks[pool], now_.pools[pool]);
-    raise(memory_.category_peaks[static_cast<std::size_t>(buffer.category)],
-          level(buffer.category));
+    raise(memory_.category_peaks[at(buffer.category)], level(buffer.category));
     if (pool == kHostPool) return;
     raise(now_.highest, now_.total);
     if (now_.total > memory_.peak) {
@@ -87,7 +86,7 @@ class Walk {
  private:
   Buffer buffer_of(std::int32_t id) const {
     Buffer buffer = graph_.buffer(id);
-    if (padded_again_[static_cast<std::size_t>(id)]) {
+    if (padded_again_[at(id)]) {
       buffer.category = MemoryCategory::kActivation;
       buffer.on_host = false;
     }
@@ -104,22 +103,22 @@ class Walk {
 
   void recount(std::int32_t id, MemoryCategory category) {
     const std::int64_t bytes = graph_.buffer(id).bytes.count();
-    MemoryCategory& now = category_[static_cast<std::size_t>(id)];
+    MemoryCategory& now = category_[at(id)];
     level(now) -= bytes;
     now = category;
     level(now) += bytes;
-    raise(memory_.category_peaks[static_cast<std::size_t>(now)], level(now));
+    raise(memory_.category_peaks[at(now)], level(now));
   }
 
   void mark(std::int32_t id, bool alive) {
-    FORESHARD_CHECK(alive_[static_cast<std::size_t>(id)] != alive,
+    FORESHARD_CHECK(alive_[at(id)] != alive,
                     "buffer " + std::to_string(id) +
                         (alive ? " is allocated twice" : " is freed but not alive"));
-    alive_[static_cast<std::size_t>(id)] = alive;
+    alive_[at(id)] = alive;
   }
 
   void count(std::int32_t id, const Buffer& buffer, std::size_t pool, std::int64_t sign) {
-    const MemoryCategory category = category_[static_cast<std::size_t>(id)];
+    const MemoryCategory category = category_[at(id)];
     const std::int64_t bytes = buffer.bytes.count() * sign;
     now_.pools[pool] += bytes;
     level(category) += bytes;
@@ -131,12 +130,10 @@ class Walk {
                                      id < graph_.first_own_buffer ? -1 : buffer.unit});
     };
     if (buffer.parts < 0) return list(buffer.bytes);
-    for (const Bytes part : graph_.parts[static_cast<std::size_t>(buffer.parts)]) list(part);
+    for (const Bytes part : graph_.parts[at(buffer.parts)]) list(part);
   }
 
-  std::int64_t& level(MemoryCategory category) {
-    return now_.categories[static_cast<std::size_t>(category)];
-  }
+  std::int64_t& level(MemoryCategory category) { return now_.categories[at(category)]; }
   static void raise(std::int64_t& highest, std::int64_t value) {
     highest = std::max(highest, value);
   }

@@ -77,9 +77,8 @@ const std::vector<KnownCause>& known_causes() {
 double likelihood_of_words(const KnownCause& cause, const std::vector<std::string>& lines) {
   double product = 1;
   for (const Sign& sign : cause.signs) {
-    const bool is_there = std::any_of(lines.begin(), lines.end(), [&](const std::string& line) {
-      return std::regex_search(line, sign.pattern);
-    });
+    const bool is_there = std::ranges::any_of(
+        lines, [&](const std::string& line) { return std::regex_search(line, sign.pattern); });
     if (is_there) product *= sign.times;
   }
   return std::min(product, kMostWords);
@@ -172,7 +171,7 @@ double log_likelihood_of_unknown(const std::vector<Part>& parts, const Signals& 
 double mean_likelihood(const std::vector<double>& logs, double most) {
   double sum = 0;
   for (const double log : logs) sum += std::exp(log - most);
-  return sum / static_cast<double>(logs.size());
+  return sum / as_double(logs.size());
 }
 
 }  // namespace
@@ -237,8 +236,8 @@ Diagnosis diagnose(const Measured& measured, const std::vector<CauseForecast>& f
   total += nothing + unknown;
   for (DiagnosedCause& cause : diagnosis.causes) cause.probability /= total;
   diagnosis.as_forecast = nothing / total;
-  std::stable_sort(diagnosis.causes.begin(), diagnosis.causes.end(),
-                   [](const auto& a, const auto& b) { return a.probability > b.probability; });
+  std::ranges::stable_sort(
+      diagnosis.causes, [](const auto& a, const auto& b) { return a.probability > b.probability; });
   const bool has_figures = !forecasts.empty() && !(measured.signals == Signals());
   diagnosis.explained = (has_figures || has_words) && unknown / total < 0.5;
   if (!forecasts.empty()) {

@@ -32,7 +32,7 @@ std::string where_of(const PickleValue* frames) {
     return name.ends_with(".py") && name.find("/torch/") == std::string_view::npos;
   };
   const PickleValue::List& list = frames->list();
-  auto own = std::find_if(list.begin(), list.end(), is_own);
+  auto own = std::ranges::find_if(list, is_own);
   if (own == list.end()) own = list.begin();
   const std::string_view path = file(*own);
   const PickleValue* line = (*own)->find("line");
@@ -60,9 +60,8 @@ std::int64_t busiest(const PickleValue::List& segments) {
   for (const PickleValue* segment : segments) {
     reserved[device_of(*segment)] += bytes_of(*segment, "total_size");
   }
-  const auto most =
-      std::max_element(reserved.begin(), reserved.end(),
-                       [](const auto& a, const auto& b) { return a.second < b.second; });
+  const auto most = std::ranges::max_element(
+      reserved, [](const auto& a, const auto& b) { return a.second < b.second; });
   return most == reserved.end() ? 0 : most->first;
 }
 
@@ -70,8 +69,8 @@ std::int64_t busiest(const PickleValue::List& segments) {
 std::vector<std::int64_t> changes_of(const PickleValue& root, std::int64_t device) {
   std::vector<std::int64_t> changes;
   const PickleValue* traces = root.find("device_traces");
-  if (traces == nullptr || traces->list().size() <= static_cast<std::size_t>(device)) return {};
-  for (const PickleValue* event : traces->list()[static_cast<std::size_t>(device)]->list()) {
+  if (traces == nullptr || traces->list().size() <= at(device)) return {};
+  for (const PickleValue* event : traces->list()[at(device)]->list()) {
     const PickleValue* action = event->find("action");
     if (action == nullptr) continue;
     const std::int64_t size = bytes_of(*event, "size");
@@ -141,8 +140,8 @@ SnapshotMemory read_snapshot(std::string_view bytes, std::string_view file) {
   for (const auto& [what, count] : live) {
     memory.live.push_back({what.second, Bytes(what.first), count});
   }
-  std::stable_sort(memory.live.begin(), memory.live.end(),
-                   [](const auto& a, const auto& b) { return a.total() > b.total(); });
+  std::ranges::stable_sort(memory.live,
+                           [](const auto& a, const auto& b) { return a.total() > b.total(); });
   memory.peak = memory.allocated;
   follow_trace(changes_of(*document.root, device), memory);
   return memory;

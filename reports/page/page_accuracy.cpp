@@ -49,7 +49,7 @@ Json accuracy_page_json(const std::vector<AccuracyRow>& rows) {
   std::vector<std::string> kinds;  // of groups, in the order of their first rows
   for (const AccuracyRow& row : rows) {
     for (const auto& [by, value] : row.groups) {
-      if (std::find(kinds.begin(), kinds.end(), by) == kinds.end()) kinds.push_back(by);
+      if (std::ranges::find(kinds, by) == kinds.end()) kinds.push_back(by);
     }
   }
   std::vector<WordColumn> groups(kinds.size());

@@ -54,7 +54,7 @@ std::string words_of(const Kernel& kernel) {
       break;
   }
   return fmt::format("{}, {}, {}", to_string(kernel.function),
-                     bytes_text(static_cast<double>(kernel.bytes.count())), pass);
+                     bytes_text(as_double(kernel.bytes.count())), pass);
 }
 
 double log_sd(const Calibration& calibration, std::size_t factor) {
@@ -78,18 +78,16 @@ Json operations_json(const Forecast& forecast, const CostModel& costs) {
       const KernelPrice price = costs.price(kernel);
       PricedOperation& operation = by_name[words_of(kernel)];
       operation.count += rows_of_work[w];
-      operation.seconds += price.seconds * static_cast<double>(rows_of_work[w]);
-      operation.bytes = static_cast<double>(kernel.bytes.count());
+      operation.seconds += price.seconds * as_double(rows_of_work[w]);
+      operation.bytes = as_double(kernel.bytes.count());
       operation.flops = kernel.flops.count();
       operation.evidence = price.evidence;
-      if (operation.what.empty())
-        operation.what = kFactorNames[static_cast<std::size_t>(price.factor)];
+      if (operation.what.empty()) operation.what = kFactorNames[at(price.factor)];
     }
   }
   std::vector<std::pair<std::string, PricedOperation>> list(by_name.begin(), by_name.end());
-  std::stable_sort(list.begin(), list.end(), [](const auto& a, const auto& b) {
-    return a.second.seconds > b.second.seconds;
-  });
+  std::ranges::stable_sort(
+      list, [](const auto& a, const auto& b) { return a.second.seconds > b.second.seconds; });
   Json operations = Json::array();
   double rest = 0, all = 0;
   for (std::size_t i = 0; i < list.size(); ++i) {
@@ -102,7 +100,7 @@ Json operations_json(const Forecast& forecast, const CostModel& costs) {
     operations.push_back({{"name", name},
                           {"class", o.what},
                           {"count", o.count},
-                          {"seconds", o.seconds / static_cast<double>(o.count)},
+                          {"seconds", o.seconds / as_double(o.count)},
                           {"total_s", o.seconds},
                           {"flops", o.flops},
                           {"bytes", o.bytes},
@@ -145,13 +143,13 @@ class FactorStep {
 
 }  // namespace
 
-const char* factor_words(Factor factor) { return kFactorNames[static_cast<std::size_t>(factor)]; }
+const char* factor_words(Factor factor) { return kFactorNames[at(factor)]; }
 
 std::vector<FactorMove> factor_moves(const Forecast& forecast, const CostModel& costs) {
   FactorStep step(forecast, costs);
   std::vector<FactorMove> moves;
   for (const Factor factor : kAllFactors) {
-    const double sd = log_sd(costs.calibration(), static_cast<std::size_t>(factor));
+    const double sd = log_sd(costs.calibration(), at(factor));
     const double high = std::exp(kNormal95 * sd);
     moves.push_back({factor, high, step.with(factor, 1 / high), step.with(factor, high)});
   }
@@ -163,13 +161,12 @@ Json sensitivity_json(const Forecast& forecast, const CostModel& costs) {
   FactorStep drawn(forecast, costs);
   Json factors = Json::array(), halves = Json::array();
   for (const FactorMove& move : factor_moves(forecast, costs)) {
-    factors.push_back(
-        {{"factor", factor_words(move.factor)},
-         {"low_factor", 1 / move.high_factor},
-         {"high_factor", move.high_factor},
-         {"low_s", move.low},
-         {"high_s", move.high},
-         {"source", calibration.spread[static_cast<std::size_t>(move.factor)].source}});
+    factors.push_back({{"factor", factor_words(move.factor)},
+                       {"low_factor", 1 / move.high_factor},
+                       {"high_factor", move.high_factor},
+                       {"low_s", move.low},
+                       {"high_s", move.high},
+                       {"source", calibration.spread[at(move.factor)].source}});
     if (move.factor != Factor::kOverlap) {
       halves.push_back(
           {{"factor", factor_words(move.factor)}, {"seconds", drawn.with(move.factor, 0.5)}});

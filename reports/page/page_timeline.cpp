@@ -75,14 +75,13 @@ Json critical_path(const EventGraph& graph, const Timeline& timeline) {
   EventId last = kNoEvent;
   for (std::size_t i = 0; i < graph.rows.size(); ++i) {
     if (!computes(graph.rows[i])) continue;
-    const bool later = last == kNoEvent ||
-                       timeline.spans[i].end >= timeline.spans[static_cast<std::size_t>(last)].end;
+    const bool later = last == kNoEvent || timeline.spans[i].end >= timeline.spans[at(last)].end;
     if (later) last = static_cast<EventId>(i);
   }
   Json path = Json::array();
   if (last == kNoEvent) return path;
   for (const ChainLink& link : cause_chain(graph, timeline, last)) path.push_back(link.event);
-  std::reverse(path.begin(), path.end());
+  std::ranges::reverse(path);
   return path;
 }
 
@@ -177,7 +176,7 @@ Json timeline_json(const Forecast& forecast) {
     phase.push_back(static_cast<std::int64_t>(names.phase(id)));
     issue.push_back((span.issue - last_issue).nanoseconds());
     last_issue = span.issue;
-    Time& end = stream_end[static_cast<std::size_t>(row.stream)];
+    Time& end = stream_end[at(row.stream)];
     start.push_back((span.start - end).nanoseconds());
     end = span.end;
     arrive.push_back((span.arrive - span.start).nanoseconds());

@@ -72,7 +72,7 @@ Report long_step_report(const ShortSteps& steps, const ModelSpec& model, const P
   report.seconds = covering(report.seconds, outcomes);
   report.first_step_seconds =
       laid_out.first_step_seconds + report.seconds.value - laid_out.seconds.value;
-  const double times = static_cast<double>(all) / static_cast<double>(kLaidOut);
+  const double times = as_double(all) / as_double(kLaidOut);
   for (Quantity Report::*rate : {&Report::tokens_per_s_per_gpu, &Report::mfu, &Report::hfu}) {
     report.*rate = rate_of(laid_out.*rate, laid_out.seconds.value, report.seconds, times);
   }

@@ -11,7 +11,6 @@
 #include <set>
 
 #include "calibration/profile_store.h"
-#include "sim/base/error.h"
 #include "sim/base/unit_strings.h"
 #include "sim/simulate/cost_choices.h"
 #include "sim/simulate/simulate.h"
@@ -53,9 +52,8 @@ class Changes {
   void add(std::string what, double seconds) { add(std::move(what), seconds, made_.plan.mesh); }
   void add(std::string what, double seconds, const Mesh& mesh) {
     const auto& batch = made_.plan.batch;
-    const double tokens =
-        static_cast<double>(mesh.data_parallel()) * static_cast<double>(batch.sequence) *
-        static_cast<double>(batch.micro_batch) * static_cast<double>(batch.accumulation);
+    const double tokens = as_double(mesh.data_parallel()) * as_double(batch.sequence) *
+                          as_double(batch.micro_batch) * as_double(batch.accumulation);
     found_.push_back({std::move(what), seconds, mesh.world(), tokens / seconds});
   }
 
@@ -81,7 +79,7 @@ class Changes {
     }
     const Topology& topology = routes_.topology();
     for (const std::int32_t wire : wires) {
-      const Wire& w = topology.wires[static_cast<std::size_t>(wire)];
+      const Wire& w = topology.wires[at(wire)];
       if (w.a < topology.first_switch || w.b < topology.first_switch) continue;
       const std::int32_t a = w.a - topology.first_switch;
       const std::int32_t b = w.b - topology.first_switch;
@@ -94,8 +92,8 @@ class Changes {
       link.rate = BytesPerSecond(link.rate.value() * 2);
     });
     try_cluster("all links between switches twice as wide", all);
-    const bool is_shared = std::any_of(topology.layout.links.begin(), topology.layout.links.end(),
-                                       [](const SwitchLink& link) { return link.background > 0; });
+    const bool is_shared = std::ranges::any_of(
+        topology.layout.links, [](const SwitchLink& link) { return link.background > 0; });
     if (!is_shared) return;
     try_cluster("links to ourselves",
                 with_links(costs_.cluster(), [](SwitchLink& link) { link.background = 0; }));
@@ -135,8 +133,8 @@ class Changes {
     for (const NodeGroup& group : layout->groups) nodes[group.leaves] += group.count;
     if (nodes.size() < 2) return;
     const auto by_count = [](const auto& a, const auto& b) { return a.second < b.second; };
-    const auto fewest = std::min_element(nodes.begin(), nodes.end(), by_count);
-    const auto most = std::max_element(nodes.begin(), nodes.end(), by_count);
+    const auto fewest = std::ranges::min_element(nodes, by_count);
+    const auto most = std::ranges::max_element(nodes, by_count);
     if (fewest->first == most->first) return;
     ClusterLayout moved = *layout;
     for (std::size_t g = 0; g < moved.groups.size(); ++g) {
@@ -154,7 +152,7 @@ class Changes {
         moved.groups.insert(moved.groups.begin() + static_cast<std::ptrdiff_t>(g), one);
       }
       const std::string name = one.names.empty() ? "a node" : one.names.front();
-      const auto to = static_cast<std::size_t>(most->first.front());
+      const auto to = at(most->first.front());
       Cluster cluster = costs_.cluster();
       const std::string leaf = moved.switches[to].name;
       cluster.layout = std::make_shared<const ClusterLayout>(std::move(moved));
@@ -198,7 +196,7 @@ class Changes {
   void leave_out(const std::string& which, const std::vector<std::int64_t>& left_out) {
     std::vector<std::int64_t> kept;
     for (std::int64_t node = 0; node < costs_.cluster().nodes(); ++node) {
-      if (!std::binary_search(left_out.begin(), left_out.end(), node)) kept.push_back(node);
+      if (!std::ranges::binary_search(left_out, node)) kept.push_back(node);
     }
     if (left_out.empty() || kept.empty() || !tried_.insert(kept).second) return;
     const Cluster rest = on_nodes(costs_.cluster(), kept);

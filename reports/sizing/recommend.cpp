@@ -15,7 +15,6 @@
 #include "calibration/machines.h"
 #include "reports/view/layout.h"
 #include "sim/base/error.h"
-#include "sim/base/unit_strings.h"
 
 namespace foreshard {
 namespace {
@@ -55,13 +54,13 @@ std::optional<Choice> choice_of(const CandidateCluster& candidate, const JobVari
 // Of a run whose every FLOP is done at the dense peak: no plan is faster.
 double least_seconds(const SizedJob& job, const RunTerms& terms) {
   const std::int64_t sequence = job.space.base.batch.sequence;
-  const double flops = job.model.training_flops_per_sequence(sequence).count() /
-                       static_cast<double>(sequence) * terms.tokens;
+  const double flops =
+      job.model.training_flops_per_sequence(sequence).count() / as_double(sequence) * terms.tokens;
   const Cluster& cluster = job.costs.cluster();
   const Gpu& gpu = cluster.gpu;
   const double peak =
       std::max({gpu.peak_bf16.value(), gpu.peak_fp8.value(), gpu.peak_fp32.value()});
-  return flops / (static_cast<double>(cluster.gpus) * peak);
+  return flops / (as_double(cluster.gpus) * peak);
 }
 
 Looked look_at(const CandidateCluster& candidate, const JobMaker& make, const RunTerms& terms,
@@ -146,9 +145,12 @@ std::optional<TermsRemedy> more_gpus(const Choice& fastest, const JobMaker& make
     const Looked looked = look_at({fastest.machine, spec, gpus}, make, terms, options);
     if (!looked.choice || looked.choice->run.probability_in_time < terms.confidence) continue;
     const RunForecast& run = looked.choice->run;
-    return TermsRemedy{TermsRemedy::What::kGpus,        spec,
-                       static_cast<double>(gpus),       has_to_grow ? options.most_sequences : 0,
-                       run.days.value * kSecondsPerDay, run.dollars.value};
+    return TermsRemedy{TermsRemedy::What::kGpus,
+                       spec,
+                       as_double(gpus),
+                       has_to_grow ? options.most_sequences : 0,
+                       run.days.value * kSecondsPerDay,
+                       run.dollars.value};
   }
   return std::nullopt;
 }
@@ -203,7 +205,7 @@ std::vector<TermsRemedy> find_remedies(const Recommendation& r, const JobMaker& 
     const auto by_days = [](const Choice& a, const Choice& b) {
       return a.run.days.value < b.run.days.value;
     };
-    const Choice& fastest = *std::min_element(r.choices.begin(), r.choices.end(), by_days);
+    const Choice& fastest = *std::ranges::min_element(r.choices, by_days);
     if (fastest.run.probability_in_time < terms.confidence) {
       if (auto more = more_gpus(fastest, make, terms, options)) remedies.push_back(*more);
     }
@@ -226,7 +228,7 @@ std::vector<std::int64_t> likely_sizes(const Cluster& cluster, double flops, con
   while (gpus > most && gpus > 1) gpus /= 2;  // part of a node
   if (terms.deadline) {
     const double needed = flops / (kLikelyMfu * cluster.gpu.peak_bf16.value() * *terms.deadline);
-    while (static_cast<double>(gpus) * 2 * 8 <= needed && gpus * 2 <= most) gpus *= 2;
+    while (as_double(gpus) * 2 * 8 <= needed && gpus * 2 <= most) gpus *= 2;
   }
   std::vector<std::int64_t> sizes;
   const std::int64_t largest = cluster.node.nics == 0 ? std::min(most, node) : most;
@@ -273,8 +275,9 @@ Recommendation recommend(const std::vector<CandidateCluster>& candidates, const 
       r.rejected.push_back({candidates[i].spec, candidates[i].gpus, looked[i].reason});
     }
   }
-  std::sort(r.choices.begin(), r.choices.end(),
-            [&](const Choice& a, const Choice& b) { return comes_first(a, b, terms.confidence); });
+  std::ranges::sort(r.choices, [&](const Choice& a, const Choice& b) {
+    return comes_first(a, b, terms.confidence);
+  });
   r.remedies = find_remedies(r, make, options);
   return r;
 }

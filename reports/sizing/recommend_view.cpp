@@ -32,8 +32,8 @@ std::string range_text(const Quantity& q) {
 
 std::string terms_text(const Recommendation& r) {
   std::string text =
-      fmt::format("{} · {} parameters · {} tokens", r.model,
-                  short_number(static_cast<double>(r.parameters)), short_number(r.terms.tokens));
+      fmt::format("{} · {} parameters · {} tokens", r.model, short_number(as_double(r.parameters)),
+                  short_number(r.terms.tokens));
   if (r.terms.deadline) text += " in " + days_text(*r.terms.deadline);
   if (r.terms.budget) text += fmt::format(" for {} USD", short_number(*r.terms.budget));
   return text + fmt::format(" · steps of at most {} x {} tokens", format_count(r.most_sequences),
@@ -131,8 +131,8 @@ Lines choice_lines(const Recommendation& r, const Paint& paint) {
     lines.push_back(
         fmt::format("  {} more hold with less than {:.0f} %", hopeless, 100 * kHopeless));
   }
-  const bool any_assumed = std::any_of(r.choices.begin(), r.choices.end(),
-                                       [](const Choice& c) { return c.assumed() > 0; });
+  const bool any_assumed =
+      std::ranges::any_of(r.choices, [](const Choice& c) { return c.assumed() > 0; });
   if (any_assumed) lines.push_back("  * nobody published its price or its rates: assumed");
   return lines;
 }
@@ -185,8 +185,8 @@ Lines rejected_lines(const Recommendation& r) {
   // By reason, in the order of their first cluster.
   std::vector<std::pair<std::string, std::vector<std::string>>> reasons;
   for (const Rejected& one : r.rejected) {
-    auto found = std::find_if(reasons.begin(), reasons.end(),
-                              [&](const auto& reason) { return reason.first == one.reason; });
+    auto found = std::ranges::find_if(
+        reasons, [&](const auto& reason) { return reason.first == one.reason; });
     if (found == reasons.end()) found = reasons.insert(reasons.end(), {one.reason, {}});
     found->second.push_back(one.cluster);
   }
@@ -263,9 +263,8 @@ Json choice_json(const Choice& c) {
 
 Json remedy_json(const TermsRemedy& remedy) {
   static constexpr const char* kNames[] = {"deadline_s", "budget_usd", "gpus", "tokens"};
-  Json json = {{"change", kNames[static_cast<std::size_t>(remedy.what)]},
-               {"to", remedy.value},
-               {"cluster", remedy.cluster}};
+  Json json = {
+      {"change", kNames[at(remedy.what)]}, {"to", remedy.value}, {"cluster", remedy.cluster}};
   if (remedy.most_sequences > 0) json["global_batch"] = remedy.most_sequences;
   if (remedy.what != TermsRemedy::What::kTokens) {
     json["days"] = remedy.seconds / kSecondsPerDay;

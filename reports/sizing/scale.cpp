@@ -31,7 +31,7 @@ std::string batch_words(const Plan& plan) {
 }
 
 double dollars_per_million(const ScalePoint& point) {
-  const double gpus = static_cast<double>(point.sized.cluster.gpus);
+  const double gpus = as_double(point.sized.cluster.gpus);
   return point.price.usd_per_hour * gpus / 3600 / point.sized.tokens_per_s.value * 1e6;
 }
 
@@ -81,15 +81,15 @@ ScalingCurve scale(const std::vector<CandidateCluster>& sizes, const JobMaker& m
   if (same_failure && looked.front().failure != ExitCode::kInfeasible) {
     throw Error(looked.front().failure, looked.front().reason);
   }
-  std::sort(curve.points.begin(), curve.points.end(), [](const ScalePoint& a, const ScalePoint& b) {
+  std::ranges::sort(curve.points, [](const ScalePoint& a, const ScalePoint& b) {
     return a.sized.cluster.gpus < b.sized.cluster.gpus;
   });
   std::vector<std::pair<std::int64_t, double>> rates;
   for (ScalePoint& point : curve.points) {
     const SizedPlan& first = curve.points.front().sized;
     point.speedup = point.sized.tokens_per_s.value / first.tokens_per_s.value;
-    point.efficiency = point.speedup * static_cast<double>(first.cluster.gpus) /
-                       static_cast<double>(point.sized.cluster.gpus);
+    point.efficiency =
+        point.speedup * as_double(first.cluster.gpus) / as_double(point.sized.cluster.gpus);
     rates.emplace_back(point.sized.cluster.gpus, point.sized.tokens_per_s.value);
   }
   curve.knee = knee_of(std::move(rates));
@@ -107,14 +107,13 @@ std::string scale_text(const ScalingCurve& curve, Color color) {
                                                   "per GPU", "efficiency", "", "MFU", "exposed"}};
   for (const ScalePoint& point : curve.points) {
     const SizedPlan& s = point.sized;
-    table.push_back({"  " + format_count(s.cluster.gpus), format_count(sequences_of(s.plan)),
-                     seconds_text(s.step.value),
-                     fmt::format("{} .. {}", seconds_text(s.step.low), seconds_text(s.step.high)),
-                     cardinal(s.tokens_per_s.value),
-                     cardinal(s.tokens_per_s.value / static_cast<double>(s.cluster.gpus)),
-                     percent_text(point.efficiency),
-                     left(bar(std::min(1.0, point.efficiency), 10), 10), percent_text(s.mfu.value),
-                     percent_text(s.exposed_share)});
+    table.push_back(
+        {"  " + format_count(s.cluster.gpus), format_count(sequences_of(s.plan)),
+         seconds_text(s.step.value),
+         fmt::format("{} .. {}", seconds_text(s.step.low), seconds_text(s.step.high)),
+         cardinal(s.tokens_per_s.value), cardinal(s.tokens_per_s.value / as_double(s.cluster.gpus)),
+         percent_text(point.efficiency), left(bar(std::min(1.0, point.efficiency), 10), 10),
+         percent_text(s.mfu.value), percent_text(s.exposed_share)});
   }
   for (std::string& line : aligned(table)) lines.push_back(std::move(line));
   table = {{"  GPUs", "shard", "reshard", "prefetch", "recompute", "micro-batch", "to spare",
@@ -194,7 +193,7 @@ std::string scale_csv(const ScalingCurve& curve) {
     text += fmt::format(
         "{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{}\n", s.cluster.gpus,
         sequences_of(plan), s.step.value, s.step.low, s.step.high, s.tokens_per_s.value,
-        s.tokens_per_s.value / static_cast<double>(s.cluster.gpus), point.speedup, point.efficiency,
+        s.tokens_per_s.value / as_double(s.cluster.gpus), point.speedup, point.efficiency,
         s.mfu.value, s.exposed_share, plan.mesh.shard, plan.mesh.replicate,
         words_of(plan.reshard_after_forward.value), words_of(plan.prefetch),
         to_string(plan.recompute.value), plan.batch.micro_batch, plan.batch.accumulation);

@@ -42,7 +42,7 @@ std::string settings_words(const Plan& base, const Plan& plan) {
       "prefetch.backward", "recompute",      "batch.micro_batch",     "batch.accumulation"};
   std::string words;
   for (const PlanDifference& d : plan_differences(base, plan)) {
-    if (std::find(std::begin(kGrid), std::end(kGrid), d.key) != std::end(kGrid)) continue;
+    if (std::ranges::find(kGrid, d.key) != std::end(kGrid)) continue;
     words += fmt::format(" --set {}={}", d.key, d.b);
   }
   return words;

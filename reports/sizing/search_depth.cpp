@@ -41,9 +41,8 @@ std::vector<std::pair<std::string, double>> differences(const Forecast& best,
   std::erase_if(list, [&](const auto& entry) {
     return std::abs(entry.second) < kSmallest * best.timeline.period.seconds();
   });
-  std::stable_sort(list.begin(), list.end(), [](const auto& a, const auto& b) {
-    return std::abs(a.second) > std::abs(b.second);
-  });
+  std::ranges::stable_sort(
+      list, [](const auto& a, const auto& b) { return std::abs(a.second) > std::abs(b.second); });
   if (list.size() > kMostReasons) list.resize(kMostReasons);
   return list;
 }
@@ -83,7 +82,7 @@ std::vector<WhySlower> why_slower(const Forecast& best, const SearchResult& resu
   for (const auto& [key, candidate] : fastest) {
     list.push_back({*candidate, differences(best, forecast(best.model, candidate->plan, costs))});
   }
-  std::stable_sort(list.begin(), list.end(), [](const WhySlower& a, const WhySlower& b) {
+  std::ranges::stable_sort(list, [](const WhySlower& a, const WhySlower& b) {
     return a.candidate.seconds > b.candidate.seconds;
   });
   return list;

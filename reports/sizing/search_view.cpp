@@ -79,13 +79,13 @@ class Heatmap {
  private:
   template <typename T>
   static void remember(std::vector<T>& list, const T& value) {
-    if (std::find(list.begin(), list.end(), value) == list.end()) list.push_back(value);
+    if (std::ranges::find(list, value) == list.end()) list.push_back(value);
   }
 
   const HeatmapCell* find(std::int64_t shard, const Prefetch& prefetch) const {
-    const auto found = std::find_if(
-        result_.heatmap.begin(), result_.heatmap.end(),
-        [&](const HeatmapCell& c) { return c.shard == shard && c.prefetch == prefetch; });
+    const auto found = std::ranges::find_if(result_.heatmap, [&](const HeatmapCell& c) {
+      return c.shard == shard && c.prefetch == prefetch;
+    });
     return found == result_.heatmap.end() ? nullptr : &*found;
   }
 
@@ -208,9 +208,7 @@ Lines neighbour_lines(const SearchResult& result, const Paint& paint) {
     }
     std::vector<std::string> cells = {"  " + changes(best.plan, n.plan)};
     for (std::string& cell : step_cells(best, n)) cells.push_back(std::move(cell));
-    const auto bytes = [](const Candidate& c) {
-      return static_cast<double>(c.peak_allocated.count());
-    };
+    const auto bytes = [](const Candidate& c) { return as_double(c.peak_allocated.count()); };
     cells.push_back(n.verdict == Verdict::kNotDivisible ? ""
                                                         : signed_bytes(bytes(n) - bytes(best)));
     table.push_back(std::move(cells));
@@ -227,7 +225,7 @@ Json candidate_json(const Candidate& c) {
           {"seconds", c.seconds},
           {"tokens_per_s_per_gpu", c.tokens_per_s_per_gpu},
           {"peak_allocated_bytes", c.peak_allocated.count()},
-          {"verdict", kVerdicts[static_cast<std::size_t>(c.verdict)]}};
+          {"verdict", kVerdicts[at(c.verdict)]}};
 }
 
 Json prefetch_json(const Prefetch& prefetch) {
@@ -253,8 +251,7 @@ std::string search_text(const SearchStory& story, const Forecast* best, const Re
   append(lines, best_lines(story, best_report, paint));
   if (best != nullptr) {
     std::vector<WaterfallBar> bars = waterfall(best->graph, best->timeline);
-    std::stable_sort(bars.begin(), bars.end(),
-                     [](const WaterfallBar& a, const WaterfallBar& b) { return a.time > b.time; });
+    std::ranges::stable_sort(bars, std::greater(), &WaterfallBar::time);
     std::string where = "  its step:";
     for (std::size_t i = 0; i < std::min<std::size_t>(bars.size(), 4); ++i) {
       where += fmt::format("{} {} {}", i == 0 ? "" : ",", bars[i].what,

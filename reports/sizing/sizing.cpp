@@ -81,8 +81,7 @@ class DrawnStep {
     if (is_whole_) return at(shown_.graph, shown_.costs.delays) * costs_.plan_draw(k, mfu_);
     const double base = at(longer_, {});
     const double one_more = base - at(shorter_, {});
-    return (base + static_cast<double>(accumulation_ - drawn_) * one_more) *
-           costs_.plan_draw(k, mfu_);
+    return (base + as_double(accumulation_ - drawn_) * one_more) * costs_.plan_draw(k, mfu_);
   }
 
  private:
@@ -112,7 +111,7 @@ StackOutcome outcome_of(const StackCase& other, ReservedMemory* replays) {
   const double one_more =
       at(told.graph) -
       at(build_training_step(other.model, with_accumulation(other.plan, kTelling - 1)));
-  outcome.seconds += static_cast<double>(accumulation - kTelling) * one_more;
+  outcome.seconds += as_double(accumulation - kTelling) * one_more;
   return outcome;
 }
 
@@ -162,8 +161,7 @@ SizedPlan size_up(const ModelSpec& model, const Plan& plan, const CostModel& cos
   shown.plan = plan;
   const StepRates rates = step_rates(shown, sized.cluster);
   sized.mfu = rate(rates.model_peak_seconds, sized.step);
-  sized.tokens_per_s =
-      rate(rates.tokens_per_gpu * static_cast<double>(sized.cluster.gpus), sized.step);
+  sized.tokens_per_s = rate(rates.tokens_per_gpu * as_double(sized.cluster.gpus), sized.step);
   sized.state = checkpoint_bytes(model, plan);
   if (const std::string text = find_nonsense(sized, shown); !text.empty())
     throw NonsenseError(text);
@@ -258,11 +256,11 @@ std::optional<SizedPlan> best_plan(const JobVariants& variants, const MemoryTerm
 
 std::optional<std::int64_t> knee_of(std::vector<std::pair<std::int64_t, double>> curve) {
   if (curve.size() < 2) return std::nullopt;
-  std::sort(curve.begin(), curve.end());
+  std::ranges::sort(curve);
   for (std::size_t i = 1; i < curve.size(); ++i) {
     const auto& [less, slower] = curve[i - 1];
     const auto& [more, faster] = curve[i];
-    const double doublings = std::log2(static_cast<double>(more) / static_cast<double>(less));
+    const double doublings = std::log2(as_double(more) / as_double(less));
     if (faster / slower < std::pow(kKneeGain, doublings)) return less;
   }
   return std::nullopt;
@@ -303,7 +301,7 @@ bool least_holds(const SizedJob& job, const Cluster& cluster, const MemoryTerms&
   const Bytes peak = peak_allocated(graph);
   const Bytes outside = total(memory_outside(graph, cluster, plan.runtime));
   if (!holds(fit_in(cluster, peak, peak, outside), terms)) return false;
-  return std::any_of(allocators.begin(), allocators.end(), [&](const AllocatorSettings& allocator) {
+  return std::ranges::any_of(allocators, [&](const AllocatorSettings& allocator) {
     plan.allocator = allocator;
     if (find_problem(plan, job.model, cluster)) return false;
     const Bytes reserved = forecast_reserved(graph, plan, cluster).peak;
@@ -321,9 +319,8 @@ std::optional<std::int64_t> smallest_that_holds(const JobVariants& variants,
   for (std::int64_t gpus = 1; gpus <= most; gpus = next_size(gpus, cluster)) {
     if (is_single && gpus > cluster.node.gpus) break;
     cluster.gpus = gpus;
-    const bool is_enough =
-        std::any_of(variants.list.begin(), variants.list.end(),
-                    [&](const SizedJob& job) { return least_holds(job, cluster, terms); });
+    const bool is_enough = std::ranges::any_of(
+        variants.list, [&](const SizedJob& job) { return least_holds(job, cluster, terms); });
     if (is_enough) return gpus;
   }
   return std::nullopt;

@@ -48,10 +48,10 @@ Quantity scaled(const Quantity& q, double factor) {
 
 Interruptions interruptions_of(const SizedPlan& sized, const RunTerms& terms, double per_gpu_day) {
   Interruptions x;
-  const auto gpus = static_cast<double>(sized.cluster.gpus);
+  const auto gpus = as_double(sized.cluster.gpus);
   x.mean_between = per_gpu_day > 0 ? kSecondsPerDay / (per_gpu_day * gpus)
                                    : std::numeric_limits<double>::infinity();
-  x.save = static_cast<double>(sized.state.count()) / (terms.checkpoint_rate.value() * gpus);
+  x.save = as_double(sized.state.count()) / (terms.checkpoint_rate.value() * gpus);
   x.restart = terms.restart + x.save;  // what was written is read
   return x;
 }
@@ -61,9 +61,9 @@ double evaluation_share(const SizedPlan& sized, const RunTerms& terms) {
   if (terms.evaluate_every <= 0) return 0;
   const Batch& batch = sized.plan.batch;
   const auto sequences =
-      static_cast<double>(batch.micro_batch * batch.accumulation * sized.plan.mesh.data_parallel());
-  return sized.forward_share * static_cast<double>(terms.evaluate_sequences) / sequences /
-         static_cast<double>(terms.evaluate_every);
+      as_double(batch.micro_batch * batch.accumulation * sized.plan.mesh.data_parallel());
+  return sized.forward_share * as_double(terms.evaluate_sequences) / sequences /
+         as_double(terms.evaluate_every);
 }
 
 }  // namespace
@@ -81,13 +81,13 @@ FailureRate published_failure_rate() {
 
 RunForecast forecast_run(const SizedPlan& sized, const Price& price, const RunTerms& terms) {
   RunForecast run;
-  const auto gpus = static_cast<double>(sized.cluster.gpus);
+  const auto gpus = as_double(sized.cluster.gpus);
   const Batch& batch = sized.plan.batch;
   // Ranks of cp and tp share their sequences.
   const Mesh& mesh = sized.plan.mesh;
-  const double data_ranks = gpus / static_cast<double>(mesh.cp * mesh.tp);
+  const double data_ranks = gpus / as_double(mesh.cp * mesh.tp);
   const auto tokens_per_step =
-      static_cast<double>(batch.micro_batch * batch.accumulation * batch.sequence) * data_ranks;
+      as_double(batch.micro_batch * batch.accumulation * batch.sequence) * data_ranks;
   run.steps = std::ceil(terms.tokens / tokens_per_step);
   run.evaluation_share = evaluation_share(sized, terms);
   run.interruptions = interruptions_of(sized, terms, terms.failures.per_gpu_day);
@@ -120,14 +120,14 @@ RunForecast forecast_run(const SizedPlan& sized, const Price& price, const RunTe
         pays += chance_below(wall, seconds);
         both += chance_below(wall, std::min(deadline, seconds));
       }
-      const auto slices = static_cast<double>(affordable.size());
+      const auto slices = as_double(affordable.size());
       in_budget += pays / slices;
       all += both / slices * sized.fit_probability_of(k);
       ++count;
       for (const double s : kScatter) days.push_back((wall.mean + s * wall.sd) / kSecondsPerDay);
     }
   }
-  const auto draws = static_cast<double>(count);
+  const auto draws = as_double(count);
   run.probability = all / draws;
   run.probability_in_time = terms.deadline ? in_time / draws : 1;
   run.probability_within_budget = terms.budget ? in_budget / draws : 1;

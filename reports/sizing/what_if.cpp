@@ -9,7 +9,6 @@
 
 #include "reports/sizing/machine_changes.h"
 #include "reports/view/layout.h"
-#include "reports/view/plan_words.h"
 #include "sim/spec/plan_config.h"
 
 namespace foreshard {
@@ -43,9 +42,7 @@ std::vector<WhatIf> what_ifs(const Choice& choice, const JobVariants& variants,
         choice.price.usd_per_hour * (choice.run.days.value / one.run.days.value - 1);
   });
   std::erase_if(list, [](const WhatIf& one) { return !one.sized; });
-  std::stable_sort(list.begin(), list.end(), [](const WhatIf& a, const WhatIf& b) {
-    return a.worth_per_gpu_hour > b.worth_per_gpu_hour;
-  });
+  std::ranges::stable_sort(list, std::greater(), &WhatIf::worth_per_gpu_hour);
   return list;
 }
 

@@ -20,11 +20,11 @@ namespace {
 using StepOfRanks = std::vector<MeasuredStep*>;
 
 StepOfRanks step_of_ranks(RunRecord& record, std::int64_t number) {
-  StepOfRanks steps(static_cast<std::size_t>(record.world), nullptr);
+  StepOfRanks steps(at(record.world), nullptr);
   for (RankRecord& rank : record.ranks) {
     if (!rank.clocks_shared) continue;
     for (MeasuredStep& step : rank.timelines) {
-      if (step.step == number) steps[static_cast<std::size_t>(rank.rank)] = &step;
+      if (step.step == number) steps[at(rank.rank)] = &step;
     }
   }
   return steps;
@@ -45,7 +45,7 @@ std::vector<EventId> communicator_predecessors(const EventGraph& graph) {
 
 void set_arrivals(const EventGraph& graph, const StepOfRanks& steps) {
   const std::vector<EventId> before = communicator_predecessors(graph);
-  const auto world = static_cast<std::int64_t>(steps.size());
+  const auto world = std::ssize(steps);
   for (std::size_t i = 0; i < graph.rows.size(); ++i) {
     const Work& work = graph.works[graph.rows[i].work];
     if (!is_collective(graph.rows[i].kind) || work.communicator == kNoCommunicator) continue;
@@ -57,17 +57,15 @@ void set_arrivals(const EventGraph& graph, const StepOfRanks& steps) {
       bool all = true;
       for (std::int64_t m = 0; m < group.size && all; ++m) {
         const std::int64_t member = rank + m * group.stride;
-        const MeasuredStep* step =
-            member < world ? steps[static_cast<std::size_t>(member)] : nullptr;
+        const MeasuredStep* step = member < world ? steps[at(member)] : nullptr;
         all = step != nullptr;
         if (!all) break;
         latest = std::max(latest, step->begin + step->spans[i].start);
         if (before[i] == kNoEvent) continue;
-        latest =
-            std::max(latest, step->begin + step->spans[static_cast<std::size_t>(before[i])].end);
+        latest = std::max(latest, step->begin + step->spans[at(before[i])].end);
       }
       for (std::int64_t m = 0; m < group.size && all; ++m) {
-        MeasuredStep& step = *steps[static_cast<std::size_t>(rank + m * group.stride)];
+        MeasuredStep& step = *steps[at(rank + m * group.stride)];
         Span& span = step.spans[i];
         span.arrive = std::min(latest - step.begin, span.end);
       }
@@ -87,7 +85,7 @@ void summarize_traced_memory(const Cluster& cluster, const RunRecord& record, Re
     reserved = std::max(reserved, rank.peak_reserved);
   }
   const auto measured = [](Bytes bytes) {
-    const auto value = static_cast<double>(bytes.count());
+    const auto value = as_double(bytes.count());
     return Quantity{value, value, value, Evidence::kMeasured};
   };
   report.peak_allocated = measured(allocated);
@@ -108,7 +106,7 @@ void summarize_device_memory(const RunRecord& record, const Cluster& cluster, Re
     activations = std::max(activations, rank.activations_peak);
   }
   const auto measured = [](Bytes bytes) {
-    const auto value = static_cast<double>(bytes.count());
+    const auto value = as_double(bytes.count());
     return Quantity{value, value, value, Evidence::kMeasured};
   };
   const Bytes outside = std::max(Bytes(), used - reserved);
@@ -126,8 +124,8 @@ void summarize_memory(const Cluster& cluster, const RunRecord& record, Report& r
   Bytes arena, activations;
   std::vector<double> peaks, resident;
   for (const RankRecord& rank : record.ranks) {
-    peaks.push_back(static_cast<double>((rank.arena + rank.activations_peak).count()));
-    resident.push_back(static_cast<double>(rank.peak_rss.count()));
+    peaks.push_back(as_double((rank.arena + rank.activations_peak).count()));
+    resident.push_back(as_double(rank.peak_rss.count()));
     arena = std::max(arena, rank.arena);
     activations = std::max(activations, rank.activations_peak);
   }
@@ -138,9 +136,8 @@ void summarize_memory(const Cluster& cluster, const RunRecord& record, Report& r
   report.peak_allocated = largest(peaks);
   if (!record.device.empty()) return summarize_device_memory(record, cluster, report);
   // What the process holds; where several ranks share one, what they allocated.
-  report.peak_reserved = *std::min_element(resident.begin(), resident.end()) > 0
-                             ? largest(resident)
-                             : report.peak_allocated;
+  report.peak_reserved =
+      *std::ranges::min_element(resident) > 0 ? largest(resident) : report.peak_allocated;
   const double outside = std::max(0.0, report.peak_reserved.value - report.peak_allocated.value);
   report.outside_allocator = {outside, outside, outside, Evidence::kMeasured};
   report.fit.capacity = cluster.gpu.memory;
@@ -154,7 +151,7 @@ void summarize_memory(const Cluster& cluster, const RunRecord& record, Report& r
 
 void check_record(const EventGraph& graph, const RunRecord& record) {
   const auto refuse = [](const std::string& what) { throw Error(ExitCode::kInvalidInput, what); };
-  if (record.ranks.size() != static_cast<std::size_t>(record.paced ? 1 : record.world)) {
+  if (record.ranks.size() != at(record.paced ? 1 : record.world)) {
     refuse(fmt::format("the run has records of {} of its {} ranks", record.ranks.size(),
                        record.world));
   }
@@ -174,8 +171,7 @@ void check_record(const EventGraph& graph, const RunRecord& record) {
 }
 
 bool clocks_shared(const RunRecord& record) {
-  return std::all_of(record.ranks.begin(), record.ranks.end(),
-                     [](const RankRecord& rank) { return rank.clocks_shared; });
+  return std::ranges::all_of(record.ranks, &RankRecord::clocks_shared);
 }
 
 RunRecord derive_arrivals(const EventGraph& graph, RunRecord record) {
@@ -188,7 +184,7 @@ RunRecord derive_arrivals(const EventGraph& graph, RunRecord record) {
       numbers.push_back(step.step);
     }
   }
-  std::sort(numbers.begin(), numbers.end());
+  std::ranges::sort(numbers);
   numbers.erase(std::unique(numbers.begin(), numbers.end()), numbers.end());
   for (std::int64_t number : numbers) set_arrivals(graph, step_of_ranks(record, number));
   return record;
@@ -210,10 +206,9 @@ const MeasuredStep& median_step(const RunRecord& record, const RankRecord& rank)
   std::vector<double> seconds;
   for (const MeasuredStep* step : steps) seconds.push_back(step->duration.seconds());
   const double median = quartiles(seconds).median;
-  return **std::min_element(
-      steps.begin(), steps.end(), [&](const MeasuredStep* a, const MeasuredStep* b) {
-        return std::abs(a->duration.seconds() - median) < std::abs(b->duration.seconds() - median);
-      });
+  return **std::ranges::min_element(steps, [&](const MeasuredStep* a, const MeasuredStep* b) {
+    return std::abs(a->duration.seconds() - median) < std::abs(b->duration.seconds() - median);
+  });
 }
 
 Timeline timeline_of(const RankRecord& rank, const MeasuredStep& step) {

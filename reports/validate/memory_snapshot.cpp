@@ -71,7 +71,7 @@ class SnapshotWriter {
       out_.entry("state", block.allocated ? "active_allocated"
                           : block.active  ? "active_awaiting_free"
                                           : "inactive");
-      const auto id = static_cast<std::size_t>(block.id);
+      const auto id = at(block.id);
       if (block.allocated && id < step_.buffer_of_block.size()) {
         write_frames(kNoEvent, step_.buffer_of_block[id]);
       } else {
@@ -98,7 +98,7 @@ class SnapshotWriter {
 
   std::int64_t time_of(EventId row) const {
     if (row == kNoEvent) return 0;
-    const Time issue = timeline_.spans[static_cast<std::size_t>(row)].issue;
+    const Time issue = timeline_.spans[at(row)].issue;
     return (issue - first_issue_).nanoseconds() / 1000;
   }
 
@@ -122,8 +122,8 @@ class SnapshotWriter {
     out_.begin_list();
     if (buffer >= 0) {
       const std::int32_t unit = graph_.buffer(buffer).unit;
-      write_frame(graph_.buffer_name(buffer),
-                  unit >= 0 ? graph_.units[static_cast<std::size_t>(unit)].name : "step", buffer);
+      write_frame(graph_.buffer_name(buffer), unit >= 0 ? graph_.units[at(unit)].name : "step",
+                  buffer);
     }
     write_frame(names_.of(row), "step", std::max(row, 0));
     out_.end_list();

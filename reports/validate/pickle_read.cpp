@@ -204,8 +204,8 @@ class Reader {
 const PickleValue* PickleValue::find(std::string_view key) const {
   const auto* dict = std::get_if<Dict>(&is);
   if (dict == nullptr) return nullptr;
-  const auto found = std::find_if(dict->begin(), dict->end(),
-                                  [&](const auto& entry) { return entry.first->text() == key; });
+  const auto found =
+      std::ranges::find_if(*dict, [&](const auto& entry) { return entry.first->text() == key; });
   return found == dict->end() ? nullptr : found->second;
 }
 

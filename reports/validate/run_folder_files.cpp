@@ -1,5 +1,3 @@
-#include "reports/validate/run_folder_files.h"
-
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <unistd.h>
@@ -10,6 +8,7 @@
 #include <system_error>
 #include <utility>
 
+#include "reports/validate/run_folder.h"
 #include "sim/base/error.h"
 #include "sim/base/held_size_signal.h"
 
@@ -41,7 +40,7 @@ class Draft {
     while (!text.empty()) {
       const ssize_t count = ::write(file_, text.data(), text.size());
       if (count < 0 && errno != EINTR) fail(path_, "cannot be written", errno);
-      if (count > 0) text.remove_prefix(static_cast<std::size_t>(count));
+      if (count > 0) text.remove_prefix(at(count));
     }
   }
   void finish() {
@@ -79,7 +78,7 @@ std::string read_whole_file(const std::filesystem::path& path, std::size_t most_
     text.resize(before + kBlock);
     const ssize_t count = ::read(file, text.data() + before, kBlock);
     if (count < 0 && errno != EINTR) error = errno;
-    text.resize(before + static_cast<std::size_t>(std::max<ssize_t>(count, 0)));
+    text.resize(before + at(std::max<ssize_t>(count, 0)));
     if (count == 0) break;
   }
   ::close(file);

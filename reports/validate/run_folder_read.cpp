@@ -8,7 +8,6 @@
 #include <map>
 
 #include "reports/validate/run_folder.h"
-#include "reports/validate/run_folder_files.h"
 #include "reports/view/exact_seconds.h"
 #include "sim/base/config.h"
 #include "sim/base/spelling.h"
@@ -108,8 +107,8 @@ class Files {
                                                        (folder_ / kRunFile).string(), name));
     }
     std::string text = read_whole_file(folder_ / name, kMostBytes);
-    const auto bytes = static_cast<std::size_t>(
-        entry->second.at("bytes").as_int(0, std::numeric_limits<std::int64_t>::max()));
+    const auto bytes =
+        at(entry->second.at("bytes").as_int(0, std::numeric_limits<std::int64_t>::max()));
     const auto refuse = [&](const std::string& what) {
       throw Error(ExitCode::kInvalidInput,
                   fmt::format("{}: the file is damaged: {}; it was altered, or the run was cut off "
@@ -202,7 +201,7 @@ void read_steps(CsvLines lines, RunRecord& record) {
     if (lines.whole(0) != step) {
       lines.fail(fmt::format("step {}", lines.fields()[0]), fmt::format("step {}", step));
     }
-    const auto index = static_cast<std::size_t>(step - record.first_step);
+    const auto index = at(step - record.first_step);
     const auto follows = [&](std::size_t count) {
       if (count != index) lines.fail("a value follows an empty one", "");
     };

@@ -51,13 +51,11 @@ class Cut {
 
   void take(const Gap& gap) {
     if (gap.collective != kNoEvent) {
-      return add(SlowCause::kExposed, static_cast<std::size_t>(gap.collective),
-                 gap.end - gap.begin);
+      return add(SlowCause::kExposed, at(gap.collective), gap.end - gap.begin);
     }
     const SlowCause other = gap.otherwise == Cause::kHost ? SlowCause::kHost : SlowCause::kStream;
     // What stands behind the last compute row is put down to the step's last row.
-    const std::size_t held =
-        gap.held_up == kNoEvent ? graph_.rows.size() - 1 : static_cast<std::size_t>(gap.held_up);
+    const std::size_t held = gap.held_up == kNoEvent ? graph_.rows.size() - 1 : at(gap.held_up);
     Time now = gap.begin;
     for (const std::size_t i : waiting_) {
       const Time begin = std::max(now, timeline_.spans[i].start);
@@ -120,7 +118,7 @@ const char* advice(SlowCause cause) {
 const char* to_string(SlowCause cause) {
   static constexpr std::array<const char*, 5> kNames = {
       "compute", "exposed_communication", "waiting_for_peers", "late_host", "stream_dependency"};
-  return kNames[static_cast<std::size_t>(cause)];
+  return kNames[at(cause)];
 }
 
 SlowStep why_slower(const EventGraph& graph, const Timeline& predicted, const Timeline& measured) {
@@ -130,7 +128,7 @@ SlowStep why_slower(const EventGraph& graph, const Timeline& predicted, const Ti
     const std::int32_t unit = std::get<std::int32_t>(key);
     part.cause = std::get<SlowCause>(key);
     part.kind = std::get<EventKind>(key);
-    if (unit >= 0) part.where = graph.units[static_cast<std::size_t>(unit)].name;
+    if (unit >= 0) part.where = graph.units[at(unit)].name;
     return part;
   };
   for (const auto& [key, time] : Cut(graph, predicted).shares()) part_of(key).predicted = time;
@@ -141,9 +139,7 @@ SlowStep why_slower(const EventGraph& graph, const Timeline& predicted, const Ti
   for (auto& [key, part] : parts) {
     if (part.difference() != Time()) step.parts.push_back(std::move(part));
   }
-  std::stable_sort(step.parts.begin(), step.parts.end(), [](const SlowPart& a, const SlowPart& b) {
-    return a.difference() > b.difference();
-  });
+  std::ranges::stable_sort(step.parts, std::greater(), &SlowPart::difference);
   return step;
 }
 
@@ -157,8 +153,7 @@ std::string slower_text(const SlowStep& step, std::string_view what, Color color
   std::map<SlowCause, Time> causes;
   for (const SlowPart& part : step.parts) causes[part.cause] += part.difference();
   std::vector<std::pair<SlowCause, Time>> order(causes.begin(), causes.end());
-  std::stable_sort(order.begin(), order.end(),
-                   [](const auto& a, const auto& b) { return a.second > b.second; });
+  std::ranges::stable_sort(order, [](const auto& a, const auto& b) { return a.second > b.second; });
   std::vector<std::vector<std::string>> table;
   for (const auto& [cause, time] : order) {
     table.push_back({std::string("  ") + to_string(cause), signed_seconds(time.seconds())});
@@ -170,7 +165,7 @@ std::string slower_text(const SlowStep& step, std::string_view what, Color color
   // Ends of the list: what costs most, and what the run saves.
   std::vector<const SlowPart*> shown;
   for (const SlowPart& part : step.parts) shown.push_back(&part);
-  std::stable_sort(shown.begin(), shown.end(), [](const SlowPart* a, const SlowPart* b) {
+  std::ranges::stable_sort(shown, [](const SlowPart* a, const SlowPart* b) {
     const auto size = [](const SlowPart* part) {
       return std::max(part->difference(), Time() - part->difference());
     };

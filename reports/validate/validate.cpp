@@ -41,7 +41,7 @@ std::vector<KindComparison> compare_kinds(const EventGraph& graph,
                                           const std::vector<EventParts>& measured) {
   std::array<KindComparison, kEventKinds> kinds{};
   for (std::size_t i = 0; i < graph.rows.size(); ++i) {
-    KindComparison& kind = kinds[static_cast<std::size_t>(graph.rows[i].kind)];
+    KindComparison& kind = kinds[at(graph.rows[i].kind)];
     kind.kind = graph.rows[i].kind;
     ++kind.count;
     kind.seconds.predicted += predicted[i].duration;
@@ -60,22 +60,22 @@ std::vector<EventComparison> worst_events(const Forecast& forecast,
                                           const std::vector<EventParts>& predicted,
                                           const std::vector<EventParts>& measured) {
   const auto difference = [&](EventId event) {
-    const auto i = static_cast<std::size_t>(event);
+    const auto i = at(event);
     return std::abs(measured[i].total() - predicted[i].total());
   };
   std::vector<EventId> order;
   for (std::size_t i = 0; i < predicted.size(); ++i) {
     if (difference(static_cast<EventId>(i)) > 0) order.push_back(static_cast<EventId>(i));
   }
-  std::stable_sort(order.begin(), order.end(),
-                   [&](EventId a, EventId b) { return difference(a) > difference(b); });
+  std::ranges::stable_sort(order,
+                           [&](EventId a, EventId b) { return difference(a) > difference(b); });
   if (order.size() > kWorst) order.resize(kWorst);
   const EventNames names(forecast.graph, forecast.model);
   std::vector<EventComparison> worst;
   for (EventId event : order) {
-    const EventParts& p = predicted[static_cast<std::size_t>(event)];
-    const EventParts& m = measured[static_cast<std::size_t>(event)];
-    const EventKind kind = forecast.graph.rows[static_cast<std::size_t>(event)].kind;
+    const EventParts& p = predicted[at(event)];
+    const EventParts& m = measured[at(event)];
+    const EventKind kind = forecast.graph.rows[at(event)].kind;
     worst.push_back({event,
                      names.of(event),
                      {p.total(), m.total()},
@@ -92,10 +92,7 @@ std::vector<MemoryComparison> compare_traced_memory(const Forecast& forecast,
   Bytes peak;
   for (const RankRecord& rank : record.ranks) peak = std::max(peak, rank.peak_allocated);
   MemoryComparison memory{
-      "peak",
-      {static_cast<double>(forecast.memory.peak.count()), static_cast<double>(peak.count())},
-      true,
-      ""};
+      "peak", {as_double(forecast.memory.peak.count()), as_double(peak.count())}, true, ""};
   if (peak <= Bytes()) {
     memory.judged = false;
     memory.note = "not in the trace: profile_memory=True of torch.profiler records it on GPUs";
@@ -115,8 +112,7 @@ std::vector<MemoryComparison> compare_memory(const Forecast& forecast, const Run
     knows_growth &= rank.rss_before_init > Bytes() && rank.rss_after_init > Bytes();
   }
   const auto both = [](Bytes predicted, Bytes measured) {
-    return Comparison{static_cast<double>(predicted.count()),
-                      static_cast<double>(measured.count())};
+    return Comparison{as_double(predicted.count()), as_double(measured.count())};
   };
   const MemoryProfile& memory = forecast.memory;
   std::vector<MemoryComparison> list = {
@@ -209,7 +205,7 @@ Validation validate(const Forecast& forecast, const Report& predicted, const Run
   v.notes = notes_on(v, joined);
   v.passed = std::abs(v.step_error) <= tolerances.step &&
              std::abs(v.exposed_communication_error) <= tolerances.exposed &&
-             std::all_of(v.memory.begin(), v.memory.end(), [&](const MemoryComparison& memory) {
+             std::ranges::all_of(v.memory, [&](const MemoryComparison& memory) {
                return !memory.judged || std::abs(memory.bytes.error()) <= tolerances.memory;
              });
   return v;

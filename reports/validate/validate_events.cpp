@@ -8,7 +8,6 @@
 
 #include <algorithm>
 #include <array>
-#include <cmath>
 
 #include "reports/accuracy/intervals.h"
 #include "reports/view/attribution.h"
@@ -50,7 +49,7 @@ class Readiness {
     };
     for (EventId awaited : graph_.waits_of(static_cast<EventId>(i))) after(awaited);
     after(row.host_wait);
-    after(on_stream_[static_cast<std::size_t>(row.stream)]);
+    after(on_stream_[at(row.stream)]);
     if (host_ == HostKind::kComputes) after(computed_);
     if (i > 0) ready = std::max(ready, timeline_.spans[i - 1].issue);
     return ready;
@@ -64,13 +63,13 @@ class Readiness {
   }
   void pass(std::size_t i) {
     const auto id = static_cast<EventId>(i);
-    on_stream_[static_cast<std::size_t>(graph_.rows[i].stream)] = id;
+    on_stream_[at(graph_.rows[i].stream)] = id;
     on_communicator_[graph_.rows[i].communicator] = id;
     if (computes(graph_.rows[i])) computed_ = id;
   }
 
  private:
-  const Span& span(EventId event) const { return timeline_.spans[static_cast<std::size_t>(event)]; }
+  const Span& span(EventId event) const { return timeline_.spans[at(event)]; }
 
   const EventGraph& graph_;
   const Timeline& timeline_;

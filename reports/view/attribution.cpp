@@ -29,7 +29,7 @@ class Cutter {
       const Row& row = graph.rows[i];
       const Span& span = timeline.spans[i];
       if (is_collective(row.kind) && span.end > span.arrive) {
-        collectives_[static_cast<std::size_t>(row.stream)].push_back(static_cast<EventId>(i));
+        collectives_[at(row.stream)].push_back(static_cast<EventId>(i));
       }
     }
   }
@@ -41,7 +41,7 @@ class Cutter {
     std::vector<Time> moments = {gap.begin, gap.end};
     for (EventId c : running_) add_moments(gap, span(c).arrive, span(c).end, moments);
     for (const Link& link : chain_) add_moments(gap, link.begin, link.end, moments);
-    std::sort(moments.begin(), moments.end());
+    std::ranges::sort(moments);
     moments.erase(std::unique(moments.begin(), moments.end()), moments.end());
     const std::size_t first = pieces.size();
     for (std::size_t i = 0; i + 1 < moments.size(); ++i) {
@@ -80,7 +80,7 @@ class Cutter {
         running_.push_back(list[i]);
       }
     }
-    std::sort(running_.begin(), running_.end());
+    std::ranges::sort(running_);
   }
 
   void find_chain(const Gap& gap) {
@@ -98,14 +98,13 @@ class Cutter {
     Gap piece;
     piece.begin = moment;
     piece.held_up = held_up;
-    const auto link = std::find_if(chain_.begin(), chain_.end(), [&](const Link& candidate) {
+    const auto link = std::ranges::find_if(chain_, [&](const Link& candidate) {
       return candidate.begin <= moment && moment < candidate.end;
     });
     const bool host = link != chain_.end() && link->event == kNoEvent;
     for (EventId c : running_) {
       if (span(c).arrive > moment || span(c).end <= moment) continue;
-      const bool binding =
-          std::any_of(chain_.begin(), chain_.end(), [&](const Link& l) { return l.event == c; });
+      const bool binding = std::ranges::any_of(chain_, [&](const Link& l) { return l.event == c; });
       if (piece.collective == kNoEvent || binding) piece.collective = c;
       if (binding) break;
     }
@@ -125,7 +124,7 @@ class Cutter {
 
 const char* to_string(Phase phase) {
   static constexpr std::array<const char*, kPhases> kNames = {"forward", "backward", "optimizer"};
-  return kNames[static_cast<std::size_t>(phase)];
+  return kNames[at(phase)];
 }
 
 std::vector<Phase> phases_of(const EventGraph& graph) {
@@ -158,7 +157,7 @@ Causes::Causes(const EventGraph& graph, const Timeline& timeline)
   for (std::size_t i = 0; i < count; ++i) {
     const Row& row = graph.rows[i];
     const auto id = static_cast<EventId>(i);
-    EventId& on_stream = stream_last[static_cast<std::size_t>(row.stream)];
+    EventId& on_stream = stream_last[at(row.stream)];
     stream_predecessor_[i] = on_stream;
     on_stream = id;
     if (row.communicator == kNoCommunicator) continue;

@@ -2,7 +2,6 @@
 // for in its gaps. The waterfall, the cause chains and the evidence of a report are made of these.
 #pragma once
 
-#include <array>
 #include <cstdint>
 #include <vector>
 

@@ -29,14 +29,14 @@ std::vector<AxisCost> axis_costs(const Forecast& forecast, const Cluster& cluste
   std::vector<Time> exposed(graph.rows.size());
   for (const Gap& gap : compute_gaps(graph, forecast.timeline)) {
     if (gap.collective == kNoEvent) continue;
-    exposed[static_cast<std::size_t>(gap.collective)] += gap.end - gap.begin;
+    exposed[at(gap.collective)] += gap.end - gap.begin;
   }
   std::vector<AxisCost> costs;
   for (std::size_t i = 0; i < graph.rows.size(); ++i) {
     const Work& work = graph.works[graph.rows[i].work];
     if (!is_collective(work.kind) || work.communicator == kNoCommunicator) continue;
     const Communicator& communicator = graph.communicators[work.communicator];
-    auto cost = std::find_if(costs.begin(), costs.end(), [&](const AxisCost& known) {
+    auto cost = std::ranges::find_if(costs, [&](const AxisCost& known) {
       return known.name == communicator.name && known.group == communicator.group;
     });
     if (cost == costs.end()) {

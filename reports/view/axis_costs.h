@@ -4,7 +4,6 @@
 #include <string>
 #include <vector>
 
-#include "reports/view/attribution.h"
 #include "sim/base/json.h"
 #include "sim/simulate/forecast.h"
 

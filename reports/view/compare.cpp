@@ -22,7 +22,7 @@ struct Pair {
 };
 
 void put(std::vector<Pair>& pairs, const std::string& name, double Pair::*side, double value) {
-  auto it = std::find_if(pairs.begin(), pairs.end(), [&](const Pair& p) { return p.name == name; });
+  auto it = std::ranges::find(pairs, name, &Pair::name);
   if (it == pairs.end()) it = pairs.insert(pairs.end(), Pair{name, 0, 0});
   (*it).*side += value;
 }
@@ -49,10 +49,10 @@ std::vector<Pair> exposed_of(const std::vector<AxisCost>& a, const std::vector<A
 std::vector<Pair> categories_of(const Report& a, const Report& b) {
   std::vector<Pair> pairs;
   for (const auto& [name, bytes] : a.at_peak) {
-    put(pairs, name, &Pair::a, static_cast<double>(bytes.count()));
+    put(pairs, name, &Pair::a, as_double(bytes.count()));
   }
   for (const auto& [name, bytes] : b.at_peak) {
-    put(pairs, name, &Pair::b, static_cast<double>(bytes.count()));
+    put(pairs, name, &Pair::b, as_double(bytes.count()));
   }
   return pairs;
 }

@@ -13,7 +13,7 @@ class EventNames {
   // `model` names the layers; where it has none (a graph made by hand), units do.
   EventNames(const EventGraph& graph, const ModelSpec& model);
   std::string of(EventId event) const;  // "between steps" for kNoEvent
-  Phase phase(EventId event) const { return phases_[static_cast<std::size_t>(event)]; }
+  Phase phase(EventId event) const { return phases_[at(event)]; }
   // The unit's or layer's name, "" for rows of the whole step.
   std::string place(EventId event) const;
 

@@ -18,7 +18,7 @@ constexpr std::size_t kMostBuffers = 12;
 constexpr std::size_t kNarrowBar = 36;
 
 const Span& span_of(const Forecast& forecast, EventId event) {
-  return forecast.timeline.spans[static_cast<std::size_t>(event)];
+  return forecast.timeline.spans[at(event)];
 }
 
 Lines waterfall_lines(const Findings& findings, Time step, const Paint& paint) {
@@ -132,10 +132,10 @@ Lines memory_lines(const Forecast& forecast, const Findings& findings, const Eve
                                             names.of(forecast.memory.peak_event)))};
   std::vector<std::vector<std::string>> table = {
       {"  category", "buffer", "where", "buffers", "bytes", "of the peak"}};
-  const auto peak = static_cast<double>(forecast.memory.peak.count());
+  const auto peak = as_double(forecast.memory.peak.count());
   LiveGroup rest;
   const auto add = [&](const std::string& category, const LiveGroup& g) {
-    const auto bytes = static_cast<double>(g.bytes.count());
+    const auto bytes = as_double(g.bytes.count());
     table.push_back({"  " + category, g.name, g.where, std::to_string(g.buffers),
                      format_bytes(g.bytes), percent_text(peak > 0 ? bytes / peak : 0)});
   };

@@ -33,9 +33,7 @@ std::vector<ExposedEvent> exposed_events(const EventGraph& graph, const Timeline
   }
   std::vector<ExposedEvent> events;
   for (const auto& [event, sum] : sums) events.push_back({event, sum.exposed, sum.held_up, {}});
-  std::stable_sort(events.begin(), events.end(), [](const ExposedEvent& a, const ExposedEvent& b) {
-    return a.exposed > b.exposed;
-  });
+  std::ranges::stable_sort(events, std::greater(), &ExposedEvent::exposed);
   for (ExposedEvent& event : events) event.chain = cause_chain(graph, timeline, event.event);
   return events;
 }
@@ -50,8 +48,7 @@ std::vector<ExposedGroup> group(const Forecast& forecast, const std::vector<Expo
     if (!is_collective(kind)) continue;
     const std::string what =
         fmt::format("{} ({})", to_string(kind), to_string(names.phase(static_cast<EventId>(i))));
-    auto it = std::find_if(groups.begin(), groups.end(),
-                           [&](const ExposedGroup& g) { return g.what == what; });
+    auto it = std::ranges::find(groups, what, &ExposedGroup::what);
     if (it == groups.end()) {
       it = groups.insert(groups.end(), ExposedGroup{});
       it->what = what;
@@ -84,12 +81,11 @@ std::vector<LiveGroup> live_groups(const Forecast& forecast) {
   std::vector<LiveGroup> groups;
   for (auto& [key, entry] : by_name) {
     auto& [sum, units] = entry;
-    if (units.size() == 1) sum.where = graph.units[static_cast<std::size_t>(*units.begin())].name;
+    if (units.size() == 1) sum.where = graph.units[at(*units.begin())].name;
     if (units.size() > 1) sum.where = fmt::format("{} units", units.size());
     groups.push_back(std::move(sum));
   }
-  std::stable_sort(groups.begin(), groups.end(),
-                   [](const LiveGroup& a, const LiveGroup& b) { return a.bytes > b.bytes; });
+  std::ranges::stable_sort(groups, std::greater(), &LiveGroup::bytes);
   return groups;
 }
 
@@ -121,7 +117,7 @@ Findings find_causes(const Forecast& forecast) {
 const char* to_string(Cause cause) {
   static constexpr std::array<const char*, 5> kNames = {"step_begin", "host", "stream", "wait",
                                                         "communicator"};
-  return kNames[static_cast<std::size_t>(cause)];
+  return kNames[at(cause)];
 }
 
 std::string cause_words(const EventGraph& graph, const EventNames& names, const ChainLink& link,

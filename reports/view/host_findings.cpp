@@ -38,7 +38,7 @@ constexpr Remedy kRemedies[] = {
      },
      "a fused optimizer (optimizer.implementation: fused)"},
     {[](const Plan&, const HostCounts& backward) {
-       return backward[static_cast<std::size_t>(HostCall::kRecomputed)] > 0;
+       return backward[at(HostCall::kRecomputed)] > 0;
      },
      "less recomputation where memory allows: it issues the forward a second time"},
     {[](const Plan&, const HostCounts&) { return true; },
@@ -60,7 +60,7 @@ HostFindings host_findings(const Forecast& forecast) {
   const std::vector<Phase> phases = phases_of(graph);
   for (std::size_t i = 0; i < graph.rows.size(); ++i) {
     const Cost& cost = forecast.costs.works[graph.rows[i].work];
-    const auto phase = static_cast<std::size_t>(phases[i]);
+    const auto phase = at(phases[i]);
     host.busy[phase] += cost.before + cost.during;
     host.launches[phase] += graph.works[graph.rows[i].work].launches;
     const HostCounts counts = host_calls(graph, graph.works[graph.rows[i].work]);
@@ -76,7 +76,7 @@ HostFindings host_findings(const Forecast& forecast) {
   }
   if (graph.host.python && host.binds(forecast.timeline.period)) {
     for (const Remedy& remedy : kRemedies) {
-      if (remedy.helps(forecast.plan, host.calls[static_cast<std::size_t>(Phase::kBackward)]))
+      if (remedy.helps(forecast.plan, host.calls[at(Phase::kBackward)]))
         host.remedies.emplace_back(remedy.words);
     }
   }

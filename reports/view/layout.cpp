@@ -65,8 +65,8 @@ std::string right(std::string_view text, std::size_t width) {
 
 std::string bar(double fraction, std::size_t width) {
   static constexpr std::array<const char*, 8> kParts = {"", "▏", "▎", "▍", "▌", "▋", "▊", "▉"};
-  const double cells = std::clamp(fraction, 0.0, 1.0) * static_cast<double>(width);
-  auto eighths = static_cast<std::size_t>(std::lround(cells * 8));
+  const double cells = std::clamp(fraction, 0.0, 1.0) * as_double(width);
+  auto eighths = at(std::lround(cells * 8));
   if (fraction > 0) eighths = std::max<std::size_t>(eighths, 1);
   std::string result;
   for (std::size_t i = 0; i < eighths / 8; ++i) result += "█";

@@ -29,7 +29,7 @@ std::int32_t narrowest_of(const AxisRoute& axis) {
 }
 
 Json wire_json(const Topology& topology, std::int32_t index, double used) {
-  const Wire& wire = topology.wires[static_cast<std::size_t>(index)];
+  const Wire& wire = topology.wires[at(index)];
   return {{"from", device_name(topology, wire.a)}, {"to", device_name(topology, wire.b)},
           {"bytes_per_s", wire.rate.value()},      {"latency_s", wire.latency.seconds()},
           {"background", wire.background},         {"used", used}};
@@ -39,27 +39,26 @@ Json communicator_json(const Topology& topology, const Communicator& communicato
                        const AxisRoute& axis) {
   const GroupLink& link = axis.slowest;
   const std::int32_t narrowest = narrowest_of(axis);
-  return {{"name", communicator.name},
-          {"size", communicator.group.size},
-          {"stride", communicator.group.stride},
-          {"placement", to_string(communicator.group.placement)},
-          {"nodes", link.nodes},
-          {"ranks_per_node", link.ranks_per_node},
-          {"link_bytes_per_s", link.link.value()},
-          {"network_bytes_per_s", link.network.value()},
-          {"tree_bytes_per_s", link.tree.value()},
-          {"hop_s", link.nodes > 1 ? link.network_latency.seconds() : link.link_latency.seconds()},
-          {"narrowest",
-           narrowest < 0
-               ? Json(nullptr)
-               : wire_json(topology, narrowest, share(axis, static_cast<std::size_t>(narrowest)))}};
+  return {
+      {"name", communicator.name},
+      {"size", communicator.group.size},
+      {"stride", communicator.group.stride},
+      {"placement", to_string(communicator.group.placement)},
+      {"nodes", link.nodes},
+      {"ranks_per_node", link.ranks_per_node},
+      {"link_bytes_per_s", link.link.value()},
+      {"network_bytes_per_s", link.network.value()},
+      {"tree_bytes_per_s", link.tree.value()},
+      {"hop_s", link.nodes > 1 ? link.network_latency.seconds() : link.link_latency.seconds()},
+      {"narrowest",
+       narrowest < 0 ? Json(nullptr) : wire_json(topology, narrowest, share(axis, at(narrowest)))}};
 }
 
 Json nodes_json(const Topology& topology) {
   Json nodes = Json::array();
   for (std::size_t n = 0; n < topology.nodes.size(); ++n) {
     const TopologyNode& node = topology.nodes[n];
-    const NodeGroup& group = topology.layout.groups[static_cast<std::size_t>(node.group)];
+    const NodeGroup& group = topology.layout.groups[at(node.group)];
     Json leaves = Json::array();
     for (const std::int32_t leaf : group.leaves) {
       leaves.push_back(device_name(topology, topology.first_switch + leaf));
@@ -97,20 +96,19 @@ Json network_json(const Cluster& cluster, const std::vector<Communicator>& commu
     const AxisRoute& axis = routes->axis(communicator.group);
     list.push_back(communicator_json(topology, communicator, axis));
     for (std::size_t w = 0; w < used.size(); ++w) used[w] = std::max(used[w], share(axis, w));
-    if (const std::int32_t n = narrowest_of(axis); n >= 0) binds[static_cast<std::size_t>(n)] = 1;
+    if (const std::int32_t n = narrowest_of(axis); n >= 0) binds[at(n)] = 1;
   }
   std::vector<std::int32_t> shown;
   for (std::size_t w = 0; w < used.size(); ++w) {
     const bool is_between = topology.wires[w].a >= topology.first_switch;
     if (is_between || binds[w] != 0) shown.push_back(static_cast<std::int32_t>(w));
   }
-  std::stable_sort(shown.begin(), shown.end(), [&](std::int32_t a, std::int32_t b) {
-    return used[static_cast<std::size_t>(a)] > used[static_cast<std::size_t>(b)];
-  });
+  std::ranges::stable_sort(
+      shown, [&](std::int32_t a, std::int32_t b) { return used[at(a)] > used[at(b)]; });
   if (shown.size() > kMostLinks) shown.resize(kMostLinks);
   Json links = Json::array();
   for (const std::int32_t w : shown) {
-    links.push_back(wire_json(topology, w, used[static_cast<std::size_t>(w)]));
+    links.push_back(wire_json(topology, w, used[at(w)]));
   }
   return {{"communicators", std::move(list)},
           {"nodes", nodes_json(topology)},
@@ -131,7 +129,7 @@ std::vector<std::string> network_lines(const Cluster& cluster,
                                    format_bandwidth(link.link));
     if (link.nodes > 1) text += fmt::format(", {} between", format_bandwidth(link.network));
     if (const std::int32_t narrowest = narrowest_of(axis); narrowest >= 0) {
-      const Wire& wire = topology.wires[static_cast<std::size_t>(narrowest)];
+      const Wire& wire = topology.wires[at(narrowest)];
       text += fmt::format("; narrowest: {} ({})", wire_name(topology, narrowest),
                           format_bandwidth(wire.rate));
     }

@@ -95,8 +95,7 @@ std::string cluster_words(const Cluster& cluster) {
 std::vector<PlanDifference> plan_differences(const Plan& a, const Plan& b) {
   const std::vector<Leaf> of_a = leaves_of(a), of_b = leaves_of(b);
   const auto value_in = [](const std::vector<Leaf>& leaves, const std::string& key) {
-    const auto it = std::find_if(leaves.begin(), leaves.end(),
-                                 [&](const Leaf& leaf) { return leaf.key == key; });
+    const auto it = std::ranges::find(leaves, key, &Leaf::key);
     return it == leaves.end() ? std::string("-") : it->value;
   };
   std::vector<PlanDifference> differences;

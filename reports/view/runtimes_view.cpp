@@ -9,7 +9,6 @@
 #include <nlohmann/json.hpp>
 
 #include "reports/view/layout.h"
-#include "reports/view/plan_words.h"
 
 namespace foreshard {
 namespace {
@@ -28,8 +27,7 @@ std::vector<NamedSeconds> bars_of(const Forecasts& forecasts) {
     if (!forecasts[f].refused.empty()) continue;
     for (const WaterfallBar& bar :
          waterfall(forecasts[f].forecast.graph, forecasts[f].forecast.timeline)) {
-      auto at = std::find_if(bars.begin(), bars.end(),
-                             [&](const NamedSeconds& b) { return b.what == bar.what; });
+      auto at = std::ranges::find(bars, bar.what, &NamedSeconds::what);
       if (at == bars.end()) {
         at = bars.insert(bars.end(), {bar.what, std::vector<double>(forecasts.size(), 0)});
       }
@@ -71,9 +69,8 @@ Cells figures(const Forecasts& forecasts) {
   add("sent per rank", [](const auto& f) { return bytes_text(bytes_of(f, "")); });
   for (const char* collective :
        {"all_gather", "reduce_scatter", "all_reduce", "broadcast", "reduce"}) {
-    const bool any = std::any_of(forecasts.begin(), forecasts.end(), [&](const auto& f) {
-      return f.refused.empty() && bytes_of(f, collective) > 0;
-    });
+    const bool any = std::ranges::any_of(
+        forecasts, [&](const auto& f) { return f.refused.empty() && bytes_of(f, collective) > 0; });
     if (!any) continue;
     table.push_back(row_of(fmt::format("  {}", collective), forecasts,
                            [&](const auto& f) { return bytes_text(bytes_of(f, collective)); }));
@@ -104,15 +101,13 @@ std::vector<WireBytes> wire_bytes(const EventGraph& graph) {
   for (const Row& row : graph.rows) {
     const Work& work = graph.works[row.work];
     if (!is_collective(row.kind) || work.communicator == kNoCommunicator) continue;
-    const auto ranks = static_cast<double>(graph.communicators[work.communicator].group.size);
+    const auto ranks = as_double(graph.communicators[work.communicator].group.size);
     const double passes = row.kind == EventKind::kAllReduce ? 2 : 1;
     const std::string name = to_string(row.kind);
-    auto at = std::find_if(list.begin(), list.end(),
-                           [&](const WireBytes& w) { return w.collective == name; });
+    auto at = std::ranges::find(list, name, &WireBytes::collective);
     if (at == list.end()) at = list.insert(list.end(), {name, 0, 0});
     ++at->calls;
-    if (ranks > 1)
-      at->bytes += passes * static_cast<double>(work.bytes.count()) * (ranks - 1) / ranks;
+    if (ranks > 1) at->bytes += passes * as_double(work.bytes.count()) * (ranks - 1) / ranks;
   }
   return list;
 }

@@ -22,7 +22,7 @@ std::string schedule_csv(const EventGraph& graph, const Timeline& timeline) {
     const bool has_unit = detail.unit >= 0;
     line(FMT_STRING("{},{},{},{},{},{},{},{},{:.0f},{},{},{},{}\n"), i, to_string(row.kind),
          has_unit ? std::to_string(detail.unit) : "",
-         has_unit ? graph.units[static_cast<std::size_t>(detail.unit)].name : "", detail.microbatch,
+         has_unit ? graph.units[at(detail.unit)].name : "", detail.microbatch,
          to_string(row.stream), communicator_name(graph, static_cast<EventId>(i)),
          work.bytes.count(), work.flops.count(), exact_seconds(span.issue),
          exact_seconds(span.start), exact_seconds(span.arrive), exact_seconds(span.end));

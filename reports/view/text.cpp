@@ -40,13 +40,12 @@ std::string verdict(const Report& report, const Paint& paint) {
 
 Lines plan_lines(const Report& report, const Forecast& forecast, const Paint& paint) {
   const Plan& plan = report.plan;
-  const double sequences = static_cast<double>(global_batch(plan));
+  const double sequences = as_double(global_batch(plan));
   // Of a captured program's plan its libraries are known.
   const bool is_captured = report.origin == kCaptured;
   Lines lines;
   lines.push_back(paint.bold(fmt::format(
-      "{} · {:.3g} B parameters · {}", forecast.model.name,
-      static_cast<double>(report.parameters) * 1e-9,
+      "{} · {:.3g} B parameters · {}", forecast.model.name, as_double(report.parameters) * 1e-9,
       is_captured ? fmt::format("captured, PyTorch {}", plan.runtime.version)
                   : fmt::format("{}@{}", to_string(plan.runtime.kind), plan.runtime.version))));
   lines.push_back(cluster_words(report.cluster));
@@ -57,7 +56,7 @@ Lines plan_lines(const Report& report, const Forecast& forecast, const Paint& pa
                   words_of(plan.mesh), plan.batch.sequence,
                   plan.batch.images > 0 ? fmt::format(", images {}", plan.batch.images) : "",
                   plan.batch.micro_batch, plan.batch.accumulation,
-                  cardinal(sequences * static_cast<double>(plan.batch.sequence))));
+                  cardinal(sequences * as_double(plan.batch.sequence))));
   // Runtimes that hold the model whole gather nothing in a pass.
   const RuntimeKind kind = plan.runtime.kind;
   const bool gathers = kind != RuntimeKind::kDdp && kind != RuntimeKind::kMegatron &&
@@ -94,10 +93,10 @@ Lines figure_lines(const Report& report, const Paint& paint) {
   }
   if (report.origin != kCaptured) {
     line("tokens/s per GPU", cardinal(report.tokens_per_s_per_gpu.value),
-         fmt::format("{}; {} on all {} GPUs", spread(report.tokens_per_s_per_gpu, cardinal),
-                     cardinal(report.tokens_per_s_per_gpu.value *
-                              static_cast<double>(report.plan.mesh.world())),
-                     format_count(report.plan.mesh.world())));
+         fmt::format(
+             "{}; {} on all {} GPUs", spread(report.tokens_per_s_per_gpu, cardinal),
+             cardinal(report.tokens_per_s_per_gpu.value * as_double(report.plan.mesh.world())),
+             format_count(report.plan.mesh.world())));
   }
   const std::string hfu =
       report.hfu.value > report.mfu.value
@@ -174,7 +173,7 @@ Lines measured_memory_lines(const Report& report, const Paint& paint) {
   const auto line = [&](const std::string& name, double bytes) {
     lines.push_back("  " + left(name, kNameWidth) + right(bytes_text(bytes), 8));
   };
-  for (const auto& [name, bytes] : report.at_peak) line(name, static_cast<double>(bytes.count()));
+  for (const auto& [name, bytes] : report.at_peak) line(name, as_double(bytes.count()));
   line("peak resident memory", report.peak_reserved.value);
   return lines;
 }
@@ -194,11 +193,11 @@ Lines memory_lines(const Report& report, const Paint& paint) {
   if (report.run) return measured_memory_lines(report, paint);
   std::vector<NamedAmount> categories;
   for (const auto& [name, bytes] : report.at_peak) {
-    categories.push_back({name, static_cast<double>(bytes.count())});
+    categories.push_back({name, as_double(bytes.count())});
   }
   categories = largest(categories, kMostCategories);
   const Fit& fit = report.fit;
-  const auto capacity = static_cast<double>(fit.capacity.count());
+  const auto capacity = as_double(fit.capacity.count());
   Lines lines = {"", paint.bold("memory per GPU at the peak: " + report.peak_event)};
   const auto line = [&](const std::string& name, double bytes, const std::string& cells) {
     lines.push_back("  " + left(name, kNameWidth) + right(bytes_text(bytes), 8) +
@@ -207,7 +206,7 @@ Lines memory_lines(const Report& report, const Paint& paint) {
   for (const NamedAmount& c : categories) {
     line(c.name, c.amount, paint.cyan(bar(capacity > 0 ? c.amount / capacity : 0, kBarWidth)));
   }
-  const auto used = static_cast<double>((fit.outside + fit.reserved).count());
+  const auto used = as_double((fit.outside + fit.reserved).count());
   const std::string cells = bar(capacity > 0 ? used / capacity : 0, kBarWidth);
   line("in all, with cache and context", used, fit.fits() ? paint.green(cells) : paint.red(cells));
   lines.push_back(fmt::format(
@@ -238,10 +237,10 @@ Lines memory_lines(const Report& report, const Paint& paint) {
   if (sharding.whole == Bytes(0)) return lines;  // a captured program's
   lines.push_back(
       fmt::format("  parameters in {}: {:.1f} GB whole, {:.1f} MB per GPU ({:.2f} % padding)",
-                  to_string(sharding.dtype), static_cast<double>(sharding.whole.count()) / kGiga,
-                  static_cast<double>(sharding.per_gpu.count()) / kMega,
-                  100.0 * static_cast<double>(sharding.padding.count()) /
-                      static_cast<double>(std::max<std::int64_t>(1, sharding.per_gpu.count()))));
+                  to_string(sharding.dtype), as_double(sharding.whole.count()) / kGiga,
+                  as_double(sharding.per_gpu.count()) / kMega,
+                  100.0 * as_double(sharding.padding.count()) /
+                      as_double(std::max<std::int64_t>(1, sharding.per_gpu.count()))));
   return lines;
 }
 

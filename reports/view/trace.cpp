@@ -147,7 +147,7 @@ class ProcessWriter {
   void flows(std::size_t row) {
     const Span& span = forecast_.timeline.spans[row];
     for (EventId awaited : graph_.waits_of(static_cast<EventId>(row))) {
-      const auto from = static_cast<std::size_t>(awaited);
+      const auto from = at(awaited);
       const Span& source = forecast_.timeline.spans[from];
       const Time leaves = std::max(source.arrive, source.end - Time::ns(1));
       ++sink_.flow;

@@ -53,7 +53,7 @@ std::size_t exposed_bar(EventKind kind, Phase phase) {
                                  : kind == EventKind::kReduceScatter ? 1
                                  : kind == EventKind::kAllToAll      ? 3
                                                                      : 2;
-  return kExposed + collective * kPhases + static_cast<std::size_t>(phase);
+  return kExposed + collective * kPhases + at(phase);
 }
 
 std::string bar_name(std::size_t bar) {
@@ -88,7 +88,7 @@ std::vector<WaterfallBar> waterfall(const EventGraph& graph, const Timeline& tim
   for (const Gap& gap : compute_gaps(graph, timeline)) {
     std::size_t bar = gap.otherwise == Cause::kHost ? kHostWait : kStreamWait;
     if (gap.collective != kNoEvent) {
-      const auto c = static_cast<std::size_t>(gap.collective);
+      const auto c = at(gap.collective);
       bar = exposed_bar(graph.rows[c].kind, phases[c]);
     }
     bars[bar] += gap.end - gap.begin;

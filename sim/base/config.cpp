@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <charconv>
-#include <cmath>
 #include <optional>
 #include <stdexcept>
 #include <utility>
@@ -99,7 +98,7 @@ std::optional<Decimal> parse_decimal(std::string_view text) {
     const std::string_view fraction = take_digits();
     if (fraction.empty()) return std::nullopt;
     decimal.digits += fraction;
-    decimal.exponent = -static_cast<std::int64_t>(fraction.size());
+    decimal.exponent = -std::ssize(fraction);
   }
   if (text.starts_with('e') || text.starts_with('E')) {
     text.remove_prefix(1);
@@ -130,7 +129,7 @@ std::int64_t to_integer(const ConfigNode& node, Decimal decimal, const std::stri
     digits.pop_back();
   }
   constexpr std::int64_t kMaxDigits = 19;
-  if (static_cast<std::int64_t>(digits.size()) + decimal.exponent <= kMaxDigits) {
+  if (std::ssize(digits) + decimal.exponent <= kMaxDigits) {
     digits.append(static_cast<std::size_t>(decimal.exponent), '0');
     if (decimal.is_negative) digits.insert(0, "-");
     std::int64_t value = 0;
@@ -249,7 +248,7 @@ std::vector<std::string> ConfigNode::keys() const {
 
 void ConfigNode::allow_only(std::span<const std::string_view> allowed) const {
   for (const ConfigItem& item : items()) {
-    if (std::find(allowed.begin(), allowed.end(), item.key) != allowed.end()) continue;
+    if (std::ranges::find(allowed, item.key) != allowed.end()) continue;
     const std::vector<std::string> words = to_strings(allowed);
     throw ConfigError(item.value.key_location(), fmt::format("unknown key {}", quote(item.key)),
                       "one of " + join(words), nearest_spelling(item.key, words));
@@ -301,7 +300,7 @@ bool ConfigNode::as_bool() const {
   constexpr std::string_view kTrue[] = {"yes", "Yes", "on", "On", "True", "TRUE", "1"};
   constexpr std::string_view kFalse[] = {"no", "No", "off", "Off", "False", "FALSE", "0"};
   const auto is_in = [text](const auto& words) {
-    return std::find(std::begin(words), std::end(words), text) != std::end(words);
+    return std::ranges::find(words, text) != std::end(words);
   };
   throw error(quote(text) + " is not a boolean", expected,
               is_in(kTrue)    ? "true"
@@ -336,7 +335,7 @@ std::size_t ConfigNode::as_choice(std::span<const std::string_view> words) const
                             : fmt::format("{} stands here", kind_name(kind(), data_->format)),
                 expected);
   }
-  const auto found = std::find(all.begin(), all.end(), text());
+  const auto found = std::ranges::find(all, text());
   if (found == all.end()) {
     throw error(quote(text()) + " is not known here", expected, nearest_spelling(text(), all));
   }

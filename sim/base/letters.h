@@ -20,8 +20,8 @@ inline std::string lower(std::string_view text) {
 }
 
 inline bool has_any(std::string_view text, std::initializer_list<std::string_view> words) {
-  return std::any_of(words.begin(), words.end(),
-                     [&](std::string_view word) { return text.find(word) != text.npos; });
+  return std::ranges::any_of(words,
+                             [&](std::string_view word) { return text.find(word) != text.npos; });
 }
 
 // What stands in front of the separator, which leaves `text` with it; all where there is none.
@@ -36,7 +36,7 @@ inline std::string_view cut(std::string_view& text, std::string_view separator) 
 template <typename Enum>
 constexpr const char* word_at(Enum value, std::initializer_list<const char*> words,
                               const char* beyond = "?") {
-  const auto index = static_cast<std::size_t>(value);
+  const auto index = at(value);
   return index < words.size() ? words.begin()[index] : beyond;
 }
 

@@ -6,15 +6,15 @@
 namespace foreshard {
 
 double quantile(const std::vector<double>& sorted, double p) {
-  const double place = p * static_cast<double>(sorted.size() - 1);
+  const double place = p * as_double(sorted.size() - 1);
   const auto below = static_cast<std::size_t>(place);
   const std::size_t above = std::min(below + 1, sorted.size() - 1);
-  return sorted[below] + (place - static_cast<double>(below)) * (sorted[above] - sorted[below]);
+  return sorted[below] + (place - as_double(below)) * (sorted[above] - sorted[below]);
 }
 
 Quartiles quartiles(std::vector<double> values) {
   if (values.empty()) return {};
-  std::sort(values.begin(), values.end());
+  std::ranges::sort(values);
   return {quantile(values, 0.25), quantile(values, 0.5), quantile(values, 0.75)};
 }
 

@@ -152,11 +152,10 @@ Quantity parse(std::string_view text, const Dimension& dimension) {
   Quantity quantity;
   const auto [rest, status] = std::from_chars(text.data(), end, quantity.number);
   if (status == std::errc::result_out_of_range) fail(text, "is out of range", example);
-  std::string_view word(rest, static_cast<std::size_t>(end - rest));
+  std::string_view word(rest, at(end - rest));
   if (word.starts_with(' ')) word.remove_prefix(1);
   if (word.empty()) fail(text, "needs a unit", example);
-  const auto unit = std::find_if(dimension.units.begin(), dimension.units.end(),
-                                 [word](const NamedUnit& u) { return u.word == word; });
+  const auto unit = std::ranges::find(dimension.units, word, &NamedUnit::word);
   if (unit == dimension.units.end()) fail_unit(text, word, dimension);
   quantity.scale = unit->scale;
   std::int64_t whole = 0;
@@ -234,11 +233,11 @@ std::string format_bytes(Bytes bytes) {
       NamedUnit{"B", 1},     NamedUnit{"KiB", kKi}, NamedUnit{"MiB", kMi},
       NamedUnit{"GiB", kGi}, NamedUnit{"TiB", kTi}, NamedUnit{"PiB", kPi},
   };
-  return format_in(static_cast<double>(bytes.count()), kUnits);
+  return format_in(as_double(bytes.count()), kUnits);
 }
 
 std::string format_time(Time time) {
-  const double ns = static_cast<double>(time.nanoseconds());
+  const double ns = as_double(time.nanoseconds());
   // Seconds up to two minutes: "90.0 s" compares more easily with "84.9 s" than "1.50 min".
   const double size = std::abs(ns);
   const std::size_t count = size < 1.2e11 ? 4 : size < 7.2e12 ? 5 : size < 1.728e14 ? 6 : 7;

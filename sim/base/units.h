@@ -11,6 +11,7 @@
 #include <string>
 
 #include "sim/base/error.h"
+#include "sim/base/integers.h"
 
 namespace foreshard {
 
@@ -29,12 +30,12 @@ struct Time {
     }
     const auto truncated = static_cast<std::int64_t>(scaled);
     // Exact: below 2^52 the difference of neighbours is representable, above there is no fraction.
-    const double rest = scaled - static_cast<double>(truncated);
+    const double rest = scaled - as_double(truncated);
     return Time(truncated + (rest >= 0.5 ? 1 : 0) - (rest <= -0.5 ? 1 : 0));
   }
 
   constexpr std::int64_t nanoseconds() const { return nanoseconds_; }
-  constexpr double seconds() const { return static_cast<double>(nanoseconds_) * 1e-9; }
+  constexpr double seconds() const { return as_double(nanoseconds_) * 1e-9; }
 
   constexpr Time& operator+=(Time other) {
     nanoseconds_ += other.nanoseconds_;
@@ -125,7 +126,7 @@ struct FlopsPerSecond {
 
 // Seconds, as a double, that moving `bytes` or computing `flops` takes at a rate above zero.
 constexpr double seconds_of(Bytes bytes, BytesPerSecond rate) {
-  return static_cast<double>(bytes.count()) / rate.value();
+  return as_double(bytes.count()) / rate.value();
 }
 constexpr double seconds_of(Flops flops, FlopsPerSecond rate) {
   return flops.count() / rate.value();

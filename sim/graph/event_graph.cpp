@@ -36,14 +36,14 @@ const char* to_string(EventKind kind) {
                                                                   "storage_write",
                                                                   "host_optimizer",
                                                                   "all_to_all"};
-  return kNames[static_cast<std::size_t>(kind)];
+  return kNames[at(kind)];
 }
 
 const char* to_string(Stream stream) {
   static constexpr std::array<const char*, kStreams> kNames = {
       "compute",    "all_gather_copy_in", "all_gather",       "reduce_scatter",
       "all_reduce", "tensor_parallel",    "context_parallel", "expert_parallel"};
-  return kNames[static_cast<std::size_t>(stream)];
+  return kNames[at(stream)];
 }
 
 void EventGraph::clear() {
@@ -67,24 +67,22 @@ void EventGraph::clear() {
 
 const LayerExecution* EventGraph::execution_of(std::int32_t buffer) const {
   if (buffer >= first_own_buffer) return nullptr;
-  auto it = std::upper_bound(
-      executions.begin(), executions.end(), buffer,
-      [](std::int32_t wanted, const LayerExecution& e) { return wanted < e.first_buffer; });
+  auto it = std::ranges::upper_bound(executions, buffer, {}, &LayerExecution::first_buffer);
   return &*std::prev(it);
 }
 
 Buffer EventGraph::buffer(std::int32_t id) const {
   FORESHARD_CHECK(id >= 0 && id < buffer_count(), "buffer id out of range");
-  if (id >= first_own_buffer) return buffers[static_cast<std::size_t>(id - first_own_buffer)];
+  if (id >= first_own_buffer) return buffers[at(id - first_own_buffer)];
   const LayerExecution& e = *execution_of(id);
-  const Slot& slot = program(e).slots[static_cast<std::size_t>(id - e.first_buffer)];
+  const Slot& slot = program(e).slots[at(id - e.first_buffer)];
   return {slot.category, Stream::kCompute, e.unit, slot.bytes, -1, false};
 }
 
 std::string EventGraph::buffer_name(std::int32_t id) const {
   const LayerExecution* e = execution_of(id);
   if (e == nullptr) return to_string(buffer(id).category);
-  return program(*e).slots[static_cast<std::size_t>(id - e->first_buffer)].name;
+  return program(*e).slots[at(id - e->first_buffer)].name;
 }
 
 std::string EventGraph::fingerprint() const {

@@ -14,7 +14,6 @@
 #include <memory>
 #include <span>
 #include <string>
-#include <string_view>
 #include <vector>
 
 #include "sim/base/units.h"
@@ -289,7 +288,7 @@ struct EventGraph {
   std::vector<MemoryAction> actions;
 
   std::span<const EventId> waits_of(EventId id) const {
-    const Row& row = rows[static_cast<std::size_t>(id)];
+    const Row& row = rows[at(id)];
     return {waits.data() + row.waits_begin, row.wait_count};
   }
   void clear();  // keeps the memory

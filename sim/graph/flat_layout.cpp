@@ -9,8 +9,7 @@ FlatUnit flatten(const ModelSpec& model, std::span<const std::int32_t> layers, c
   std::int64_t sum = 0;
   const auto lay = [&](bool partial) {
     for (const std::int32_t l : layers) {
-      const LayerSpec& kind =
-          model.kinds[static_cast<std::size_t>(model.order[static_cast<std::size_t>(l)].kind)];
+      const LayerSpec& kind = model.kinds[at(model.order[at(l)].kind)];
       for (std::size_t p = 0; p < kind.parameters.size(); ++p) {
         if (kind.parameters[p].tied || kind.parameters[p].partial != partial) continue;
         const std::int64_t numel = kind.parameters[p].numel();

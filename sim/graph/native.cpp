@@ -68,8 +68,7 @@ class Native final : public StepBuilder {
  public:
   Native(const ModelSpec& model, const Plan& plan, const LayerPrograms& programs,
          EventGraph recycled)
-      : StepBuilder(model, plan, programs, std::move(recycled)),
-        states_(static_cast<std::size_t>(unit_count())) {
+      : StepBuilder(model, plan, programs, std::move(recycled)), states_(at(unit_count())) {
     flatten();
     add_communicators(PostForwardGroups::kShared);
   }
@@ -117,7 +116,7 @@ class Native final : public StepBuilder {
   };
 
   std::int32_t count() const { return static_cast<std::int32_t>(states_.size()); }
-  State& state(std::int32_t unit) { return states_[static_cast<std::size_t>(unit)]; }
+  State& state(std::int32_t unit) { return states_[at(unit)]; }
   bool keeps_gradients() const { return plan_.accumulation == AccumulationMode::kKeepUnsharded; }
   std::int64_t param_size() const { return size_of(plan_.param_dtype); }
   std::int64_t reduce_size() const { return size_of(plan_.reduce_dtype); }
@@ -146,7 +145,7 @@ class Native final : public StepBuilder {
       state(u).shard = flat.shard_numel;
       state(u).partial = flat.partial_numel;
       state(u).kept = unit(u).reshard.kind == Reshard::Kind::kNever || u == root();
-      listed[static_cast<std::size_t>(u)].shard_numel = state(u).shard;
+      listed[at(u)].shard_numel = state(u).shard;
     }
   }
 
@@ -196,7 +195,7 @@ class Native final : public StepBuilder {
     const std::int64_t ahead =
         std::max(plan_.prefetch.forward == Prefetch::kImplicit ? 1 : plan_.prefetch.forward,
                  plan_.prefetch.backward);
-    slot_users_.assign(static_cast<std::size_t>(std::min<std::int64_t>(ahead + 1, count())), -1);
+    slot_users_.assign(at(std::min<std::int64_t>(ahead + 1, count())), -1);
     slot_buffers_.assign(slot_users_.size(), kNoBuffer);
     for (std::size_t s = 0; s < slot_users_.size() && largest > 0; ++s) {
       slot_buffers_[s] =
@@ -231,8 +230,8 @@ class Native final : public StepBuilder {
         }
       }
       if (chosen < 0) return false;
-      slot_users_[static_cast<std::size_t>(chosen)] = u;
-      s.storage = slot_buffers_[static_cast<std::size_t>(chosen)];
+      slot_users_[at(chosen)] = u;
+      s.storage = slot_buffers_[at(chosen)];
       free_after = oldest;
     }
     s.present = true;
@@ -334,8 +333,8 @@ class Native final : public StepBuilder {
 
   bool is_embedding_only(std::int32_t u) const {
     const auto own = layers_of(u);
-    return std::all_of(own.begin(), own.end(), [&](std::int32_t l) {
-      const auto kind = static_cast<std::size_t>(model_.order[static_cast<std::size_t>(l)].kind);
+    return std::ranges::all_of(own, [&](std::int32_t l) {
+      const auto kind = at(model_.order[at(l)].kind);
       return model_.kinds[kind].role == LayerRole::kEmbedding;
     });
   }
@@ -385,7 +384,7 @@ class Native final : public StepBuilder {
         if (call.kind == LayerCall::Kind::kLaunch) {
           launched[c] = communicate(call, next_collective(p, l, step));
         } else {
-          wait(Stream::kCompute, launched[static_cast<std::size_t>(call.launch)]);
+          wait(Stream::kCompute, launched[at(call.launch)]);
         }
       }
       const LayerSegment before = s == 0 ? LayerSegment() : p.segments[s - 1];
@@ -410,7 +409,7 @@ class Native final : public StepBuilder {
   RowDetail next_collective(const LayerPhaseProgram& p, std::int32_t l, std::size_t& step) const {
     const auto moves = [&](const LayerStep& each) {
       if (each.kind == LayerStep::Kind::kSum) return false;
-      const Operation& op = spec_of(l).operations[static_cast<std::size_t>(each.operation)];
+      const Operation& op = spec_of(l).operations[at(each.operation)];
       return (each.kind == LayerStep::Kind::kForward ? op.collective : op.collective_backward)
                  .kind != CollectiveKind::kNone;
     };
@@ -418,7 +417,7 @@ class Native final : public StepBuilder {
     FORESHARD_CHECK(step < p.steps.size(), "a launch without its step");
     const LayerStep& found = p.steps[step++];
     const auto layers = static_cast<std::int32_t>(model_.order.size());
-    const auto execution = static_cast<std::size_t>(pass() * layers + l);
+    const auto execution = at(pass() * layers + l);
     const std::int32_t first = graph().executions[execution].first_buffer;
     RowDetail detail;
     detail.layer = l;

@@ -63,7 +63,7 @@ Bytes checkpoint_bytes(const ModelSpec& model, const Plan& plan) {
   }
   std::int64_t sum = 0;
   for (const LayerInstance& layer : model.order) {
-    if (layer.same_as < 0) sum = checked_add(sum, of_kind[static_cast<std::size_t>(layer.kind)]);
+    if (layer.same_as < 0) sum = checked_add(sum, of_kind[at(layer.kind)]);
   }
   return Bytes(sum);
 }

@@ -56,8 +56,8 @@ StepBuilder::StepBuilder(const ModelSpec& model, const Plan& plan, const LayerPr
   FORESHARD_CHECK(programs.serve(plan), "layer programs of another batch shape");
   tails_.fill(kNoEvent);
   communicator_tails_.fill(kNoEvent);
-  repeats_layers_ = std::any_of(model_.order.begin(), model_.order.end(),
-                                [](const LayerInstance& layer) { return layer.same_as >= 0; });
+  repeats_layers_ = std::ranges::any_of(
+      model_.order, [](const LayerInstance& layer) { return layer.same_as >= 0; });
   lower_units(programs);
   groups_ = static_cast<std::int32_t>(std::max(shapes_.size(), graph_.programs.size())) + 1;
   for (const auto& program : graph_.programs) {
@@ -67,7 +67,7 @@ StepBuilder::StepBuilder(const ModelSpec& model, const Plan& plan, const LayerPr
       variants_ = std::max(variants_, segments + 1);
     }
   }
-  works_.assign(static_cast<std::size_t>(groups_ * variants_) * kEventKinds, -1);
+  works_.assign(at(groups_ * variants_) * kEventKinds, -1);
 
   // Slots of the layer executions take the first buffer ids, micro-batch by micro-batch in forward
   // order, so that the slot after a layer's last one is the next layer's first.
@@ -84,7 +84,7 @@ StepBuilder::StepBuilder(const ModelSpec& model, const Plan& plan, const LayerPr
                 "the step has too many micro-batches to be laid out one by one: lower "
                 "batch.accumulation or raise batch.micro_batch");
   }
-  graph_.executions.reserve(static_cast<std::size_t>(layers) * static_cast<std::size_t>(steps));
+  graph_.executions.reserve(at(layers) * at(steps));
   std::int64_t next = 0;
   for (std::int32_t m = 0; m < steps; ++m) {
     for (std::int32_t l = 0; l < layers; ++l) {
@@ -96,8 +96,7 @@ StepBuilder::StepBuilder(const ModelSpec& model, const Plan& plan, const LayerPr
   }
   graph_.first_own_buffer = static_cast<std::int32_t>(next);
   // Per micro-batch about 12 rows a layer, 3 actions a row.
-  const std::size_t rows =
-      static_cast<std::size_t>(layers) * static_cast<std::size_t>(steps) * 12 + 16;
+  const std::size_t rows = at(layers) * at(steps) * 12 + 16;
   graph_.rows.reserve(rows);
   graph_.details.reserve(rows);
   graph_.waits.reserve(rows);
@@ -106,8 +105,8 @@ StepBuilder::StepBuilder(const ModelSpec& model, const Plan& plan, const LayerPr
 }
 
 std::uint32_t StepBuilder::program_of(std::int32_t layer, std::int32_t pass) const {
-  const auto kind = static_cast<std::size_t>(pass_kind(pass));
-  return static_cast<std::uint32_t>(programs_of_layer_[static_cast<std::size_t>(layer)][kind]);
+  const auto kind = at(pass_kind(pass));
+  return static_cast<std::uint32_t>(programs_of_layer_[at(layer)][kind]);
 }
 
 StepBuilder::PassKind StepBuilder::pass_kind(std::int32_t pass) const {
@@ -122,11 +121,11 @@ std::int32_t StepBuilder::earlier_of(std::int32_t layer, std::int32_t pass) cons
   const LayerRole role = spec_of(layer).role;
   const bool is_table = role == LayerRole::kEmbedding && has_shared_table(model_);
   if (!repeats_layers_ && !is_table) return -1;
-  const std::int32_t same = model_.order[static_cast<std::size_t>(layer)].same_as;
+  const std::int32_t same = model_.order[at(layer)].same_as;
   const std::int32_t module = same < 0 ? layer : same;
   for (std::int32_t l = layer + 1; l < layers; ++l) {
     const bool tied_head = is_table && !spec_of(layer).tower && spec_of(l).role == LayerRole::kHead;
-    if (model_.order[static_cast<std::size_t>(l)].same_as == module || tied_head) {
+    if (model_.order[at(l)].same_as == module || tied_head) {
       return pass * layers + l;
     }
   }
@@ -141,14 +140,14 @@ std::int32_t StepBuilder::joined_by(std::int32_t layer, std::int32_t pass) const
 std::vector<std::int64_t> StepBuilder::resident_bytes() const {
   std::vector<std::int64_t> list;
   for (const LayerInstance& layer : model_.order) {
-    const std::int64_t bytes = model_.kinds[static_cast<std::size_t>(layer.kind)].resident_bytes;
+    const std::int64_t bytes = model_.kinds[at(layer.kind)].resident_bytes;
     if (layer.same_as < 0 && bytes > 0) list.push_back(bytes);
   }
   return list;
 }
 
 Recompute StepBuilder::recompute_of(std::int32_t layer) const {
-  return recompute_of_layer_[static_cast<std::size_t>(layer)];
+  return recompute_of_layer_[at(layer)];
 }
 
 // --- communicators ---
@@ -229,7 +228,7 @@ std::uint8_t StepBuilder::post_forward_communicator(std::int64_t size) const {
 EventId StepBuilder::push(EventKind kind, Stream stream, std::uint16_t work, std::int32_t unit,
                           std::int32_t layer) {
   const auto id = static_cast<EventId>(graph_.rows.size());
-  const auto s = static_cast<std::size_t>(stream);
+  const auto s = at(stream);
   const auto bit = static_cast<std::uint8_t>(1U << s);
   Row* const rows = graph_.rows.data();
   Row row;
@@ -239,7 +238,7 @@ EventId StepBuilder::push(EventKind kind, Stream stream, std::uint16_t work, std
   row.wakes = bit;
   row.waits_begin = static_cast<std::uint32_t>(graph_.waits.size());
   for (std::uint32_t sources = pending_sources_[s]; sources != 0; sources &= sources - 1) {
-    const EventId event = pending_waits_[s][static_cast<std::size_t>(std::countr_zero(sources))];
+    const EventId event = pending_waits_[s][at(std::countr_zero(sources))];
     graph_.waits.push_back(event);
     rows[event].wakes |= bit;
     ++row.wait_count;
@@ -280,8 +279,8 @@ std::int32_t StepBuilder::add_work(EventKind kind, const UnitWork& cost, Flops f
   work.kernels_begin = static_cast<std::uint32_t>(graph_.kernels.size());
   graph_.kernels.insert(graph_.kernels.end(), cost.kernels.begin(), cost.kernels.end());
   work.kernels_end = static_cast<std::uint32_t>(graph_.kernels.size());
-  work.launches = static_cast<std::uint16_t>(std::clamp<std::int64_t>(
-      std::max(cost.launches, static_cast<std::int64_t>(cost.kernels.size())), 1, 65535));
+  work.launches = static_cast<std::uint16_t>(
+      std::clamp<std::int64_t>(std::max(cost.launches, std::ssize(cost.kernels)), 1, 65535));
   work.tensors = static_cast<std::uint32_t>(cost.tensors);
   work.bytes = cost.bytes;
   work.to_neighbour = cost.to_neighbour;
@@ -298,27 +297,26 @@ std::int32_t StepBuilder::add_work(EventKind kind, std::int32_t group, std::int3
   if (group == groups_ - 1) {
     UnitWork work = step_work(kind);
     for (const std::int32_t shape : shape_of_unit_) {
-      work.tensors += shapes_[static_cast<std::size_t>(shape)].trained;
+      work.tensors += shapes_[at(shape)].trained;
     }
     return add_work(kind, work, Flops());
   }
   if (!is_layer_kind(kind)) {
-    const UnitShape& shape = shapes_[static_cast<std::size_t>(group)];
+    const UnitShape& shape = shapes_[at(group)];
     UnitWork work = unit_work(kind, shape, variant);
     work.tensors = shape.parameters;
     return add_work(kind, work, Flops());
   }
-  const LayerProgram& program = *graph_.programs[static_cast<std::size_t>(group)];
+  const LayerProgram& program = *graph_.programs[at(group)];
   UnitWork work;
   Flops flops;
   // Variant 0 is the whole phase, k + 1 its segment k.
   auto append = [&](const LayerPhaseProgram& phase) {
     auto begin = phase.kernels.begin();
     auto end = phase.kernels.end();
-    flops +=
-        variant == 0 ? phase.flops : phase.segments[static_cast<std::size_t>(variant - 1)].flops;
+    flops += variant == 0 ? phase.flops : phase.segments[at(variant - 1)].flops;
     if (variant > 0) {
-      const auto segment = static_cast<std::size_t>(variant - 1);
+      const auto segment = at(variant - 1);
       end = begin + phase.segments[segment].kernels_end;
       if (segment > 0) begin += phase.segments[segment - 1].kernels_end;
     }
@@ -334,8 +332,7 @@ std::int32_t StepBuilder::add_work(EventKind kind, std::int32_t group, std::int3
 
 EventId StepBuilder::add_unit_row(EventKind kind, Stream stream, std::int32_t unit,
                                   std::int32_t variant) {
-  return push(kind, stream,
-              work_index(kind, shape_of_unit_[static_cast<std::size_t>(unit)], variant), unit, -1);
+  return push(kind, stream, work_index(kind, shape_of_unit_[at(unit)], variant), unit, -1);
 }
 
 EventId StepBuilder::add_step_row(EventKind kind, Stream stream) {
@@ -343,8 +340,7 @@ EventId StepBuilder::add_step_row(EventKind kind, Stream stream) {
 }
 
 const LayerPhaseProgram& StepBuilder::phase(EventKind kind, std::int32_t layer) const {
-  const LayerExecution& execution =
-      graph_.executions[static_cast<std::size_t>(std::int64_t{first_execution_} + layer)];
+  const LayerExecution& execution = graph_.executions[at(std::int64_t{first_execution_} + layer)];
   const LayerProgram& program = *graph_.programs[execution.program];
   if (kind == EventKind::kRecompute) return program.recompute;
   return kind == EventKind::kBackward ? program.backward : program.forward;
@@ -352,8 +348,7 @@ const LayerPhaseProgram& StepBuilder::phase(EventKind kind, std::int32_t layer) 
 
 EventId StepBuilder::add_layer_row(EventKind kind, std::int32_t layer, std::uint8_t segment) {
   const std::int32_t execution = first_execution_ + layer;
-  const auto program =
-      static_cast<std::int32_t>(graph_.executions[static_cast<std::size_t>(execution)].program);
+  const auto program = static_cast<std::int32_t>(graph_.executions[at(execution)].program);
   const bool whole = segment == MemoryAction::kWhole;
   const std::int8_t part = whole ? std::int8_t{0} : phase(kind, layer).segments[segment].part;
   const EventId id =
@@ -378,8 +373,7 @@ std::uint16_t StepBuilder::layer_run_work(EventKind kind, std::int32_t layer, st
   const LayerPhaseProgram& p = phase(kind, layer);
   FORESHARD_CHECK(count > 0 && first + count <= p.segments.size() && p.segments.size() < 255,
                   "a run of segments that the phase does not have");
-  const LayerExecution& execution =
-      graph_.executions[static_cast<std::size_t>(std::int64_t{first_execution_} + layer)];
+  const LayerExecution& execution = graph_.executions[at(std::int64_t{first_execution_} + layer)];
   std::uint64_t key = execution.program;
   for (const std::uint64_t part : {static_cast<std::uint64_t>(kind), std::uint64_t{first},
                                    std::uint64_t{count}, static_cast<std::uint64_t>(hooks)}) {
@@ -412,7 +406,7 @@ bool StepBuilder::is_captured(EventKind kind, std::int32_t layer, std::size_t be
     return call.collective.dim != MeshDim::kEp || is_outside;
   };
   const std::vector<LayerCall>& calls = phase(kind, layer).calls;
-  return std::all_of(calls.begin(), calls.end(), outside);
+  return std::ranges::all_of(calls, outside);
 }
 
 EventId StepBuilder::add_layer_run(EventKind kind, std::int32_t layer, std::size_t first,
@@ -472,7 +466,7 @@ void StepBuilder::launch_and_wait(EventKind kind, const LayerPhaseProgram& phase
     if (call.kind != LayerCall::Kind::kWait) {
       flights[c] = launch_call(call, -1);
     } else if (!is_beside || call.collective.dim != MeshDim::kEp) {
-      wait(Stream::kCompute, flights[static_cast<std::size_t>(call.launch)]);
+      wait(Stream::kCompute, flights[at(call.launch)]);
     }
   }
 }
@@ -549,9 +543,8 @@ void StepBuilder::visit_gradients(std::int32_t unit, std::int32_t pass, const Vi
   const std::span<const Module> list = modules_of(unit);
   for (auto module = list.rbegin(); module != list.rend(); ++module) {
     const std::int32_t execution = pass * layers + module->layer;
-    const LayerProgram& program =
-        graph_.program(graph_.executions[static_cast<std::size_t>(execution)]);
-    const auto part = static_cast<std::size_t>(static_cast<std::uint8_t>(module->part));
+    const LayerProgram& program = graph_.program(graph_.executions[at(execution)]);
+    const auto part = at(static_cast<std::uint8_t>(module->part));
     const bool any = part < program.free_last_gradient.size() &&
                      !program.free_last_gradient[part].actions.empty();
     if (any && !visit(execution, static_cast<std::uint8_t>(part), program)) return;
@@ -587,7 +580,7 @@ std::vector<std::int32_t> StepBuilder::gradient_buffers(std::int32_t unit,
   const auto layers = static_cast<std::int32_t>(model_.order.size());
   for (const Module& owned : modules_of(unit)) {
     const LayerExecution& execution =
-        graph_.executions[static_cast<std::size_t>(std::int64_t{pass} * layers + owned.layer)];
+        graph_.executions[at(std::int64_t{pass} * layers + owned.layer)];
     const LayerProgram& program = graph_.program(execution);
     const std::vector<ParameterSpec>& parameters = spec_of(owned.layer).parameters;
     for (std::size_t p = 0; p < parameters.size(); ++p) {

@@ -70,11 +70,11 @@ class StepBuilder {
 
   // --- units ---
   std::int32_t unit_count() const { return static_cast<std::int32_t>(graph_.units.size()); }
-  const Unit& unit(std::int32_t u) const { return graph_.units[static_cast<std::size_t>(u)]; }
+  const Unit& unit(std::int32_t u) const { return graph_.units[at(u)]; }
   // Its layers, as indices into ModelSpec::order, in forward order; a layer that is called twice
   // once. Empty for modules inside a block.
   std::span<const std::int32_t> layers_of(std::int32_t u) const {
-    const auto i = static_cast<std::size_t>(u);
+    const auto i = at(u);
     return {unit_layers_.data() + first_layer_[i], unit_layers_.data() + first_layer_[i + 1]};
   }
   // A module of a unit: a layer, or a part inside of one.
@@ -85,26 +85,20 @@ class StepBuilder {
   };
   // In forward order; a module that is called twice once.
   std::span<const Module> modules_of(std::int32_t unit) const {
-    const auto i = static_cast<std::size_t>(unit);
+    const auto i = at(unit);
     return {modules_.data() + first_module_[i], modules_.data() + first_module_[i + 1]};
   }
-  const UnitShape& shape(std::int32_t unit) const {
-    return shapes_[static_cast<std::size_t>(shape_of_unit_[static_cast<std::size_t>(unit)])];
-  }
-  std::int32_t unit_of_layer(std::int32_t layer) const {
-    return unit_of_layer_[static_cast<std::size_t>(layer)];
-  }
+  const UnitShape& shape(std::int32_t unit) const { return shapes_[at(shape_of_unit_[at(unit)])]; }
+  std::int32_t unit_of_layer(std::int32_t layer) const { return unit_of_layer_[at(layer)]; }
   std::int32_t root() const { return root_; }  // -1: every parameter is in a unit of its own
   // The unit of a module inside the layer (ParameterSpec::part > 0); the layer's own where that is
   // none.
   std::int32_t unit_of_part(std::int32_t layer, std::int8_t part) const {
-    const std::int32_t first = first_nested_[static_cast<std::size_t>(layer)];
+    const std::int32_t first = first_nested_[at(layer)];
     return part <= 0 || first < 0 ? unit_of_layer(layer) : first + part - 1;
   }
   // The layer's number among the blocks, -1 for others; the same for every call of a block.
-  std::int32_t block_of(std::int32_t layer) const {
-    return block_of_layer_[static_cast<std::size_t>(layer)];
-  }
+  std::int32_t block_of(std::int32_t layer) const { return block_of_layer_[at(layer)]; }
   bool is_trained(std::int32_t layer, const ParameterSpec& parameter) const;
   bool is_ignored(const ParameterSpec& parameter) const {
     return parameter.is_norm && plan_.ignored == Ignored::kNorms;
@@ -117,8 +111,7 @@ class StepBuilder {
   // What layers keep whole on every rank beside their parameters (LayerSpec::resident_bytes).
   std::vector<std::int64_t> resident_bytes() const;
   const LayerSpec& spec_of(std::int32_t layer) const {
-    return model_
-        .kinds[static_cast<std::size_t>(model_.order[static_cast<std::size_t>(layer)].kind)];
+    return model_.kinds[at(model_.order[at(layer)].kind)];
   }
 
   // --- rows ---
@@ -164,10 +157,10 @@ class StepBuilder {
   // The stream's next row waits for `event`. Only the latest event of each source stream counts.
   void wait(Stream stream, EventId event) {
     if (event == kNoEvent) return;
-    const Stream source = graph_.rows[static_cast<std::size_t>(event)].stream;
+    const Stream source = graph_.rows[at(event)].stream;
     if (source == stream) return;  // stream order
-    const auto s = static_cast<std::size_t>(stream);
-    const auto from = static_cast<std::size_t>(source);
+    const auto s = at(stream);
+    const auto from = at(source);
     const auto bit = static_cast<std::uint8_t>(1U << from);
     EventId& pending = pending_waits_[s][from];
     if ((pending_sources_[s] & bit) == 0 || pending < event) pending = event;
@@ -177,7 +170,7 @@ class StepBuilder {
   // The host waits for `event` before it issues the next row, or ends the step. What it awaits
   // last decides.
   void host_wait(EventId event) { pending_host_wait_ = std::max(pending_host_wait_, event); }
-  EventId tail(Stream stream) const { return tails_[static_cast<std::size_t>(stream)]; }
+  EventId tail(Stream stream) const { return tails_[at(stream)]; }
 
   // --- memory (belongs to the row added last) ---
   std::int32_t allocate(MemoryCategory category, Stream pool, std::int32_t unit, Bytes bytes) {
@@ -196,9 +189,7 @@ class StepBuilder {
   std::int32_t add_parts(MemoryCategory category, Stream pool, std::int32_t unit,
                          std::int32_t parts);
   std::int32_t add_part_list(std::vector<Bytes> sizes);
-  Bytes bytes_of_parts(std::int32_t parts) const {
-    return part_sums_[static_cast<std::size_t>(parts)];
-  }
+  Bytes bytes_of_parts(std::int32_t parts) const { return part_sums_[at(parts)]; }
   // Leaves kNoBuffer behind; freeing that is no action.
   void free(std::int32_t& buffer) {
     if (buffer == kNoBuffer) return;
@@ -273,9 +264,7 @@ class StepBuilder {
   std::uint8_t reduce_scatter_communicator() const { return reduce_scatter_communicator_; }
   // Of a group of the mesh. All that are as large as the world share one: PyTorch's DeviceMesh
   // takes the world's process group for them (device_mesh.py, _init_one_process_group).
-  std::uint8_t communicator_of(MeshDim dim) const {
-    return communicator_of_dim_[static_cast<std::size_t>(dim)];
-  }
+  std::uint8_t communicator_of(MeshDim dim) const { return communicator_of_dim_[at(dim)]; }
   std::uint8_t post_forward_communicator(std::int64_t size) const;
 
   virtual UnitWork unit_work(EventKind kind, const UnitShape& shape,
@@ -339,7 +328,7 @@ class StepBuilder {
     const auto kinds = static_cast<std::int32_t>(kEventKinds);
     const std::int32_t place =
         (group * kinds + static_cast<std::int32_t>(kind)) * variants_ + variant;
-    std::int32_t& known = works_[static_cast<std::size_t>(place)];
+    std::int32_t& known = works_[at(place)];
     if (known < 0) known = new_hook_works();
     const auto at = static_cast<std::size_t>(known) + static_cast<std::size_t>(hooks);
     if (hook_works_[at] < 0) {

@@ -35,25 +35,23 @@ std::string group_word(std::int64_t first, std::int64_t size, std::int64_t strid
 std::vector<std::int32_t> as_defined(const ModelSpec& model,
                                      const std::vector<PlacedParameter>& parameters) {
   const auto spec_of = [&](std::int32_t p) -> const LayerSpec& {
-    const std::int32_t layer = parameters[static_cast<std::size_t>(p)].layer;
-    return model.kinds[static_cast<std::size_t>(model.order[static_cast<std::size_t>(layer)].kind)];
+    const std::int32_t layer = parameters[at(p)].layer;
+    return model.kinds[at(model.order[at(layer)].kind)];
   };
   std::vector<std::string> names;
   for (std::int32_t p = 0; p < static_cast<std::int32_t>(parameters.size()); ++p) {
     const LayerSpec& layer = spec_of(p);
-    const auto index = static_cast<std::size_t>(parameters[static_cast<std::size_t>(p)].index);
+    const auto index = at(parameters[at(p)].index);
     names.push_back(layer.role == LayerRole::kBlock ? "" : layer.parameters[index].name);
   }
-  const auto name = [&](std::int32_t p) -> const std::string& {
-    return names[static_cast<std::size_t>(p)];
-  };
+  const auto name = [&](std::int32_t p) -> const std::string& { return names[at(p)]; };
   std::vector<std::int32_t> order;
   for (std::int32_t p = 0; p < static_cast<std::int32_t>(names.size()); ++p) {
     const std::size_t dot = name(p).rfind('.');
     auto place = order.end();
     if (dot != std::string::npos) {
       const std::string module = name(p).substr(0, dot + 1);
-      place = std::find_if(order.begin(), order.end(), [&](std::int32_t other) {
+      place = std::ranges::find_if(order, [&](std::int32_t other) {
         return name(other).starts_with(module) &&
                name(other).find('.', module.size()) != std::string::npos;
       });

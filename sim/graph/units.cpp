@@ -7,7 +7,6 @@
 #include <algorithm>
 #include <utility>
 
-#include "sim/base/error.h"
 #include "sim/graph/step_builder.h"
 #include "sim/spec/checks/plan_check.h"
 
@@ -60,11 +59,10 @@ void StepBuilder::assign_layers(const LayerPrograms& programs) {
   };
   std::vector<std::pair<std::int32_t, Module>> owned;  // by units, in forward order
   owned.reserve(model_.order.size());
-  const bool has_root =
-      std::any_of(model_.order.begin(), model_.order.end(), [&](const LayerInstance& layer) {
-        const LayerSpec& spec = model_.kinds[static_cast<std::size_t>(layer.kind)];
-        return has_parameters(spec) && (in_root(plan_.units, spec.role) || has_table_inside(spec));
-      });
+  const bool has_root = std::ranges::any_of(model_.order, [&](const LayerInstance& layer) {
+    const LayerSpec& spec = model_.kinds[at(layer.kind)];
+    return has_parameters(spec) && (in_root(plan_.units, spec.role) || has_table_inside(spec));
+  });
   if (has_root) root_ = new_unit("root");
 
   std::int32_t block = 0;
@@ -72,12 +70,12 @@ void StepBuilder::assign_layers(const LayerPrograms& programs) {
   std::int32_t norm_unit = -1;
   std::int32_t tied_unit = -1;  // of embedding, norm and head
   for (std::int32_t l = 0; l < layers; ++l) {
-    const auto i = static_cast<std::size_t>(l);
+    const auto i = at(l);
     const LayerInstance& layer = model_.order[i];
-    const LayerSpec& spec = model_.kinds[static_cast<std::size_t>(layer.kind)];
+    const LayerSpec& spec = model_.kinds[at(layer.kind)];
     std::int32_t unit = root_;
     if (layer.same_as >= 0) {
-      const auto first = static_cast<std::size_t>(layer.same_as);
+      const auto first = at(layer.same_as);
       unit = unit_of_layer_[first];
       first_nested_[i] = first_nested_[first];
       block_of_layer_[i] = block_of_layer_[first];
@@ -87,7 +85,7 @@ void StepBuilder::assign_layers(const LayerPrograms& programs) {
         if (block % plan_.units.layers_per_unit == 0) {
           open_blocks = new_unit(layer.name);
         } else {
-          std::string& name = graph_.units[static_cast<std::size_t>(open_blocks)].name;
+          std::string& name = graph_.units[at(open_blocks)].name;
           name = joined(name, layer.name);
         }
         unit = open_blocks;
@@ -135,10 +133,9 @@ void StepBuilder::assign_layers(const LayerPrograms& programs) {
     if (unit >= 0 && layer.same_as < 0) owned.push_back({unit, {l, 0}});
     const auto use = [&](PassKind kind, const std::shared_ptr<const LayerProgram>& program) {
       if (program == nullptr) return;
-      auto it = std::find(graph_.programs.begin(), graph_.programs.end(), program);
+      auto it = std::ranges::find(graph_.programs, program);
       if (it == graph_.programs.end()) it = graph_.programs.insert(graph_.programs.end(), program);
-      programs_of_layer_[i][static_cast<std::size_t>(kind)] =
-          static_cast<std::int32_t>(it - graph_.programs.begin());
+      programs_of_layer_[i][at(kind)] = static_cast<std::int32_t>(it - graph_.programs.begin());
     };
     const Recompute recompute = recompute_of_layer_[i];
     use(PassKind::kFirst, programs.at(l, recompute));
@@ -150,25 +147,25 @@ void StepBuilder::assign_layers(const LayerPrograms& programs) {
   }
 
   first_module_.assign(graph_.units.size() + 1, 0);
-  for (const auto& [unit, module] : owned) ++first_module_[static_cast<std::size_t>(unit) + 1];
+  for (const auto& [unit, module] : owned) ++first_module_[at(unit) + 1];
   for (std::size_t u = 1; u < first_module_.size(); ++u) first_module_[u] += first_module_[u - 1];
   modules_.resize(owned.size());
   std::vector<std::int32_t> place(first_module_.begin(), first_module_.end() - 1);
   for (const auto& [unit, module] : owned) {
-    modules_[static_cast<std::size_t>(place[static_cast<std::size_t>(unit)]++)] = module;
+    modules_[at(place[at(unit)]++)] = module;
   }
 
   first_layer_.assign(graph_.units.size() + 1, 0);
   for (std::int32_t l = 0; l < layers; ++l) {
-    if (unit_of_layer(l) < 0 || model_.order[static_cast<std::size_t>(l)].same_as >= 0) continue;
-    ++first_layer_[static_cast<std::size_t>(unit_of_layer(l)) + 1];
+    if (unit_of_layer(l) < 0 || model_.order[at(l)].same_as >= 0) continue;
+    ++first_layer_[at(unit_of_layer(l)) + 1];
   }
   for (std::size_t u = 1; u < first_layer_.size(); ++u) first_layer_[u] += first_layer_[u - 1];
-  unit_layers_.assign(static_cast<std::size_t>(first_layer_.back()), 0);
+  unit_layers_.assign(at(first_layer_.back()), 0);
   std::vector<std::int32_t> next(first_layer_.begin(), first_layer_.end() - 1);
   for (std::int32_t l = 0; l < layers; ++l) {
-    if (unit_of_layer(l) < 0 || model_.order[static_cast<std::size_t>(l)].same_as >= 0) continue;
-    unit_layers_[static_cast<std::size_t>(next[static_cast<std::size_t>(unit_of_layer(l))]++)] = l;
+    if (unit_of_layer(l) < 0 || model_.order[at(l)].same_as >= 0) continue;
+    unit_layers_[at(next[at(unit_of_layer(l))]++)] = l;
   }
 }
 
@@ -181,7 +178,7 @@ std::int32_t StepBuilder::add_part_list(std::vector<Bytes> sizes) {
 }
 
 bool StepBuilder::is_in(const ParameterSpec& parameter, const Module& module) const {
-  const bool split = first_nested_[static_cast<std::size_t>(module.layer)] >= 0;
+  const bool split = first_nested_[at(module.layer)] >= 0;
   return !split || parameter.part == module.part;
 }
 
@@ -202,7 +199,7 @@ UnitParameter StepBuilder::sharded(std::int32_t layer, const ParameterSpec& para
   p.gathered_size = parameter.gathered_in_fp8 ? 1 : size_of(plan_.param_dtype);
   p.casts = p.stored_size != p.gathered_size ||
             (!parameter.stored_as_computed && plan_.param_dtype != plan_.master_dtype);
-  const std::int64_t rows = parameter.shape[static_cast<std::size_t>(p.shard_dim)];
+  const std::int64_t rows = parameter.shape[at(p.shard_dim)];
   const std::int64_t rest = p.numel / rows;
   const std::int64_t chunk = (rows + shards - 1) / shards;
   p.shard_numel = checked_multiply(chunk, rest);
@@ -262,9 +259,8 @@ bool StepBuilder::are_alike(std::int32_t unit, std::int32_t other) const {
     return block_of(module.layer) >= 0 && plan_.frozen.blocks.at(block_of(module.layer));
   };
   const auto same = [&](const Module& a, const Module& b) {
-    return model_.order[static_cast<std::size_t>(a.layer)].kind ==
-               model_.order[static_cast<std::size_t>(b.layer)].kind &&
-           a.part == b.part && is_frozen_block(a) == is_frozen_block(b);
+    return model_.order[at(a.layer)].kind == model_.order[at(b.layer)].kind && a.part == b.part &&
+           is_frozen_block(a) == is_frozen_block(b);
   };
   const std::span<const Module> a = modules_of(unit);
   const std::span<const Module> b = modules_of(other);
@@ -275,13 +271,13 @@ void StepBuilder::size_units() {
   std::vector<std::int32_t> first_of_shape;  // by shape: the unit that it was made for
   shape_of_unit_.reserve(graph_.units.size());
   for (std::int32_t u = 0; u < unit_count(); ++u) {
-    Unit& unit = graph_.units[static_cast<std::size_t>(u)];
+    Unit& unit = graph_.units[at(u)];
     unit.reshard = plan_.reshard_after_forward.at(u);
     // PyTorch keeps the root unsharded unless told otherwise for it (reshard_after_forward=None):
     // its backward is next.
-    const bool named = std::any_of(
-        plan_.reshard_after_forward.ranges.begin(), plan_.reshard_after_forward.ranges.end(),
-        [&](const auto& range) { return range.first <= u && u <= range.last; });
+    const bool named =
+        std::ranges::any_of(plan_.reshard_after_forward.ranges,
+                            [&](const auto& range) { return range.first <= u && u <= range.last; });
     if (u == root_ && !named) unit.reshard = {Reshard::Kind::kNever, 0};
     const std::int64_t group = unit.reshard.kind == Reshard::Kind::kGroup ? unit.reshard.group : 0;
     std::int32_t index = -1;
@@ -311,7 +307,7 @@ void StepBuilder::size_units() {
       first_of_shape.push_back(u);
     }
     shape_of_unit_.push_back(index);
-    const UnitShape& shape = shapes_[static_cast<std::size_t>(index)];
+    const UnitShape& shape = shapes_[at(index)];
     unit.parameters = shape.parameters;
     unit.numel = shape.numel;
     unit.shard_numel = shape.shard_numel;

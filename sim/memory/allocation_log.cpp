@@ -21,7 +21,7 @@ class Flatten {
     return kind == MemoryAction::Kind::kForward ? EventKind::kForward : EventKind::kBackward;
   }
   bool awaits_product(MemoryAction::Kind kind) const {
-    return std::any_of(waiting_.begin(), waiting_.end(), [&](const LibraryBuffer& buffer) {
+    return std::ranges::any_of(waiting_, [&](const LibraryBuffer& buffer) {
       return buffer.first_event == thread_of(kind);
     });
   }
@@ -160,9 +160,7 @@ AllocationLog::Runs AllocationLog::repeated(const EventGraph& graph) const {
   }
   const std::int32_t middle = (graph.details.back().microbatch + 1) / 2;
   const auto first_of = [&](std::int32_t microbatch) {
-    const auto row =
-        std::find_if(graph.details.begin(), graph.details.end(),
-                     [&](const RowDetail& detail) { return detail.microbatch == microbatch; });
+    const auto row = std::ranges::find(graph.details, microbatch, &RowDetail::microbatch);
     return row_begin[static_cast<std::size_t>(row - graph.details.begin())];
   };
   Runs runs;
@@ -185,7 +183,7 @@ AllocationLog::Runs AllocationLog::repeated(const EventGraph& graph) const {
   runs.begin = at - (at - begin) / runs.size * runs.size;
   runs.count = (end + runs.size - runs.begin) / runs.size;
   for (std::uint32_t run = 0; run <= runs.count; ++run) {
-    if (!std::binary_search(row_begin.begin(), row_begin.end(), runs.at(run))) return {};
+    if (!std::ranges::binary_search(row_begin, runs.at(run))) return {};
   }
   return runs;
 }

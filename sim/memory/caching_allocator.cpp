@@ -30,7 +30,7 @@ CachingAllocator::CachingAllocator(const AllocatorSettings& settings, const Devi
           {std::int64_t{0x7f} << 40, (std::int64_t{1} << 49) - (std::int64_t{0x7f} << 40)}} {
   if (settings_.per_process_memory_fraction) {
     allowed_ = static_cast<std::int64_t>(*settings_.per_process_memory_fraction *
-                                         static_cast<double>(memory_.total.count()));
+                                         as_double(memory_.total.count()));
   }
 }
 
@@ -265,8 +265,7 @@ std::vector<SegmentState> CachingAllocator::snapshot() const {
           {block.address, block.size, block.requested, block.allocated, !is_usable(block), id});
     }
   }
-  std::sort(result.begin(), result.end(),
-            [](const SegmentState& a, const SegmentState& b) { return a.address < b.address; });
+  std::ranges::sort(result, {}, &SegmentState::address);
   return result;
 }
 

@@ -23,7 +23,7 @@ std::vector<std::pair<Bytes, double>> combinations(const Fit& fit) {
       all[i].second *= 1 - each.weight;
     }
   }
-  std::sort(all.begin(), all.end());
+  std::ranges::sort(all);
   return all;
 }
 
@@ -31,15 +31,13 @@ std::vector<std::pair<Bytes, double>> combinations(const Fit& fit) {
 
 double fit_probability(const Fit& fit) {
   const ReservedError error = reserved_error(fit);
-  const auto forecast = static_cast<double>(fit.reserved.count());
+  const auto forecast = as_double(fit.reserved.count());
   const double reserved = error.log_sd * forecast;
-  const double outside =
-      kOutsideSpread / kStandardDeviations * static_cast<double>(fit.outside.count());
+  const double outside = kOutsideSpread / kStandardDeviations * as_double(fit.outside.count());
   const double sd = std::hypot(reserved, outside);
   double sum = 0;
   for (const auto& [more, weight] : combinations(fit)) {
-    const double margin =
-        static_cast<double>((fit.margin() - more).count()) - error.log_mean * forecast;
+    const double margin = as_double((fit.margin() - more).count()) - error.log_mean * forecast;
     const double sure = margin >= 0 ? 1.0 : 0.0;
     sum += weight * (sd <= 0 ? sure : std::erfc(-margin / (sd * std::sqrt(2.0))) / 2);
   }
@@ -57,8 +55,8 @@ Bytes kept_besides(const Fit& fit, double probability) {
 }
 
 bool fits(const Fit& fit, const MemoryTerms& terms) {
-  return static_cast<double>((fit.reserved + fit.outside).count()) <=
-         std::floor(static_cast<double>(fit.capacity.count()) * terms.max_memory);
+  return as_double((fit.reserved + fit.outside).count()) <=
+         std::floor(as_double(fit.capacity.count()) * terms.max_memory);
 }
 
 bool holds(const Fit& fit, const MemoryTerms& terms) {

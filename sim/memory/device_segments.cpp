@@ -139,8 +139,8 @@ void CachingAllocator::release_pool(bool large) {
 // Frees whole large segments that lay unused for longer than the average of them, repeatedly, until
 // reserved memory is below the threshold.
 void CachingAllocator::collect_garbage() {
-  const auto threshold = static_cast<std::int64_t>(settings_.garbage_collection_threshold *
-                                                   static_cast<double>(*allowed_));
+  const auto threshold =
+      static_cast<std::int64_t>(settings_.garbage_collection_threshold * as_double(*allowed_));
   const std::int64_t excess = stats_.all.reserved_bytes.current - threshold;
   if (excess <= 0) return;
   const auto age = [&](BlockId id) { return lookups_[1] - at(id).gc_count_base; };
@@ -156,11 +156,11 @@ void CachingAllocator::collect_garbage() {
   std::int64_t reclaimed = 0;
   bool freed = true;
   while (reclaimed < excess && freed && !freeable.empty()) {
-    const double least = static_cast<double>(total_age) / static_cast<double>(freeable.size());
+    const double least = as_double(total_age) / as_double(freeable.size());
     freed = false;
     std::vector<BlockId> left;
     for (const BlockId id : freeable) {
-      if (static_cast<double>(age(id)) < least) {
+      if (as_double(age(id)) < least) {
         left.push_back(id);
         continue;
       }
@@ -281,19 +281,19 @@ CachingAllocator::BlockId CachingAllocator::unmap_pages(BlockId id) {
 
 void CachingAllocator::insert_unmapped(BlockId id) {
   std::vector<BlockId>& list = unmapped_[at(id).bin];
-  list.insert(std::lower_bound(list.begin(), list.end(), id,
-                               [&](BlockId a, BlockId b) { return at(a).address < at(b).address; }),
+  list.insert(std::ranges::lower_bound(
+                  list, id, [&](BlockId a, BlockId b) { return at(a).address < at(b).address; }),
               id);
 }
 
 void CachingAllocator::erase_unmapped(BlockId id) {
   std::vector<BlockId>& list = unmapped_[at(id).bin];
-  list.erase(std::find(list.begin(), list.end(), id));
+  list.erase(std::ranges::find(list, id));
 }
 
 std::int64_t CachingAllocator::take_address_range(std::int64_t size) {
-  const auto hole = std::find_if(address_holes_.begin(), address_holes_.end(),
-                                 [&](const Range& range) { return range.size >= size; });
+  const auto hole =
+      std::ranges::find_if(address_holes_, [&](const Range& range) { return range.size >= size; });
   FORESHARD_CHECK(hole != address_holes_.end(), "the address space is full");
   const std::int64_t address = hole->address;
   hole->address += size;
@@ -303,9 +303,8 @@ std::int64_t CachingAllocator::take_address_range(std::int64_t size) {
 }
 
 void CachingAllocator::give_address_range(Range range) {
-  auto after =
-      std::lower_bound(address_holes_.begin(), address_holes_.end(), range,
-                       [](const Range& a, const Range& b) { return a.address < b.address; });
+  auto after = std::ranges::lower_bound(
+      address_holes_, range, [](const Range& a, const Range& b) { return a.address < b.address; });
   if (after != address_holes_.end() && range.address + range.size == after->address) {
     range.size += after->size;
     after = address_holes_.erase(after);

@@ -113,7 +113,7 @@ class FreeBlocks {
       if (++word == filled_.size()) return sizes_.size();
       bits = filled_[word];
     }
-    return word * kWord + static_cast<std::size_t>(std::countr_zero(bits));
+    return word * kWord + at(std::countr_zero(bits));
   }
 
   void mark(std::size_t position, bool filled) {
@@ -133,8 +133,7 @@ class FreeBlocks {
     const std::uint64_t hash = (static_cast<std::uint64_t>(size) >> 9) * 0x9E3779B97F4A7C15U;
     Place& known = places_[hash >> 57];
     if (known.size != size || !is_place_of(known.position, size)) {
-      known.position = static_cast<std::size_t>(
-          std::lower_bound(sizes_.begin(), sizes_.end(), size) - sizes_.begin());
+      known.position = at(std::ranges::lower_bound(sizes_, size) - sizes_.begin());
       known.size = size;
     }
     return known.position;

@@ -92,7 +92,7 @@ inline MemorySwing swing_of(const LayerPhaseProgram& phase, const MemoryAction& 
 inline std::int32_t slot_buffer(const EventGraph& graph, const LayerExecution& e,
                                 std::int32_t slot) {
   if (slot < LayerPhaseProgram::kWaiting) return e.first_buffer + slot;
-  const LayerExecution& joined = graph.executions[static_cast<std::size_t>(e.joined)];
+  const LayerExecution& joined = graph.executions[at(e.joined)];
   return joined.first_buffer + slot - LayerPhaseProgram::kWaiting;
 }
 
@@ -101,8 +101,8 @@ inline std::int32_t freed_buffer(const EventGraph& graph, const LayerExecution& 
                                  std::int32_t step) {
   const std::int32_t slot = -step - 1;
   if (slot < LayerPhaseProgram::kEarlierGradient) return slot_buffer(graph, e, slot);
-  const LayerExecution& earlier = graph.executions[static_cast<std::size_t>(e.earlier)];
-  const auto parameter = static_cast<std::size_t>(slot - LayerPhaseProgram::kEarlierGradient);
+  const LayerExecution& earlier = graph.executions[at(e.earlier)];
+  const auto parameter = at(slot - LayerPhaseProgram::kEarlierGradient);
   return earlier.first_buffer + graph.program(earlier).weight_gradients[parameter];
 }
 
@@ -110,14 +110,14 @@ inline std::int32_t freed_buffer(const EventGraph& graph, const LayerExecution& 
 inline MemoryCategory stored_category(const EventGraph& graph, std::int32_t buffer) {
   const LayerExecution* e = graph.execution_of(buffer);
   if (e == nullptr) return MemoryCategory::kShardedGrad;
-  return graph.program(*e).slots[static_cast<std::size_t>(buffer - e->first_buffer)].stored;
+  return graph.program(*e).slots[at(buffer - e->first_buffer)].stored;
 }
 
 // Whether streams were recorded on any buffer that is freed: its block then comes back only with
 // time (sim/memory/reserved.h).
 inline bool records_streams(const EventGraph& graph) {
-  return std::any_of(graph.actions.begin(), graph.actions.end(),
-                     [](const MemoryAction& action) { return action.recorded() != 0; });
+  return std::ranges::any_of(graph.actions,
+                             [](const MemoryAction& action) { return action.recorded() != 0; });
 }
 
 // Calls visitor.allocate(buffer id), visitor.free(buffer id) and visitor.store(buffer id,
@@ -146,7 +146,7 @@ void visit_action(const EventGraph& graph, const MemoryAction& action, Visitor& 
     using Kind = MemoryAction::Kind;
     if (action.kind == Kind::kRecompute || action.kind == Kind::kBackward) visitor.backward();
   }
-  const LayerExecution& e = graph.executions[static_cast<std::size_t>(action.target)];
+  const LayerExecution& e = graph.executions[at(action.target)];
   const LayerPhaseProgram& phase = phase_of(graph.program(e), action);
   const std::int32_t* product = nullptr;
   if constexpr (requires { visitor.awaits_product(action.kind); }) {

@@ -28,11 +28,11 @@ double parameters_of_rank(const ModelSpec& model, const Mesh& mesh) {
   double dense = 0;
   double experts = 0;
   for (const LayerInstance& layer : model.order) {
-    for (const ParameterSpec& p : model.kinds[static_cast<std::size_t>(layer.kind)].parameters) {
-      if (!p.tied) (p.is_expert ? experts : dense) += static_cast<double>(p.count());
+    for (const ParameterSpec& p : model.kinds[at(layer.kind)].parameters) {
+      if (!p.tied) (p.is_expert ? experts : dense) += as_double(p.count());
     }
   }
-  return dense / static_cast<double>(mesh.tp) + experts / static_cast<double>(mesh.ep * mesh.etp);
+  return dense / as_double(mesh.tp) + experts / as_double(mesh.ep * mesh.etp);
 }
 
 // Whether a rank holds its part of the parameters alone between a layer's uses.
@@ -52,10 +52,10 @@ bool shards_parameters(const Plan& plan) {
 std::vector<MemoryAlternative> memory_alternatives(const ModelSpec& model, const Plan& plan) {
   const Mesh& mesh = plan.mesh;
   const double parameters = parameters_of_rank(model, mesh);
-  const double tokens = static_cast<double>(plan.batch.micro_batch * plan.batch.sequence) /
-                        static_cast<double>(mesh.cp);
-  const double vocabulary = static_cast<double>(model.vocabulary) /
-                            static_cast<double>(plan.tensor_parallel.loss ? mesh.tp : 1);
+  const double tokens =
+      as_double(plan.batch.micro_batch * plan.batch.sequence) / as_double(mesh.cp);
+  const double vocabulary =
+      as_double(model.vocabulary) / as_double(plan.tensor_parallel.loss ? mesh.tp : 1);
   std::vector<MemoryAlternative> list;
   const auto add = [&](std::array<const char*, 3> words, double bytes, double codes) {
     if (bytes > 0) list.push_back({words[0], words[1], words[2], of(bytes), codes / kCodes});
@@ -69,13 +69,12 @@ std::vector<MemoryAlternative> memory_alternatives(const ModelSpec& model, const
         bytes_of(plan.compute_dtype()) * parameters, 1);
   }
   const double shards =
-      is_zero(plan.runtime.kind) || shards_parameters(plan) ? static_cast<double>(mesh.fsdp()) : 1;
+      is_zero(plan.runtime.kind) || shards_parameters(plan) ? as_double(mesh.fsdp()) : 1;
   add({"the gradients twice", "where gradients are added up",
        "--set accumulation.mode=reduce_each or keep_unsharded"},
       bytes_of(plan.reduce_dtype) * parameters / shards, 2);
-  std::stable_sort(list.begin(), list.end(), [](const auto& a, const auto& b) {
-    return a.weight * static_cast<double>(a.bytes.count()) >
-           b.weight * static_cast<double>(b.bytes.count());
+  std::ranges::stable_sort(list, [](const auto& a, const auto& b) {
+    return a.weight * as_double(a.bytes.count()) > b.weight * as_double(b.bytes.count());
   });
   return list;
 }
@@ -91,17 +90,17 @@ Fit with_alternatives(Fit fit, const ModelSpec& model, const Plan& plan) {
 }
 
 ReservedError reserved_error(const Fit& fit) {
-  const bool is_open = std::any_of(fit.besides.begin(), fit.besides.end(),
-                                   [](const KeptBesides& each) { return each.weight > 0; });
+  const bool is_open =
+      std::ranges::any_of(fit.besides, [](const KeptBesides& each) { return each.weight > 0; });
   return is_open ? kUnread : ReservedError();
 }
 
 double log_reach(const std::vector<MemoryAlternative>& alternatives, Bytes forecast) {
   double bytes = 0;
   for (const MemoryAlternative& each : alternatives) {
-    bytes += static_cast<double>(each.bytes.count());
+    bytes += as_double(each.bytes.count());
   }
-  return std::log1p(bytes / static_cast<double>(forecast.count()));
+  return std::log1p(bytes / as_double(forecast.count()));
 }
 
 }  // namespace foreshard

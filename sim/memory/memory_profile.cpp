@@ -14,8 +14,7 @@ namespace {
 
 class Replay {
  public:
-  explicit Replay(const EventGraph& graph)
-      : graph_(graph), alive_(static_cast<std::size_t>(graph.buffer_count())) {
+  explicit Replay(const EventGraph& graph) : graph_(graph), alive_(at(graph.buffer_count())) {
     // All by id: an execution's slots have no table of their own.
     buffers_.reserve(alive_.size());
     for (const LayerExecution& e : graph.executions) {
@@ -28,31 +27,31 @@ class Replay {
 
   void allocate(std::int32_t id) {
     if (stopped_) return;
-    Alive& alive = alive_[static_cast<std::size_t>(id)];
+    Alive& alive = alive_[at(id)];
     FORESHARD_CHECK(alive.since == kDead, "buffer " + std::to_string(id) + " is allocated twice");
-    const Buffer& buffer = buffers_[static_cast<std::size_t>(id)];
+    const Buffer& buffer = buffers_[at(id)];
     alive = {row_, buffer.category};
     count(buffer, buffer.category, 1);
   }
 
   void free(std::int32_t id) {
     if (stopped_) return;
-    Alive& alive = alive_[static_cast<std::size_t>(id)];
+    Alive& alive = alive_[at(id)];
     FORESHARD_CHECK(alive.since != kDead,
                     "buffer " + std::to_string(id) + " is freed but not alive");
     alive.since = kDead;
-    count(buffers_[static_cast<std::size_t>(id)], alive.category, -1);
+    count(buffers_[at(id)], alive.category, -1);
   }
 
   void store(std::int32_t id, MemoryCategory stored) {
     if (stopped_) return;
-    Alive& alive = alive_[static_cast<std::size_t>(id)];
+    Alive& alive = alive_[at(id)];
     FORESHARD_CHECK(alive.since != kDead, "a buffer is stored that is not alive");
-    const Buffer& buffer = buffers_[static_cast<std::size_t>(id)];
+    const Buffer& buffer = buffers_[at(id)];
     if (buffer.on_host || stored == alive.category) return;
-    categories_[static_cast<std::size_t>(alive.category)] -= buffer.bytes;
+    categories_[at(alive.category)] -= buffer.bytes;
     alive.category = stored;
-    const auto c = static_cast<std::size_t>(stored);
+    const auto c = at(stored);
     categories_[c] += buffer.bytes;
     profile_.own_peak[c] = std::max(profile_.own_peak[c], categories_[c]);
   }
@@ -78,15 +77,14 @@ class Replay {
   std::vector<LiveBuffer> alive_at(std::int64_t action_number, EventId row) {
     stop_after_ = action_number;
     for (std::int32_t buffer : graph_.persistent) allocate(buffer);
-    for_each_action(graph_, *this, static_cast<std::size_t>(row + 1));
+    for_each_action(graph_, *this, at(row + 1));
     std::vector<LiveBuffer> alive;
     for (std::int32_t b = 0; b < graph_.buffer_count(); ++b) {
-      const EventId since = alive_[static_cast<std::size_t>(b)].since;
+      const EventId since = alive_[at(b)].since;
       if (since == kDead || graph_.buffer(b).on_host) continue;
       alive.push_back({b, graph_.buffer(b).bytes, since});
     }
-    std::stable_sort(alive.begin(), alive.end(),
-                     [](const LiveBuffer& a, const LiveBuffer& b) { return a.bytes > b.bytes; });
+    std::ranges::stable_sort(alive, std::greater(), &LiveBuffer::bytes);
     return alive;
   }
 
@@ -97,7 +95,7 @@ class Replay {
 
   std::string left_alive() const {
     for (std::int32_t b = 0; b < graph_.buffer_count(); ++b) {
-      if (alive_[static_cast<std::size_t>(b)].since >= 0) return graph_.buffer_name(b);
+      if (alive_[at(b)].since >= 0) return graph_.buffer_name(b);
     }
     return "nothing, but something was freed that lived before it";
   }
@@ -114,8 +112,8 @@ class Replay {
       profile_.host_peak = std::max(profile_.host_peak, host_);
       return;
     }
-    const auto c = static_cast<std::size_t>(category);
-    const auto pool = static_cast<std::size_t>(buffer.pool);
+    const auto c = at(category);
+    const auto pool = at(buffer.pool);
     categories_[c] += buffer.bytes * sign;
     pools_[pool] += buffer.bytes * sign;
     now_ += buffer.bytes * sign;
@@ -163,7 +161,7 @@ MemoryProfile replay_allocations(const EventGraph& graph) {
 Bytes peak_allocated(const EventGraph& graph) {
   std::int64_t now = 0;
   for (std::int32_t b : graph.persistent) {
-    const Buffer& buffer = graph.buffers[static_cast<std::size_t>(b - graph.first_own_buffer)];
+    const Buffer& buffer = graph.buffers[at(b - graph.first_own_buffer)];
     if (!buffer.on_host) now += buffer.bytes.count();
   }
   std::int64_t peak = now;
@@ -181,8 +179,7 @@ Bytes peak_allocated(const EventGraph& graph) {
     } else if (action.kind == Kind::kFree) {
       now -= size(action.target);
     } else if (action.kind != Kind::kStore && action.kind != Kind::kKeep) {
-      const LayerProgram& program =
-          graph.program(graph.executions[static_cast<std::size_t>(action.target)]);
+      const LayerProgram& program = graph.program(graph.executions[at(action.target)]);
       const LayerPhaseProgram& phase = phase_of(program, action);
       const MemorySwing swing = swing_of(phase, action);
       peak = std::max(peak, now + swing.peak);

@@ -226,11 +226,10 @@ std::vector<Nccl::Uses> uses_of(const EventGraph& graph) {
 // Resharding to small groups makes a communicator for every unit (pytorch#147179).
 std::int64_t instances(const Communicator& communicator, const EventGraph& graph) {
   if (!communicator.per_unit) return 1;
-  return std::max<std::int64_t>(
-      1, std::count_if(graph.units.begin(), graph.units.end(), [&](const Unit& unit) {
-        return unit.reshard.kind == Reshard::Kind::kGroup &&
-               unit.reshard.group == communicator.group.size;
-      }));
+  return std::max<std::int64_t>(1, std::ranges::count_if(graph.units, [&](const Unit& unit) {
+                                  return unit.reshard.kind == Reshard::Kind::kGroup &&
+                                         unit.reshard.group == communicator.group.size;
+                                }));
 }
 
 int minor_of(const std::string& version) {
@@ -246,7 +245,7 @@ int minor_of(const std::string& version) {
 
 const char* to_string(SizeEvidence evidence) {
   static constexpr std::array kNames = {"measured", "published", "derived", "declared", "assumed"};
-  return kNames[static_cast<std::size_t>(evidence)];
+  return kNames[at(evidence)];
 }
 
 NcclVersion nccl_of(const Runtime& runtime) {

@@ -10,7 +10,6 @@
 #include <map>
 #include <numeric>
 #include <optional>
-#include <span>
 #include <string>
 #include <utility>
 
@@ -32,7 +31,7 @@ class StreamClock {
     std::array<Time, kStreams> ends;
     ends.fill(kLongAgo);
     for (std::size_t row = 0; row < graph.rows.size(); ++row) {
-      ends[static_cast<std::size_t>(graph.rows[row].stream)] = times.ends[row];
+      ends[at(graph.rows[row].stream)] = times.ends[row];
       ends_.push_back(ends);
     }
     if (ends_.empty()) return;
@@ -50,7 +49,7 @@ class StreamClock {
   // Whether the host finds, when it issues the row of `now`, that `stream` has done all that it was
   // given up to the row of `then`.
   bool has_ended(int stream, std::int64_t then, std::int64_t now) const {
-    const Time end = ends_[row_of(then)][static_cast<std::size_t>(stream)];
+    const Time end = ends_[row_of(then)][at(stream)];
     return end == kLongAgo ||
            end <= issues_[row_of(now)] + ((now >> kRowBits) - (then >> kRowBits)) * period_;
   }
@@ -92,9 +91,7 @@ class OpeningsOf {
   bool is_shard(std::int32_t tensor) const {
     return buffer_of(tensor).category == MemoryCategory::kShardedParam;
   }
-  Buffer buffer_of(std::int32_t tensor) const {
-    return graph_.buffer(log_.buffer[static_cast<std::size_t>(tensor)]);
-  }
+  Buffer buffer_of(std::int32_t tensor) const { return graph_.buffer(log_.buffer[at(tensor)]); }
   std::int32_t take(std::int64_t bytes) {
     found.push_back({Opening::Kind::kTake, taken_, bytes});
     return taken_++;
@@ -125,7 +122,7 @@ class OpeningsOf {
     }
     for (const std::int32_t t : log_.before) {
       if (!is_shard(t)) continue;
-      piece.push_back(log_.bytes[static_cast<std::size_t>(t)]);
+      piece.push_back(log_.bytes[at(t)]);
       bytes += piece.back();
       if (bytes >= kPiece) send();
     }
@@ -143,14 +140,14 @@ class OpeningsOf {
     for (const std::int32_t t : log_.before) {
       const Buffer buffer = buffer_of(t);
       if (!is_shard(t) || buffer.unit < 0 || buffer.on_host) continue;
-      const std::string& name = graph_.units[static_cast<std::size_t>(buffer.unit)].name;
+      const std::string& name = graph_.units[at(buffer.unit)].name;
       const int place = buffer.unit == 0 ? 2 : name.find("layers.") == std::string::npos ? 1 : 0;
       units[{place, buffer.unit}].push_back(t);
     }
     std::map<std::int32_t, std::int32_t> whole_of;  // of shards
     const auto take_whole = [&](std::int32_t t) {
-      const Unit& unit = graph_.units[static_cast<std::size_t>(buffer_of(t).unit)];
-      whole_of[t] = take(log_.bytes[static_cast<std::size_t>(t)] * unit.shards);
+      const Unit& unit = graph_.units[at(buffer_of(t).unit)];
+      whole_of[t] = take(log_.bytes[at(t)] * unit.shards);
     };
     if (graph_.host.from_device) {
       for (const std::int32_t t : log_.before) {
@@ -159,7 +156,7 @@ class OpeningsOf {
     }
     std::vector<std::int32_t> held;
     for (const auto& [place, shards] : units) {
-      if (!graph_.host.from_device) std::for_each(shards.begin(), shards.end(), take_whole);
+      if (!graph_.host.from_device) std::ranges::for_each(shards, take_whole);
       for (const std::int32_t t : shards) found.push_back({Opening::Kind::kTensor, t});
       for (const std::int32_t t : shards) {
         if (place.first == 1) {
@@ -188,7 +185,7 @@ class OpeningsOf {
     for (const std::int32_t id : whole) give_back(id);
     std::vector<std::int32_t> zeros;
     for (const std::int32_t t : own) found.push_back({Opening::Kind::kTensor, t});
-    for (const std::int32_t t : own) zeros.push_back(take(log_.bytes[static_cast<std::size_t>(t)]));
+    for (const std::int32_t t : own) zeros.push_back(take(log_.bytes[at(t)]));
     for (const std::int32_t id : zeros) give_back(id);
   }
 
@@ -227,9 +224,9 @@ class OpeningsOf {
     const auto is_root = [&](std::int32_t t) { return buffer_of(t).unit == 0; };
     std::stable_partition(shards.begin(), shards.end(), [&](auto t) { return !is_root(t); });
     for (const std::int32_t t : shards) {
-      const Unit& unit = graph_.units[static_cast<std::size_t>(buffer_of(t).unit)];
+      const Unit& unit = graph_.units[at(buffer_of(t).unit)];
       if (unit.shard_numel == 0) continue;
-      const std::int64_t element = log_.bytes[static_cast<std::size_t>(t)] / unit.shard_numel;
+      const std::int64_t element = log_.bytes[at(t)] / unit.shard_numel;
       std::vector<std::int32_t> whole;
       for (const std::int64_t numel : numels(buffer_of(t).unit, unit.numel)) {
         whole.push_back(take(numel * element));
@@ -249,7 +246,7 @@ class OpeningsOf {
       if (e.microbatch != 0 || (unit && e.unit != *unit)) continue;
       const LayerProgram& program = graph_.program(e);
       for (const std::int32_t slot : program.weight_gradients) {
-        if (slot >= 0) list.push_back(program.slots[static_cast<std::size_t>(slot)].bytes.count());
+        if (slot >= 0) list.push_back(program.slots[at(slot)].bytes.count());
       }
     }
     return list;
@@ -260,8 +257,7 @@ class OpeningsOf {
     std::vector<std::int64_t> list = gradient_bytes(unit);
     const std::int64_t bytes = std::accumulate(list.begin(), list.end(), std::int64_t{0});
     for (std::int64_t& each : list) {
-      each = std::llround(static_cast<double>(each) / static_cast<double>(bytes) *
-                          static_cast<double>(all));
+      each = std::llround(as_double(each) / as_double(bytes) * as_double(all));
     }
     return list;
   }
@@ -298,7 +294,7 @@ struct ReservedReplay::State {
       row = kNoEvent;
       open();
       for (const std::int32_t tensor : log.before) {
-        if (block_of[static_cast<std::size_t>(tensor)] == CachingAllocator::kNoBlock) {
+        if (block_of[at(tensor)] == CachingAllocator::kNoBlock) {
           allocate(tensor);
         }
       }
@@ -375,7 +371,7 @@ struct ReservedReplay::State {
                                             : CachingAllocator::kNoBlock);
           break;
         case Opening::Kind::kGiveBack: {
-          const CachingAllocator::BlockId block = taken[static_cast<std::size_t>(opening.id)];
+          const CachingAllocator::BlockId block = taken[at(opening.id)];
           if (block != CachingAllocator::kNoBlock) allocator.free(block);
           if (traced != nullptr) take_history(-1);
           break;
@@ -392,17 +388,17 @@ struct ReservedReplay::State {
   void hand_on() {
     std::vector<std::size_t> freed;
     for (const std::int32_t tensor : log.before) {
-      const auto b = static_cast<std::size_t>(tensor);
+      const auto b = at(tensor);
       if (log.bytes[b] != 0 && block_of[b] == CachingAllocator::kNoBlock) freed.push_back(b);
     }
     if (freed.empty()) return;
     std::vector<bool> is_before(block_of.size(), false);
-    for (const std::int32_t tensor : log.before) is_before[static_cast<std::size_t>(tensor)] = true;
+    for (const std::int32_t tensor : log.before) is_before[at(tensor)] = true;
     for (std::size_t i = 0; i < log.actions.size() && !freed.empty(); ++i) {
       if (log.actions[i] < 0) continue;
-      const auto left = static_cast<std::size_t>(log.actions[i]);
+      const auto left = at(log.actions[i]);
       if (is_before[left] || block_of[left] == CachingAllocator::kNoBlock) continue;
-      const auto same = std::find_if(freed.begin(), freed.end(), [&](std::size_t b) {
+      const auto same = std::ranges::find_if(freed, [&](std::size_t b) {
         return log.bytes[b] == log.bytes[left] && log.stream[b] == log.stream[left];
       });
       if (same == freed.end()) continue;
@@ -413,10 +409,9 @@ struct ReservedReplay::State {
 
   void allocate_first_bucket() {
     std::int64_t bytes = 0;
-    for (const std::int32_t tensor : log.rebuilt)
-      bytes += log.bytes[static_cast<std::size_t>(tensor)];
+    for (const std::int32_t tensor : log.rebuilt) bytes += log.bytes[at(tensor)];
     if (bytes == 0 || failed) return;
-    first_bucket = take(bytes, log.stream[static_cast<std::size_t>(log.rebuilt.front())], -1);
+    first_bucket = take(bytes, log.stream[at(log.rebuilt.front())], -1);
   }
 
   // What decides how a run goes on: which blocks are allocated and where, as long as the segments
@@ -438,7 +433,7 @@ struct ReservedReplay::State {
     Standing now{{}, stats.num_device_alloc + stats.num_device_free + stats.num_alloc_retries};
     for (std::uint32_t i = runs.begin; i < runs.at(run); ++i) {
       if (log.actions[i] < 0) continue;
-      const auto tensor = static_cast<std::size_t>(log.actions[i]);
+      const auto tensor = at(log.actions[i]);
       const CachingAllocator::BlockId block = block_of[tensor];
       if (block == CachingAllocator::kNoBlock) continue;
       now.live.push_back({static_cast<std::int64_t>(i) - runs.at(run), allocator.address_of(block),
@@ -451,9 +446,9 @@ struct ReservedReplay::State {
   // becomes the row behind them.
   bool leave_out(std::uint32_t run, const Standing& now, std::size_t& r) {
     if (traced != nullptr) return false;
-    const auto end = std::lower_bound(log.row_begin.begin(), log.row_begin.end(), runs.end());
-    const auto behind = static_cast<std::size_t>(end - log.row_begin.begin());
-    const bool takes = std::any_of(log.library.begin(), log.library.end(), [&](const auto& block) {
+    const auto end = std::ranges::lower_bound(log.row_begin, runs.end());
+    const auto behind = at(end - log.row_begin.begin());
+    const bool takes = std::ranges::any_of(log.library, [&](const auto& block) {
       return block.action >= log.row_begin[r] && block.action < log.row_begin[behind];
     });
     if (behind + 1 >= log.row_begin.size() ||
@@ -462,7 +457,7 @@ struct ReservedReplay::State {
     }
     std::vector<CachingAllocator::BlockId> blocks;
     const auto tensor_of = [&](const Standing::Live& live, std::uint32_t from) {
-      return static_cast<std::size_t>(log.actions[static_cast<std::size_t>(from + live.action)]);
+      return at(log.actions[at(from + live.action)]);
     };
     for (const Standing::Live& live : now.live) {
       CachingAllocator::BlockId& block = block_of[tensor_of(live, runs.at(run))];
@@ -477,7 +472,7 @@ struct ReservedReplay::State {
   }
 
   void allocate(std::int32_t tensor) {
-    const auto b = static_cast<std::size_t>(tensor);
+    const auto b = at(tensor);
     if (log.bytes[b] == 0 || failed) return;  // PyTorch allocates nothing for no bytes
     FORESHARD_CHECK(block_of[b] == CachingAllocator::kNoBlock, "a buffer is allocated twice");
     block_of[b] = take(log.bytes[b], log.stream[b], log.buffer[b]);
@@ -509,7 +504,7 @@ struct ReservedReplay::State {
   }
 
   void free(std::int32_t tensor, StreamSet recorded) {
-    const auto b = static_cast<std::size_t>(tensor);
+    const auto b = at(tensor);
     if (log.bytes[b] == 0) return;
     FORESHARD_CHECK(block_of[b] != CachingAllocator::kNoBlock, "a buffer is freed twice");
     if (clock && recorded != 0) {
@@ -599,7 +594,7 @@ ReservedReplay::Identity ReservedReplay::identity() const {
   for (const LibraryBlock& block : log.library) {
     hash.add(block.bytes).add(block.stream).add(block.action);
   }
-  if (log.optimizer != kNoEvent) hash.add(log.row_begin[static_cast<std::size_t>(log.optimizer)]);
+  if (log.optimizer != kNoEvent) hash.add(log.row_begin[at(log.optimizer)]);
   hash.add(alloc_conf(state_->allocator.settings()));
   Fingerprint rows;
   add(rows, log.row_begin);
@@ -627,8 +622,7 @@ StepReserved ReservedReplay::run_step() {
   result.device_allocs = after.num_device_alloc - before.num_device_alloc;
   result.device_frees = after.num_device_free - before.num_device_free;
   if (s.most_reserved > 0) {
-    result.fragmentation =
-        1 - static_cast<double>(s.allocated_then) / static_cast<double>(s.most_reserved);
+    result.fragmentation = 1 - as_double(s.allocated_then) / as_double(s.most_reserved);
   }
   return result;
 }
@@ -679,7 +673,7 @@ TracedStep trace_step(const EventGraph& graph, const AllocatorSettings& settings
   traced.segments = s.allocator.snapshot();
   for (std::size_t tensor = 0; tensor < s.block_of.size(); ++tensor) {
     if (s.block_of[tensor] == CachingAllocator::kNoBlock) continue;
-    const auto block = static_cast<std::size_t>(s.block_of[tensor]);
+    const auto block = at(s.block_of[tensor]);
     if (traced.buffer_of_block.size() <= block) traced.buffer_of_block.resize(block + 1, -1);
     traced.buffer_of_block[block] = s.log.buffer[tensor];
   }

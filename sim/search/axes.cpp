@@ -53,7 +53,7 @@ std::vector<Prefetch> default_prefetches(const Plan& base) {
 
 template <typename T>
 const T& get(const std::vector<T>& axis, std::int16_t i) {
-  return axis[static_cast<std::size_t>(i)];
+  return axis[at(i)];
 }
 
 // Whether the axes' values go together, before anything is asked of the runtime.
@@ -76,7 +76,7 @@ bool is_sensible(const SearchSpace& space, const Cluster& cluster, const Place& 
 bool repeats(const SearchSpace& space, const Place& place, const Plan& plan) {
   for (std::size_t k = 0; k < space.knobs.size(); ++k) {
     const KnobAxis& knob = space.knobs[k];
-    const bool is_first = place[static_cast<std::size_t>(Axis::kKnobs) + k] == 0;
+    const bool is_first = place[at(Axis::kKnobs) + k] == 0;
     if (!is_first && knob.matters && !knob.matters(plan)) return true;
   }
   return false;
@@ -131,13 +131,13 @@ std::vector<Place> list_places(const SearchSpace& space, const ModelSpec& model,
                                const Cluster& cluster) {
   std::array<std::size_t, kAxes> sizes{};
   sizes.fill(1);
-  sizes[static_cast<std::size_t>(Axis::kShard)] = space.shard_groups.size();
-  sizes[static_cast<std::size_t>(Axis::kReshard)] = space.reshards.size();
-  sizes[static_cast<std::size_t>(Axis::kPrefetch)] = space.prefetches.size();
-  sizes[static_cast<std::size_t>(Axis::kRecompute)] = space.recomputes.size();
-  sizes[static_cast<std::size_t>(Axis::kMicroBatch)] = space.micro_batches.size();
+  sizes[at(Axis::kShard)] = space.shard_groups.size();
+  sizes[at(Axis::kReshard)] = space.reshards.size();
+  sizes[at(Axis::kPrefetch)] = space.prefetches.size();
+  sizes[at(Axis::kRecompute)] = space.recomputes.size();
+  sizes[at(Axis::kMicroBatch)] = space.micro_batches.size();
   for (std::size_t k = 0; k < space.knobs.size(); ++k) {
-    sizes[static_cast<std::size_t>(Axis::kKnobs) + k] = space.knobs[k].values.size();
+    sizes[at(Axis::kKnobs) + k] = space.knobs[k].values.size();
   }
   std::vector<Place> places;
   Place place{};
@@ -151,7 +151,7 @@ std::vector<Place> list_places(const SearchSpace& space, const ModelSpec& model,
     std::size_t axis = kAxes;
     while (axis > 0) {
       --axis;
-      if (static_cast<std::size_t>(++place[axis]) < sizes[axis]) break;
+      if (at(++place[axis]) < sizes[axis]) break;
       place[axis] = 0;
       if (axis == 0) return places;
     }
@@ -160,11 +160,11 @@ std::vector<Place> list_places(const SearchSpace& space, const ModelSpec& model,
 
 std::optional<std::int16_t> usual_value(const SearchSpace& space, std::size_t axis) {
   const auto index_of = [](const auto& values, const auto& value) -> std::optional<std::int16_t> {
-    const auto found = std::find(values.begin(), values.end(), value);
+    const auto found = std::ranges::find(values, value);
     if (found == values.end()) return std::nullopt;
     return static_cast<std::int16_t>(found - values.begin());
   };
-  if (axis >= static_cast<std::size_t>(Axis::kKnobs)) return std::int16_t{0};
+  if (axis >= at(Axis::kKnobs)) return std::int16_t{0};
   switch (static_cast<Axis>(axis)) {
     case Axis::kShard:
       return index_of(space.shard_groups, space.base.mesh.shard);
@@ -188,7 +188,7 @@ Plan plan_at(const SearchSpace& space, const Cluster& cluster, const Place& plac
   plan.batch.accumulation =
       space.global_batch / data_ranks(space, cluster) / plan.batch.micro_batch;
   for (std::size_t k = 0; k < space.knobs.size(); ++k) {
-    const auto value = static_cast<std::size_t>(place[static_cast<std::size_t>(Axis::kKnobs) + k]);
+    const auto value = at(place[at(Axis::kKnobs) + k]);
     space.knobs[k].values[value](plan);
   }
   return plan;

@@ -13,7 +13,7 @@
 namespace foreshard {
 
 enum class Axis : std::uint8_t { kShard, kReshard, kPrefetch, kRecompute, kMicroBatch, kKnobs };
-inline constexpr std::size_t kAxes = static_cast<std::size_t>(Axis::kKnobs) + kMostKnobs;
+inline constexpr std::size_t kAxes = at(Axis::kKnobs) + kMostKnobs;
 using Place = std::array<std::int16_t, kAxes>;  // index on every axis; knobs from kKnobs on
 
 // The base's prefetches with these depths, forward by forward.
@@ -34,8 +34,6 @@ std::optional<std::int16_t> usual_value(const SearchSpace& space, std::size_t ax
 
 Plan plan_at(const SearchSpace& space, const Cluster& cluster, const Place& place);
 
-inline std::int16_t at(const Place& place, Axis axis) {
-  return place[static_cast<std::size_t>(axis)];
-}
+inline std::int16_t at(const Place& place, Axis axis) { return place[at(axis)]; }
 
 }  // namespace foreshard

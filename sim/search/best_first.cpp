@@ -7,13 +7,13 @@
 // that is above the best, they stay closed. In an open family, every class of places whose graphs
 // do the same work (they differ in prefetch alone) is weighed and bounded; of classes that hold the
 // same memory, one is weighed first for all.
-#include "sim/search/best_first.h"
-
 #include <algorithm>
 #include <map>
 #include <optional>
 #include <set>
 #include <utility>
+
+#include "sim/search/search_parts.h"
 
 namespace foreshard {
 namespace {
@@ -43,7 +43,7 @@ class BestFirst {
       if (best || !bound || places_.is_too_slow(*bound)) return best;
       if (opens) {
         open(families[next++], classes, waiting);
-        std::sort(waiting.begin(), waiting.end());
+        std::ranges::sort(waiting);
       } else {
         judge_first(waiting, ranked);
       }
@@ -67,7 +67,7 @@ class BestFirst {
         continue;
       }
       Place key = places_[i];
-      if (is_known_) key[static_cast<std::size_t>(Axis::kPrefetch)] = 0;
+      if (is_known_) key[at(Axis::kPrefetch)] = 0;
       const auto [found, is_new] = known.emplace(key, classes.members.size());
       if (is_new) {
         classes.members.push_back(i);
@@ -105,8 +105,8 @@ class BestFirst {
       const Plan plan = places_.plan(i);
       families[f].floor = places_.judge().floor(plan, places_.programs(i, plan));
     });
-    std::stable_sort(families.begin(), families.end(),
-                     [](const Family& a, const Family& b) { return a.floor.step < b.floor.step; });
+    std::ranges::stable_sort(
+        families, [](const Family& a, const Family& b) { return a.floor.step < b.floor.step; });
     return families;
   }
 
@@ -121,13 +121,13 @@ class BestFirst {
   // communicators they share and in how the optimizer is launched, which counts little.
   Place memory_key(const Place& place) const {
     Place key = place;
-    key[static_cast<std::size_t>(Axis::kPrefetch)] = 0;
+    key[at(Axis::kPrefetch)] = 0;
     const std::vector<KnobAxis>& knobs = places_.space().knobs;
     for (std::size_t k = 0; k < knobs.size(); ++k) {
       const std::string& name = knobs[k].key;
       const bool is_same =
           name == "mesh.inner" || name == "communicators" || name == "optimizer.implementation";
-      if (is_same) key[static_cast<std::size_t>(Axis::kKnobs) + k] = 0;
+      if (is_same) key[at(Axis::kKnobs) + k] = 0;
     }
     return key;
   }

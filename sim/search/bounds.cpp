@@ -27,11 +27,11 @@ NeededWork needed_work(const EventGraph& graph, const CostTable& costs) {
   std::array<bool, 256> needed_fifo{};
   std::array<Time, 256> fifo{};
   std::vector<char> needed(count, 0);
-  constexpr auto kCompute = static_cast<std::size_t>(Stream::kCompute);
+  constexpr auto kCompute = at(Stream::kCompute);
   needed_stream[kCompute] = true;
   for (std::size_t i = count; i-- > 0;) {
     const Row& row = graph.rows[i];
-    const auto s = static_cast<std::size_t>(row.stream);
+    const auto s = at(row.stream);
     const bool is_communication = is_collective(row.kind);
     const bool queues = row.communicator != kNoCommunicator && is_communication;
     const bool is_needed =
@@ -47,10 +47,10 @@ NeededWork needed_work(const EventGraph& graph, const CostTable& costs) {
       fifo[row.communicator] += duration;
     }
     for (std::uint32_t w = row.waits_begin; w < row.waits_begin + row.wait_count; ++w) {
-      needed[static_cast<std::size_t>(graph.waits[w])] = 1;
+      needed[at(graph.waits[w])] = 1;
     }
   }
-  work.communicator = *std::max_element(fifo.begin(), fifo.end());
+  work.communicator = *std::ranges::max_element(fifo);
   return work;
 }
 
@@ -63,20 +63,20 @@ Time lost_by_compute(const EventGraph& graph, const CostTable& costs,
                      const std::vector<EventId>& collectives) {
   std::array<std::int64_t, kStreams> most{};
   for (const EventId id : collectives) {
-    const Row& row = graph.rows[static_cast<std::size_t>(id)];
-    std::int64_t& of_stream = most[static_cast<std::size_t>(row.stream)];
+    const Row& row = graph.rows[at(id)];
+    std::int64_t& of_stream = most[at(row.stream)];
     of_stream = std::max(of_stream, excess_of(costs.works[row.work]));
   }
-  const auto together = static_cast<double>(std::accumulate(most.begin(), most.end(), 0LL));
+  const auto together = as_double(std::accumulate(most.begin(), most.end(), 0LL));
   if (together == 0) return Time();
-  constexpr auto kOne = static_cast<double>(Contention::kOne);
+  constexpr auto kOne = as_double(Contention::kOne);
   const double longer =
-      std::min(static_cast<double>(costs.contention.communication) / kOne, 1 + kOne / together);
+      std::min(as_double(costs.contention.communication) / kOne, 1 + kOne / together);
   std::int64_t lost = 0;
   for (const EventId id : collectives) {
-    const Cost& cost = costs.works[graph.rows[static_cast<std::size_t>(id)].work];
-    const double share = longer * static_cast<double>(excess_of(cost)) / (kOne + together);
-    lost += static_cast<std::int64_t>(share * static_cast<double>(cost.duration.nanoseconds()));
+    const Cost& cost = costs.works[graph.rows[at(id)].work];
+    const double share = longer * as_double(excess_of(cost)) / (kOne + together);
+    lost += static_cast<std::int64_t>(share * as_double(cost.duration.nanoseconds()));
   }
   return Time::ns(lost);
 }
@@ -108,7 +108,7 @@ Time layers_bound(const EventGraph& graph, const CostTable& costs) {
     if (!is_compute && row.stream < Stream::kTensor) continue;
     Time start = is_compute ? compute : Time();
     for (std::uint32_t w = row.waits_begin; w < row.waits_begin + row.wait_count; ++w) {
-      start = std::max(start, ends[static_cast<std::size_t>(graph.waits[w])]);
+      start = std::max(start, ends[at(graph.waits[w])]);
     }
     const bool counts = is_compute ? is_of_layers : start > Time();
     ends[i] = counts ? start + costs.works[row.work].duration : start;

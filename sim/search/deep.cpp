@@ -38,9 +38,9 @@ Plan least_work(Plan plan, const LayerChoices& choices) {
 }
 
 bool uses(const RangedPolicy<Reshard>& policy, const Reshard& value) {
-  return policy.value == value ||
-         std::any_of(policy.ranges.begin(), policy.ranges.end(),
-                     [&](const auto& range) { return range.value == value; });
+  return policy.value == value || std::ranges::any_of(policy.ranges, [&](const auto& range) {
+           return range.value == value;
+         });
 }
 
 class Layers {
@@ -61,8 +61,8 @@ class Layers {
     possible_ &= space_.base.reshard_after_forward.ranges.empty();
     // Always first, groups by falling size, never last: by the memory they save.
     choices_.reshards = space_.reshards;
-    std::stable_sort(choices_.reshards.begin(), choices_.reshards.end(),
-                     [](const Reshard& a, const Reshard& b) { return order(a) < order(b); });
+    std::ranges::stable_sort(
+        choices_.reshards, [](const Reshard& a, const Reshard& b) { return order(a) < order(b); });
     possible_ &= !choices_.reshards.empty();
   }
 
@@ -105,7 +105,7 @@ class Layers {
     const auto is_usual = [&](const Reshard& r) {
       return r.group == node || r.group == node * cluster_.node.link_domain;
     };
-    std::stable_sort(groups.begin(), groups.end(), [&](const Reshard& a, const Reshard& b) {
+    std::ranges::stable_sort(groups, [&](const Reshard& a, const Reshard& b) {
       const auto rank = [&](const Reshard& r) {
         return std::tuple(!uses(plan.reshard_after_forward, r), !is_usual(r), -r.group);
       };
@@ -113,8 +113,8 @@ class Layers {
     });
     if (groups.size() > kMostGroups) groups.resize(kMostGroups);
     choices.reshards.insert(choices.reshards.end(), groups.begin(), groups.end());
-    std::stable_sort(choices.reshards.begin(), choices.reshards.end(),
-                     [](const Reshard& a, const Reshard& b) { return order(a) < order(b); });
+    std::ranges::stable_sort(
+        choices.reshards, [](const Reshard& a, const Reshard& b) { return order(a) < order(b); });
     return choices;
   }
 
@@ -144,7 +144,7 @@ class Layers {
       }
     }
     const auto is_own = [&](const Frame& f) { return f.plan == best.plan; };
-    std::stable_sort(frames.begin(), frames.end(), [&](const Frame& a, const Frame& b) {
+    std::ranges::stable_sort(frames, [&](const Frame& a, const Frame& b) {
       return std::tuple(!is_own(a), a.bound) < std::tuple(!is_own(b), b.bound);
     });
     if (frames.size() > kMeshes) frames.resize(kMeshes);
@@ -165,9 +165,9 @@ class Layers {
 SearchSpace with_all_knobs(SearchSpace space, const Cluster& cluster,
                            const std::vector<std::string>& fixed) {
   for (const std::string& key : knob_keys()) {
-    const bool is_there = std::find(fixed.begin(), fixed.end(), key) != fixed.end() ||
-                          std::any_of(space.knobs.begin(), space.knobs.end(),
-                                      [&](const KnobAxis& axis) { return axis.key == key; });
+    const bool is_there =
+        std::ranges::find(fixed, key) != fixed.end() ||
+        std::ranges::any_of(space.knobs, [&](const KnobAxis& axis) { return axis.key == key; });
     // Inside one node all places are alike.
     const bool matters =
         key != "mesh.inner" || (cluster.nodes() > 1 && cluster.gpus_per_node() > 1);

@@ -1,15 +1,15 @@
 // What is named is asked whether it holds: Pareto plans in the order of their time, neighbours and
 // cells of the heatmap where what is reserved may decide. One that does not is passed over, and the
 // next takes its place.
-#include "sim/search/every_place.h"
-
 #include <map>
 #include <utility>
+
+#include "sim/search/search_parts.h"
 
 namespace foreshard {
 namespace {
 
-constexpr auto kFirstKnob = static_cast<std::size_t>(Axis::kKnobs);
+constexpr auto kFirstKnob = at(Axis::kKnobs);
 
 bool holds(Places& places, std::size_t i) {
   const std::optional<bool> surely = places.surely_holds(i);
@@ -58,8 +58,8 @@ std::vector<HeatmapCell> heatmap(Places& places, const std::set<Rank>& fastest) 
   std::vector<HeatmapCell> map;
   for (const auto& [key, i] : cells) {
     HeatmapCell& cell = map.emplace_back();
-    cell.shard = places.space().shard_groups[static_cast<std::size_t>(key.first)];
-    cell.prefetch = places.space().prefetches[static_cast<std::size_t>(key.second)];
+    cell.shard = places.space().shard_groups[at(key.first)];
+    cell.prefetch = places.space().prefetches[at(key.second)];
     if (!i) continue;
     cell.seconds = places.outcome(*i).step.seconds();
     cell.plan = places.plan(*i);

@@ -42,20 +42,20 @@ Fit least_fit_of(const EventGraph& graph, const Plan& plan, const Cluster& clust
   std::array<Bytes, kStreams> now{}, most{};
   const auto add = [&](std::int32_t id, std::int64_t sign) {
     const std::int32_t own = id - graph.first_own_buffer;
-    const Buffer b = own < 0 ? graph.buffer(id) : graph.buffers[static_cast<std::size_t>(own)];
+    const Buffer b = own < 0 ? graph.buffer(id) : graph.buffers[at(own)];
     if (b.on_host) return;
-    const auto pool = static_cast<std::size_t>(b.pool);
+    const auto pool = at(b.pool);
     now[pool] += b.bytes * sign;
     most[pool] = std::max(most[pool], now[pool]);
   };
-  constexpr auto kLayers = static_cast<std::size_t>(Stream::kCompute);
+  constexpr auto kLayers = at(Stream::kCompute);
   for (const std::int32_t buffer : graph.persistent) add(buffer, 1);
   using Kind = MemoryAction::Kind;
   for (const MemoryAction& action : graph.actions) {
     if (action.kind == Kind::kAllocate || action.kind == Kind::kFree) {
       add(action.target, action.kind == Kind::kAllocate ? 1 : -1);
     } else if (action.kind != Kind::kStore && action.kind != Kind::kKeep) {
-      const LayerExecution& e = graph.executions[static_cast<std::size_t>(action.target)];
+      const LayerExecution& e = graph.executions[at(action.target)];
       const MemorySwing swing = swing_of(phase_of(graph.program(e), action), action);
       most[kLayers] = std::max(most[kLayers], now[kLayers] + Bytes(swing.peak));
       now[kLayers] += Bytes(swing.net);
@@ -69,8 +69,7 @@ Fit least_fit_of(const EventGraph& graph, const Plan& plan, const Cluster& clust
 // What activations hold together, of a graph whose buffers are all replayed.
 class ActivationLevel {
  public:
-  explicit ActivationLevel(const EventGraph& graph)
-      : bytes_(static_cast<std::size_t>(graph.buffer_count())) {
+  explicit ActivationLevel(const EventGraph& graph) : bytes_(at(graph.buffer_count())) {
     const auto of = [](MemoryCategory category, Bytes bytes) {
       return category == MemoryCategory::kActivation ? bytes.count() : 0;
     };
@@ -79,10 +78,8 @@ class ActivationLevel {
       for (const Slot& slot : graph.program(e).slots) *next++ = of(slot.category, slot.bytes);
     }
     for (const Buffer& b : graph.buffers) *next++ = b.on_host ? 0 : of(b.category, b.bytes);
-    loss_ = static_cast<EventId>(
-        std::find_if(graph.rows.begin(), graph.rows.end(),
-                     [](const Row& row) { return row.kind == EventKind::kLoss; }) -
-        graph.rows.begin());
+    loss_ = static_cast<EventId>(std::ranges::find(graph.rows, EventKind::kLoss, &Row::kind) -
+                                 graph.rows.begin());
     for (const std::int32_t buffer : graph.persistent) allocate(buffer);
     for_each_action(graph, *this);
   }
@@ -91,10 +88,10 @@ class ActivationLevel {
     if (id == loss_) at_loss = Bytes(now_);
   }
   void allocate(std::int32_t id) {
-    now_ += bytes_[static_cast<std::size_t>(id)];
+    now_ += bytes_[at(id)];
     peak = std::max(peak, Bytes(now_));
   }
-  void free(std::int32_t id) { now_ -= bytes_[static_cast<std::size_t>(id)]; }
+  void free(std::int32_t id) { now_ -= bytes_[at(id)]; }
   void store(std::int32_t, MemoryCategory) {}  // gradients
 
   Bytes peak, at_loss;
@@ -282,7 +279,7 @@ std::optional<Candidate> judge_plan(const Plan& plan, const ModelSpec& model,
   candidate.plan = plan;
   candidate.seconds = outcome.step.seconds();
   candidate.tokens_per_s_per_gpu =
-      static_cast<double>(plan.batch.micro_batch * plan.batch.accumulation * plan.batch.sequence) /
+      as_double(plan.batch.micro_batch * plan.batch.accumulation * plan.batch.sequence) /
       candidate.seconds;
   candidate.peak_allocated = outcome.peak;
   candidate.outside_allocator = outcome.outside;

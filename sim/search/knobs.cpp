@@ -42,9 +42,8 @@ std::vector<ParameterSpec> stacks_of_experts(const ModelSpec& model) {
   std::vector<ParameterSpec> stacks;
   for (const LayerSpec& layer : model.kinds) {
     for (const ParameterSpec& parameter : layer.parameters) {
-      const bool is_new = std::none_of(stacks.begin(), stacks.end(), [&](const auto& known) {
-        return known.shape == parameter.shape;
-      });
+      const bool is_new = std::ranges::none_of(
+          stacks, [&](const auto& known) { return known.shape == parameter.shape; });
       if (parameter.shape.size() == 3 && is_new) stacks.push_back(parameter);
     }
   }
@@ -151,7 +150,7 @@ std::optional<KnobAxis> knob_axis(std::string_view key, const Plan& base) {
 SearchSpace with_free_knobs(SearchSpace space, const ModelSpec& model,
                             const std::vector<std::string>& fixed) {
   const auto is_fixed = [&](std::string_view key) {
-    return std::find(fixed.begin(), fixed.end(), key) != fixed.end();
+    return std::ranges::find(fixed, key) != fixed.end();
   };
   for (const std::string& key : free_knob_keys()) {
     if (is_fixed(key) || !is_read(key, space.base.runtime.kind)) continue;
@@ -163,7 +162,7 @@ SearchSpace with_free_knobs(SearchSpace space, const ModelSpec& model,
     std::vector<ParameterSpec> stacks = stacks_of_experts(model);
     if (stacks.empty()) continue;
     axis.matters = [stacks = std::move(stacks)](const Plan& p) {
-      return std::any_of(stacks.begin(), stacks.end(), [&](const ParameterSpec& parameter) {
+      return std::ranges::any_of(stacks, [&](const ParameterSpec& parameter) {
         return shard_dim_of(parameter, Units::kExpertsDim, p.mesh.shard) > 0;
       });
     };

@@ -48,8 +48,8 @@ class LayerSearch {
         model_(model),
         costs_(costs),
         choices_(choices),
-        blocks_(static_cast<std::size_t>(model.block_count())),
-        units_(static_cast<std::size_t>(unit_count(frame, model))),
+        blocks_(at(model.block_count())),
+        units_(at(unit_count(frame, model))),
         programs_(model, with_every_mode(frame)),
         judge_(model, costs_, choices.fit),
         limit_(costs.cluster().gpu.memory) {}
@@ -139,10 +139,10 @@ class LayerSearch {
       const Judged judged = judge(c);
       if (fits(judged)) ranked.emplace_back(judged.step, judged.peak, c);
       std::size_t i = size();
-      while (i > 0 && static_cast<std::size_t>(++c[i - 1]) == values_at(i - 1)) c[--i] = 0;
+      while (i > 0 && at(++c[i - 1]) == values_at(i - 1)) c[--i] = 0;
       if (i == 0) break;
     }
-    std::sort(ranked.begin(), ranked.end());
+    std::ranges::sort(ranked);
     // What the driver is asked for makes some slower than they were ranked; of equally fast ones
     // the smaller comes first.
     std::optional<LayerResult> best;
@@ -173,7 +173,7 @@ class LayerSearch {
     result.candidate.plan = plan;
     result.candidate.seconds = outcome.step.seconds();
     const auto sequences =
-        static_cast<double>(plan.batch.micro_batch * plan.batch.accumulation * plan.batch.sequence);
+        as_double(plan.batch.micro_batch * plan.batch.accumulation * plan.batch.sequence);
     result.candidate.tokens_per_s_per_gpu = sequences / result.candidate.seconds;
     result.candidate.peak_allocated = outcome.peak;
     result.candidate.outside_allocator = outcome.outside;
@@ -246,16 +246,15 @@ class LayerSearch {
       std::ptrdiff_t value = 0;
       if (i < blocks_) {
         const auto& list = choices_.recomputes;
-        value =
-            std::find(list.begin(), list.end(), frame_.recompute.at(static_cast<std::int64_t>(i))) -
-            list.begin();
+        value = std::ranges::find(list, frame_.recompute.at(static_cast<std::int64_t>(i))) -
+                list.begin();
       } else {
         const auto& list = choices_.reshards;
-        value = std::find(list.begin(), list.end(),
-                          frame_.reshard_after_forward.at(static_cast<std::int64_t>(i - blocks_))) -
+        value = std::ranges::find(
+                    list, frame_.reshard_after_forward.at(static_cast<std::int64_t>(i - blocks_))) -
                 list.begin();
       }
-      if (static_cast<std::size_t>(value) == values_at(i)) return std::nullopt;
+      if (at(value) == values_at(i)) return std::nullopt;
       c.push_back(static_cast<std::int8_t>(value));
     }
     return c;
@@ -321,7 +320,7 @@ class LayerSearch {
     bool is_better = false;
     for (std::size_t value = 0; value < values_at(i); ++value) {
       Combination c = *best_;
-      if (static_cast<std::size_t>(c[i]) == value) continue;
+      if (at(c[i]) == value) continue;
       c[i] = static_cast<std::int8_t>(value);
       is_better |= take(c);
     }
@@ -377,7 +376,7 @@ RangedPolicy<T> ranged_of(const std::vector<T>& values) {
   RangedPolicy<T> policy;
   std::ptrdiff_t most = 0;
   for (const T& value : values) {
-    const std::ptrdiff_t count = std::count(values.begin(), values.end(), value);
+    const std::ptrdiff_t count = std::ranges::count(values, value);
     if (count <= most) continue;
     most = count;
     policy.value = value;

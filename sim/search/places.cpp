@@ -51,7 +51,7 @@ bool Places::recalled(std::size_t i) {
 void Places::judge(std::size_t i) {
   if (!recalled(i)) judge_anew(i);
   const std::int64_t now = ++done_;
-  if (options_.progress && !options_.progress(now, static_cast<std::int64_t>(places_.size()))) {
+  if (options_.progress && !options_.progress(now, std::ssize(places_))) {
     stopped_ = true;
   }
 }
@@ -89,7 +89,7 @@ std::optional<bool> Places::surely_holds(std::size_t i) const {
   }
   if (outcome.verdict != Verdict::kSimulated) return false;
   if (!foreshard::holds(fit_with(i, outcome.least_reserved), options_.fit.terms)) return false;
-  const auto allocated = static_cast<double>(outcome.peak.count());
+  const auto allocated = as_double(outcome.peak.count());
   const Bytes usual(static_cast<std::int64_t>(allocated * (1 + kLittleCache)));
   if (foreshard::holds(fit_with(i, usual), options_.fit.terms)) return true;
   return std::nullopt;
@@ -167,13 +167,13 @@ std::optional<std::size_t> Places::first_that_holds(std::set<Rank>& ranked,
 }
 
 std::optional<std::size_t> Places::find(const Place& place) const {
-  const auto found = std::lower_bound(places_.begin(), places_.end(), place);
+  const auto found = std::ranges::lower_bound(places_, place);
   if (found == places_.end() || *found != place) return std::nullopt;
-  return static_cast<std::size_t>(found - places_.begin());
+  return at(found - places_.begin());
 }
 
 const Prefetch& Places::prefetch(std::size_t i) const {
-  return space_.prefetches[static_cast<std::size_t>(at(places_[i], Axis::kPrefetch))];
+  return space_.prefetches[at(at(places_[i], Axis::kPrefetch))];
 }
 
 std::int64_t Places::depth(std::size_t i) const {
@@ -197,8 +197,8 @@ Candidate Places::describe(std::size_t i) const {
   c.fit_probability = outcome.fit_probability;
   if (outcome.verdict == Verdict::kSimulated) {
     c.seconds = outcome.step.seconds();
-    c.tokens_per_s_per_gpu = static_cast<double>(space_.global_batch * c.plan.batch.sequence) /
-                             (c.seconds * static_cast<double>(cluster_.gpus));
+    c.tokens_per_s_per_gpu = as_double(space_.global_batch * c.plan.batch.sequence) /
+                             (c.seconds * as_double(cluster_.gpus));
   }
   return c;
 }
@@ -213,9 +213,9 @@ std::set<Rank> Places::simulated() const {
 
 SearchResult Places::counts() {
   SearchResult result;
-  result.enumerated = static_cast<std::int64_t>(places_.size());
+  result.enumerated = std::ssize(places_);
   // Where nothing holds, the smallest may be among what was rejected without a graph.
-  const bool any_holds = std::any_of(outcomes_.begin(), outcomes_.end(), [&](const PlanOutcome& o) {
+  const bool any_holds = std::ranges::any_of(outcomes_, [&](const PlanOutcome& o) {
     return o.verdict == Verdict::kSimulated && o.is_assessed &&
            o.fit_probability >= options_.fit.terms.confidence;
   });
@@ -224,8 +224,7 @@ SearchResult Places::counts() {
     std::int64_t least = depth(0);
     for (std::size_t i = 0; i < places_.size(); ++i) least = std::min(least, depth(i));
     each(places_.size(), [&](std::size_t i) {
-      const bool is_alone =
-          space_.shard_groups[static_cast<std::size_t>(at(places_[i], Axis::kShard))] == 1;
+      const bool is_alone = space_.shard_groups[at(at(places_[i], Axis::kShard))] == 1;
       if (is_alone || depth(i) == least) weigh(i);
     });
   }

@@ -1,4 +1,4 @@
-// What a search looks at: places.h. How: every_place.h, best_first.h.
+// What a search looks at: places.h. How: search_parts.h.
 #include "sim/search/search.h"
 
 #include <algorithm>
@@ -6,10 +6,9 @@
 #include <optional>
 
 #include "sim/search/axes.h"
-#include "sim/search/best_first.h"
-#include "sim/search/every_place.h"
 #include "sim/search/judge.h"
 #include "sim/search/places.h"
+#include "sim/search/search_parts.h"
 #include "sim/spec/checks/plan_check.h"
 
 namespace foreshard {
@@ -49,11 +48,10 @@ Time layers_of(const SearchSpace& space, const ModelSpec& model, const CostModel
   const FitRule rule;
   Judge judge(model, costs, rule);
   Place place{};
-  place[static_cast<std::size_t>(Axis::kShard)] =
-      static_cast<std::int16_t>(whole.shard_groups.size() - 1);
+  place[at(Axis::kShard)] = static_cast<std::int16_t>(whole.shard_groups.size() - 1);
   std::optional<Time> least;
   for (std::size_t m = 0; m < whole.micro_batches.size(); ++m) {
-    place[static_cast<std::size_t>(Axis::kMicroBatch)] = static_cast<std::int16_t>(m);
+    place[at(Axis::kMicroBatch)] = static_cast<std::int16_t>(m);
     const Plan plan = plan_at(whole, costs.cluster(), place);
     if (find_problem(plan, model, costs.cluster())) return Time();
     const Time layers = judge.floor(plan, LayerPrograms(model, plan)).step;
@@ -65,8 +63,8 @@ Time layers_of(const SearchSpace& space, const ModelSpec& model, const CostModel
 std::vector<std::size_t> search_order(const std::vector<Time>& layers) {
   std::vector<std::size_t> order(layers.size());
   std::iota(order.rbegin(), order.rend(), std::size_t{0});
-  std::stable_sort(order.begin(), order.end(),
-                   [&](std::size_t a, std::size_t b) { return layers[a] < layers[b]; });
+  std::ranges::stable_sort(order,
+                           [&](std::size_t a, std::size_t b) { return layers[a] < layers[b]; });
   return order;
 }
 

@@ -13,8 +13,8 @@ constexpr std::int32_t kRunsBefore = 2;
 // Whether the host, whose work is `host_less` less, holds nothing up behind what is cut.
 bool host_is_ahead(const EventGraph& graph, const CostTable& costs, const Timeline& timeline,
                    const CutRuns& cut, Time host_less) {
-  const bool waits = std::any_of(graph.rows.begin(), graph.rows.end(),
-                                 [](const Row& row) { return row.host_wait != kNoEvent; });
+  const bool waits =
+      std::ranges::any_of(graph.rows, [](const Row& row) { return row.host_wait != kNoEvent; });
   if (waits || !costs.delays.empty()) return false;
   const std::vector<Span>& spans = timeline.spans;
   const auto cost_of = [&](std::size_t row) { return costs.works[graph.rows[row].work]; };
@@ -26,7 +26,7 @@ bool host_is_ahead(const EventGraph& graph, const CostTable& costs, const Timeli
   }
   const Time later = cut.time - host_less;  // the host, against the streams
   if (later < Time() || graph.final_host_wait < cut.end) return false;
-  for (auto row = static_cast<std::size_t>(cut.end); row < spans.size(); ++row) {
+  for (auto row = at(cut.end); row < spans.size(); ++row) {
     const Cost cost = cost_of(row);
     const Time host = spans[row].issue + later;
     if (spans[row].start < host || spans[row].end < host + cost.during + cost.last_kernel) {
@@ -34,7 +34,7 @@ bool host_is_ahead(const EventGraph& graph, const CostTable& costs, const Timeli
     }
   }
   // Every step begins where the host stands after one, and so does the first, from an idle machine.
-  const Time awaited = spans[static_cast<std::size_t>(graph.final_host_wait)].end;
+  const Time awaited = spans[at(graph.final_host_wait)].end;
   const Time host_ends = spans.back().issue + cost_of(spans.size() - 1).during + later;
   return awaited - timeline.period == host_began &&
          awaited - host_ends >= std::max(Time(), Time() - host_began);

@@ -26,7 +26,7 @@ Time folded_period(Simulator& simulator, const CostModel& costs, std::int64_t mi
   if (micro_batches <= kMostInFull) return in_full(micro_batches);
   const Time most = in_full(kMostInFull);
   const Time half = most - in_full(kMostInFull / 2);
-  const auto halves = static_cast<double>(micro_batches - kMostInFull) / (kMostInFull / 2.0);
+  const auto halves = as_double(micro_batches - kMostInFull) / (kMostInFull / 2.0);
   return most + Time::seconds(halves * half.seconds());
 }
 

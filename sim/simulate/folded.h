@@ -28,8 +28,8 @@ inline std::int64_t laid_out_of(std::int64_t micro_batches) {
 }
 // Of the whole step, by those of kLaidOut and kFewer micro-batches: of a figure that grows evenly.
 inline double of_whole_step(double laid_out, double fewer, std::int64_t micro_batches) {
-  const double one_more = (laid_out - fewer) / static_cast<double>(kLaidOut - kFewer);
-  return laid_out + static_cast<double>(micro_batches - kLaidOut) * one_more;
+  const double one_more = (laid_out - fewer) / as_double(kLaidOut - kFewer);
+  return laid_out + as_double(micro_batches - kLaidOut) * one_more;
 }
 
 }  // namespace foreshard

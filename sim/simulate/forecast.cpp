@@ -2,7 +2,6 @@
 
 #include "sim/graph/training_step.h"
 #include "sim/memory/memory_actions.h"
-#include "sim/simulate/forecast_figures.h"
 #include "sim/simulate/simulate.h"
 
 namespace foreshard {

@@ -8,8 +8,8 @@ namespace foreshard {
 namespace {
 
 bool is_like_later(const EventGraph& graph, EventId row, std::int32_t distance) {
-  const Row& a = graph.rows[static_cast<std::size_t>(row)];
-  const Row& b = graph.rows[static_cast<std::size_t>(row + distance)];
+  const Row& a = graph.rows[at(row)];
+  const Row& b = graph.rows[at(row + distance)];
   if (a.kind != b.kind || a.stream != b.stream || a.communicator != b.communicator ||
       a.work != b.work || a.wait_count != b.wait_count) {
     return false;
@@ -29,12 +29,11 @@ RepeatedRows find_repeats(const EventGraph& graph) {
   const auto is_of = [](std::int32_t m) {
     return [m](const RowDetail& detail) { return detail.microbatch == m; };
   };
-  const auto count = std::count_if(graph.details.begin(), graph.details.end(), is_of(middle));
+  const auto count = std::ranges::count_if(graph.details, is_of(middle));
   const auto distance = static_cast<std::int32_t>(count);
   const auto size = static_cast<EventId>(graph.rows.size());
-  const auto first =
-      static_cast<EventId>(std::find_if(graph.details.begin(), graph.details.end(), is_of(middle)) -
-                           graph.details.begin());
+  const auto first = static_cast<EventId>(std::ranges::find_if(graph.details, is_of(middle)) -
+                                          graph.details.begin());
   if (distance == 0 || first + distance >= size) return {};
   EventId begin = first, end = first;
   while (end + distance < size && is_like_later(graph, end, distance)) ++end;

@@ -33,7 +33,7 @@ constexpr std::int64_t kUnknown = std::numeric_limits<std::int64_t>::max();
 constexpr std::int64_t kOne = Contention::kOne;
 constexpr std::size_t kFifos = 256;  // by communicator; kNoCommunicator's is never read
 constexpr int kMostSteps = 8;
-constexpr auto kCompute = static_cast<std::size_t>(Stream::kCompute);
+constexpr auto kCompute = at(Stream::kCompute);
 
 // What one step leaves behind for the next, in the time of the step.
 struct Carry {
@@ -46,7 +46,7 @@ struct Carry {
 // an event.
 std::int64_t ceil_divide(std::int64_t work, std::int64_t rate) {
   if (rate == kOne) return (work + kOne - 1) / kOne;
-  auto quotient = static_cast<std::int64_t>(static_cast<double>(work) / static_cast<double>(rate));
+  auto quotient = static_cast<std::int64_t>(as_double(work) / as_double(rate));
   while (quotient * rate < work) ++quotient;
   while (quotient > 0 && (quotient - 1) * rate >= work) --quotient;
   return quotient;
@@ -119,7 +119,7 @@ struct Simulator::Scratch {
     repeats = runs;
     host_of_run = 0;
     for (EventId row = runs.begin; row < runs.begin + runs.rows; ++row) {
-      const FlatCost& c = costs[graph.rows[static_cast<std::size_t>(row)].work];
+      const FlatCost& c = costs[graph.rows[at(row)].work];
       host_of_run += c.before + c.during;
     }
   }
@@ -159,14 +159,14 @@ Carry Simulator::Scratch::sweep_step(const EventGraph& graph, Carry carry) {
     if (row.host_wait != kNoEvent) {
       host = std::max(host, spans[row.host_wait].end.nanoseconds());
     }
-    if (delay != delays.end() && static_cast<std::size_t>(delay->row) == i) {
-      if (delay->drains) host = std::max(host, *std::max_element(tail.begin(), tail.end()));
+    if (delay != delays.end() && at(delay->row) == i) {
+      if (delay->drains) host = std::max(host, *std::ranges::max_element(tail));
       host += delay->time.nanoseconds();
       ++delay;
     }
     const std::int64_t issue = host + c.before;
     host = issue + c.during;
-    const auto s = static_cast<std::size_t>(row.stream);
+    const auto s = at(row.stream);
     std::int64_t start = std::max(issue, tail[s]);
     for (std::uint32_t w = row.waits_begin; w < row.waits_begin + row.wait_count; ++w) {
       start = std::max(start, spans[waits[w]].end.nanoseconds());
@@ -194,7 +194,7 @@ void Simulator::Scratch::index_streams(const EventGraph& graph) {
   first_on_communicator.fill(kNoEvent);
   for (std::size_t i = count; i-- > 0;) {
     const Row& row = graph.rows[i];
-    EventId& stream = first_on_stream[static_cast<std::size_t>(row.stream)];
+    EventId& stream = first_on_stream[at(row.stream)];
     next_on_stream[i] = stream;
     stream = static_cast<EventId>(i);
     EventId& queue = first_on_communicator[row.communicator];
@@ -211,12 +211,11 @@ bool Simulator::Scratch::host_issues(const EventGraph& graph, std::size_t& next,
   for (; next < count; ++next) {
     const Row& row = graph.rows[next];
     if (row.host_wait != kNoEvent) {
-      const std::int64_t awaited = end[static_cast<std::size_t>(row.host_wait)];
+      const std::int64_t awaited = end[at(row.host_wait)];
       if (awaited == kUnknown) break;
       host = std::max(host, awaited);
     }
-    const bool is_delayed =
-        next_delay < delays.size() && static_cast<std::size_t>(delays[next_delay].row) == next;
+    const bool is_delayed = next_delay < delays.size() && at(delays[next_delay].row) == next;
     if (is_delayed) {
       const HostDelay& delay = delays[next_delay];
       if (delay.drains && done < next) break;
@@ -240,7 +239,7 @@ Carry Simulator::Scratch::simulate_step(const EventGraph& graph, const CostTable
   constexpr bool kFolds = fold != Fold::kNone;
   constexpr std::uint32_t kComputeBit = 1U << kCompute;
   constexpr std::uint32_t kAllStreams = (1U << kStreams) - 1;
-  std::fill(end.begin(), end.end(), kUnknown);
+  std::ranges::fill(end, kUnknown);
   next_delay = done = 0;
   latest_end = carry.device;
   struct Head {
@@ -281,13 +280,13 @@ Carry Simulator::Scratch::simulate_step(const EventGraph& graph, const CostTable
     const EventId id = head.row;
     const Row& row = rows[id];
     if constexpr (kSpans) spans[id].end = Time::ns(ended);
-    end[static_cast<std::size_t>(id)] = ended;
+    end[at(id)] = ended;
     latest_end = std::max(latest_end, ended);
     ++done;
     head.tail = ended;
-    head.row = next_on_stream[static_cast<std::size_t>(id)];
+    head.row = next_on_stream[at(id)];
     fifo[row.communicator] = ended;
-    queue[row.communicator] = next_on_communicator[static_cast<std::size_t>(id)];
+    queue[row.communicator] = next_on_communicator[at(id)];
     look |= row.wakes;
   };
 
@@ -297,14 +296,14 @@ Carry Simulator::Scratch::simulate_step(const EventGraph& graph, const CostTable
     const EventId id = head.row;
     if (id == kNoEvent) return;
     if constexpr (kSpans) {
-      if (static_cast<std::size_t>(id) >= issued) return;
+      if (at(id) >= issued) return;
     }
     const Row& row = rows[id];
     const bool queues = row.communicator != kNoCommunicator;
     if (queues && queue[row.communicator] != id) return;
     std::int64_t ready = head.tail;
     for (std::uint32_t w = row.waits_begin; w < row.waits_begin + row.wait_count; ++w) {
-      ready = std::max(ready, end[static_cast<std::size_t>(waits[w])]);
+      ready = std::max(ready, end[at(waits[w])]);
     }
     if (ready == kUnknown) return;
     std::int64_t start = ready;
@@ -320,7 +319,7 @@ Carry Simulator::Scratch::simulate_step(const EventGraph& graph, const CostTable
     const bool collective = is_collective(row.kind);
     if (s != kCompute && !collective && cost.on_compute <= 0) {
       std::int64_t ended = arrive + duration;
-      if constexpr (kSpans) ended = std::max(ended, floor[static_cast<std::size_t>(id)]);
+      if constexpr (kSpans) ended = std::max(ended, floor[at(id)]);
       if constexpr (kSpans && kFolds) host_bound |= ended > arrive + duration;
       finish(s, ended);
       return;
@@ -350,7 +349,7 @@ Carry Simulator::Scratch::simulate_step(const EventGraph& graph, const CostTable
     head.rate = rate;
     head.when = now + ceil_divide(head.work, rate);
     if constexpr (kSpans) {
-      const std::int64_t least = floor[static_cast<std::size_t>(head.row)];
+      const std::int64_t least = floor[at(head.row)];
       if constexpr (kFolds) host_bound |= head.when < least;
       head.when = std::max(head.when, least);
     }
@@ -364,7 +363,7 @@ Carry Simulator::Scratch::simulate_step(const EventGraph& graph, const CostTable
     std::int64_t on_memory = 0;
     std::int64_t excess = 0;
     for (; communicating != 0; communicating &= communicating - 1) {
-      const Head& other = heads[static_cast<std::size_t>(std::countr_zero(communicating))];
+      const Head& other = heads[at(std::countr_zero(communicating))];
       if (other.on_compute < 0) {
         excess = table.contention.compute - kOne;
       } else {
@@ -385,7 +384,7 @@ Carry Simulator::Scratch::simulate_step(const EventGraph& graph, const CostTable
     std::int64_t asked = 0;
     std::int64_t sharers = 0;
     for (std::uint32_t c = communicating; c != 0; c &= c - 1) {
-      const std::int64_t use = heads[static_cast<std::size_t>(std::countr_zero(c))].uses[link];
+      const std::int64_t use = heads[at(std::countr_zero(c))].uses[link];
       asked += use;
       sharers += use > 0 ? 1 : 0;
     }
@@ -393,7 +392,7 @@ Carry Simulator::Scratch::simulate_step(const EventGraph& graph, const CostTable
     for (bool served = true; asked > left && served;) {
       served = false;
       for (std::uint32_t c = open; c != 0; c &= c - 1) {
-        const auto s = static_cast<std::size_t>(std::countr_zero(c));
+        const auto s = at(std::countr_zero(c));
         const std::int64_t use = heads[s].uses[link];
         if (use * sharers > left) continue;
         left -= use;
@@ -405,7 +404,7 @@ Carry Simulator::Scratch::simulate_step(const EventGraph& graph, const CostTable
     }
     if (asked <= left) return;
     for (std::uint32_t c = open; c != 0; c &= c - 1) {
-      const auto s = static_cast<std::size_t>(std::countr_zero(c));
+      const auto s = at(std::countr_zero(c));
       link_rate[s] = std::min(link_rate[s], left / sharers * kOne / heads[s].uses[link]);
     }
   };
@@ -415,7 +414,7 @@ Carry Simulator::Scratch::simulate_step(const EventGraph& graph, const CostTable
   const auto ready_before = [&](std::size_t s) -> std::int64_t {
     std::int64_t ready = heads[s].tail;
     for (const EventId awaited : graph.waits_of(heads[s].row)) {
-      ready = std::max(ready, end[static_cast<std::size_t>(awaited)]);
+      ready = std::max(ready, end[at(awaited)]);
     }
     return ready == kUnknown ? 0 : ready - now;
   };
@@ -457,7 +456,7 @@ Carry Simulator::Scratch::simulate_step(const EventGraph& graph, const CostTable
     }
     list.push_back(run - oldest);
     for (EventId row = std::max(oldest, 0); row < repeats.end(); ++row) {
-      const std::int64_t ended = ahead(end[static_cast<std::size_t>(row)]);
+      const std::int64_t ended = ahead(end[at(row)]);
       if (ended != 0 && (ended > 0 || row < run)) list.insert(list.end(), {row - run, ended});
     }
   };
@@ -490,17 +489,17 @@ Carry Simulator::Scratch::simulate_step(const EventGraph& graph, const CostTable
       reached[s] = is_inside(heads[s].row) ? heads[s].row + by : heads[s].row;
     }
     const auto still_awaited = [&](EventId row) {
-      const EventId next = reached[static_cast<std::size_t>(rows[row].stream)];
+      const EventId next = reached[at(rows[row].stream)];
       return next != kNoEvent && row >= next;
     };
     for (const Head& head : heads) {
       if (head.row == kNoEvent || is_inside(head.row)) continue;
       const auto awaited = graph.waits_of(head.row);
-      if (std::none_of(awaited.begin(), awaited.end(), still_awaited)) return;
+      if (std::ranges::none_of(awaited, still_awaited)) return;
     }
     const auto later = [&](Time time) { return time + Time::ns(run_time); };
     for (EventId row = first; row <= last + by; ++row) {
-      const auto s = static_cast<std::size_t>(rows[row].stream);
+      const auto s = at(rows[row].stream);
       if (!is_inside(heads[s].row) || row < heads[s].row || row > reached[s]) continue;
       const bool is_at_work = ((scheduled | running) >> s & 1U) != 0;
       const Span& before = spans[row - repeats.rows];
@@ -510,7 +509,7 @@ Carry Simulator::Scratch::simulate_step(const EventGraph& graph, const CostTable
       }
       if (row == reached[s]) continue;
       spans[row].end = later(before.end);
-      end[static_cast<std::size_t>(row)] = spans[row].end.nanoseconds();
+      end[at(row)] = spans[row].end.nanoseconds();
       ++done;
     }
     const std::int64_t passed = runs * run_time;
@@ -547,7 +546,7 @@ Carry Simulator::Scratch::simulate_step(const EventGraph& graph, const CostTable
   if constexpr (kSpans) host_issues(graph, issued, host);
   while (true) {
     while (look != 0) {
-      const auto s = static_cast<std::size_t>(std::countr_zero(look));
+      const auto s = at(std::countr_zero(look));
       look &= look - 1;
       if (((scheduled | running) >> s & 1U) == 0) resolve(s);
     }
@@ -555,7 +554,7 @@ Carry Simulator::Scratch::simulate_step(const EventGraph& graph, const CostTable
       if (next_run != kNoEvent && heads[kCompute].row == next_run) reach_run();
     }
     if constexpr (kSpans) {
-      if (issued < static_cast<std::size_t>(count) && host_issues(graph, issued, host)) {
+      if (issued < at(count) && host_issues(graph, issued, host)) {
         look = kAllStreams;
         continue;
       }
@@ -569,19 +568,19 @@ Carry Simulator::Scratch::simulate_step(const EventGraph& graph, const CostTable
       for (std::size_t link = 0; link < kSharedLinks; ++link) share_link(communicating, link);
     }
     for (std::uint32_t left = communicating; left != 0; left &= left - 1) {
-      const auto s = static_cast<std::size_t>(std::countr_zero(left));
+      const auto s = at(std::countr_zero(left));
       const std::int64_t slowed = computing ? table.contention.communication : kOne;
       set_rate(s, std::max<std::int64_t>(1, kOne * link_rate[s] / slowed));
     }
     // The next moment at which somebody starts or ends.
     std::int64_t next = kUnknown;
     for (std::uint32_t left = scheduled | running; left != 0; left &= left - 1) {
-      next = std::min(next, heads[static_cast<std::size_t>(std::countr_zero(left))].when);
+      next = std::min(next, heads[at(std::countr_zero(left))].when);
     }
     FORESHARD_CHECK(next != kUnknown, "the simulation stalled: a dependency points forward");
     now = next;
     for (std::uint32_t left = scheduled | running; left != 0; left &= left - 1) {
-      const auto s = static_cast<std::size_t>(std::countr_zero(left));
+      const auto s = at(std::countr_zero(left));
       if (heads[s].when != now) continue;
       const std::uint32_t bit = 1U << s;
       if ((running & bit) != 0) {
@@ -601,7 +600,7 @@ Carry Simulator::Scratch::simulate_step(const EventGraph& graph, const CostTable
     host += more * host_of_run;
   }
   if (graph.final_host_wait != kNoEvent) {
-    const std::int64_t awaited = end[static_cast<std::size_t>(graph.final_host_wait)];
+    const std::int64_t awaited = end[at(graph.final_host_wait)];
     host = std::max(host, awaited + not_laid_out);
   }
   return {host, heads[kCompute].tail + not_laid_out};
@@ -701,8 +700,8 @@ std::optional<Time> Simulator::period(const EventGraph& graph, const CostTable& 
   using enum Scratch::Detail;
   using enum Scratch::Fold;
   Scratch& s = *scratch_;
-  const bool waits_inside = std::any_of(graph.rows.begin(), graph.rows.end(),
-                                        [](const Row& row) { return row.host_wait != kNoEvent; });
+  const bool waits_inside =
+      std::ranges::any_of(graph.rows, [](const Row& row) { return row.host_wait != kNoEvent; });
   if (repeats.count == 0 || !costs.delays.empty() || waits_inside) return std::nullopt;
   s.load(graph, costs);
   s.index_streams(graph);

@@ -16,7 +16,6 @@
 // timing thousands of plans allocates nothing; it has no other state.
 #pragma once
 
-#include <array>
 #include <cstdint>
 #include <memory>
 #include <optional>

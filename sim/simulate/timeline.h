@@ -7,7 +7,6 @@
 // rows arrive == start. Issue times can be negative: the host runs ahead.
 #pragma once
 
-#include <cstdint>
 #include <vector>
 
 #include "sim/base/units.h"

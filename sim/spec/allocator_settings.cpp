@@ -117,9 +117,8 @@ class ConfParser {
         std::fill(divisions.begin() + static_cast<std::ptrdiff_t>(last), divisions.end(), value);
       } else {
         if (!is_power_of_two(from)) fail("For roundups, the intervals have to be power of 2");
-        const auto index =
-            std::min(static_cast<std::size_t>(std::bit_width(static_cast<std::uint64_t>(from)) - 1),
-                     divisions.size() - 1);
+        const auto index = std::min(at(std::bit_width(static_cast<std::uint64_t>(from)) - 1),
+                                    divisions.size() - 1);
         if (is_first) std::fill_n(divisions.begin(), index, value);
         is_first = false;
         divisions[index] = value;
@@ -190,7 +189,7 @@ std::int64_t AllocatorSettings::round_size(std::int64_t bytes) const {
   const auto size = static_cast<std::uint64_t>(bytes);
   const auto log = static_cast<int>(std::bit_width(size)) - 1;
   const int index = std::clamp(log - 20, 0, static_cast<int>(kRoundupClasses) - 1);
-  const std::int64_t divisions = roundup_power2_divisions[static_cast<std::size_t>(index)];
+  const std::int64_t divisions = roundup_power2_divisions[at(index)];
   if (divisions > 1 && bytes > kMinBlockSize * divisions) {
     const std::uint64_t step =
         std::bit_floor(size) >> (std::bit_width(static_cast<std::uint64_t>(divisions)) - 1);

@@ -19,7 +19,7 @@ const char* to_string(CollectiveOperation operation) {
   static constexpr std::array<const char*, kCollectiveOperations> kNames = {
       "all_gather", "reduce_scatter", "all_reduce", "broadcast",
       "reduce",     "all_to_all",     "send_recv"};
-  return kNames[static_cast<std::size_t>(operation)];
+  return kNames[at(operation)];
 }
 
 const char* to_string(HostCall call) {
@@ -47,13 +47,13 @@ const char* to_string(HostCall call) {
                                                                  "updated_shard",
                                                                  "updated_operation",
                                                                  "step"};
-  return kNames[static_cast<std::size_t>(call)];
+  return kNames[at(call)];
 }
 
 const char* to_string(FabricKind kind) {
   static constexpr std::array<const char*, kFabricKinds> kNames = {
       "nvlink", "pcie", "rdma", "efa", "slingshot", "tcp_offload", "tcp"};
-  return kNames[static_cast<std::size_t>(kind)];
+  return kNames[at(kind)];
 }
 
 }  // namespace foreshard

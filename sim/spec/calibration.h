@@ -363,10 +363,8 @@ struct Calibration {
   std::optional<FactorKnowledge> knowledge;  // none: factors are 1, spread as above
   MeasuredPoints measured;
 
-  const MemoryCurve& memory_curve(MemoryClass c) const {
-    return memory[static_cast<std::size_t>(c)];
-  }
-  const FactorSpread& factor(Factor f) const { return spread[static_cast<std::size_t>(f)]; }
+  const MemoryCurve& memory_curve(MemoryClass c) const { return memory[at(c)]; }
+  const FactorSpread& factor(Factor f) const { return spread[at(f)]; }
 };
 
 }  // namespace foreshard

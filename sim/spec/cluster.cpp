@@ -27,9 +27,9 @@ namespace {
 double port_rate_of_gpu(const NodeKind& node) {
   if (node.nics == 0) return 0;
   const double rate = node.nic_rate.value();
-  if (node.nics >= node.gpus) return rate * static_cast<double>(node.nics / node.gpus);
+  if (node.nics >= node.gpus) return rate * as_double(node.nics / node.gpus);
   const std::int64_t sharing = (node.gpus + node.nics - 1) / node.nics;
-  return rate / static_cast<double>(sharing);
+  return rate / as_double(sharing);
 }
 
 // Behind PCIe switches no GPU reaches more than its slot.
@@ -66,19 +66,19 @@ double uplink_factor(const Cluster& cluster, const NodeRing& ring) {
   if (cluster.network.oversubscription <= 1 || leaf <= 0 || nodes <= leaf) return kUnbound;
   const std::int64_t block = ring.count * ring.stride;
   const std::int64_t used = nodes / block * block;
-  std::vector<std::int64_t> leaving(static_cast<std::size_t>((nodes + leaf - 1) / leaf), 0);
+  std::vector<std::int64_t> leaving(at((nodes + leaf - 1) / leaf), 0);
   std::vector<std::int64_t> entering(leaving.size(), 0);
   for (std::int64_t node = 0; node < used; ++node) {
     const bool last = node % block / ring.stride + 1 == ring.count;
     const std::int64_t next = last ? node - (ring.count - 1) * ring.stride : node + ring.stride;
     if (node / leaf == next / leaf) continue;
-    ++leaving[static_cast<std::size_t>(node / leaf)];
-    ++entering[static_cast<std::size_t>(next / leaf)];
+    ++leaving[at(node / leaf)];
+    ++entering[at(next / leaf)];
   }
-  const std::int64_t most = std::max(*std::max_element(leaving.begin(), leaving.end()),
-                                     *std::max_element(entering.begin(), entering.end()));
+  const std::int64_t most =
+      std::max(*std::ranges::max_element(leaving), *std::ranges::max_element(entering));
   if (most == 0) return kUnbound;
-  return static_cast<double>(leaf) / cluster.network.oversubscription / static_cast<double>(most);
+  return as_double(leaf) / cluster.network.oversubscription / as_double(most);
 }
 
 // The worst of all groups that do not lie evenly on the nodes.
@@ -163,7 +163,7 @@ GroupLink regular_group_link(const Cluster& cluster, const GroupShape& group) {
                             group.size, result.nodes));
   }
   const auto of_the_node = [&](double of_a_gpu) {
-    return BytesPerSecond(of_a_gpu * static_cast<double>(result.ranks_per_node));
+    return BytesPerSecond(of_a_gpu * as_double(result.ranks_per_node));
   };
   result.ports = of_the_node(std::min(rate, slot_rate(cluster.node)));
   result.network = result.ports;
@@ -178,7 +178,7 @@ GroupLink regular_group_link(const Cluster& cluster, const GroupShape& group) {
 
 const char* to_string(RankPlacement placement) {
   static constexpr const char* kNames[] = {"listed", "by_leaf", "by_pod", "by_rail"};
-  return kNames[static_cast<std::size_t>(placement)];
+  return kNames[at(placement)];
 }
 
 GroupLink group_link(const Cluster& cluster, const GroupShape& group) {

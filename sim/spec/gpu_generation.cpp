@@ -36,9 +36,7 @@ std::span<const std::string_view> gpu_architectures() {
 
 const Generation& generation_of(const Gpu& gpu) {
   static constexpr Generation kUnknown;
-  const auto found =
-      std::find_if(kGenerations.begin(), kGenerations.end(),
-                   [&](const Generation& each) { return each.name == gpu.architecture; });
+  const auto found = std::ranges::find(kGenerations, gpu.architecture, &Generation::name);
   return found == kGenerations.end() ? kUnknown : *found;
 }
 

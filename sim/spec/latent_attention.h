@@ -9,7 +9,7 @@ namespace foreshard {
 
 // Whether the layer attends by latents, by the names of models/parameter_names.h.
 inline bool has_latents(const LayerSpec& layer) {
-  return std::any_of(layer.parameters.begin(), layer.parameters.end(), [](const ParameterSpec& p) {
+  return std::ranges::any_of(layer.parameters, [](const ParameterSpec& p) {
     return p.name.find("kv_a_") != std::string::npos;
   });
 }

@@ -42,7 +42,7 @@ const char* to_string(Function function) {
                                                                  "gather",
                                                                  "scatter_add",
                                                                  "dequantize"};
-  return kNames[static_cast<std::size_t>(function)];
+  return kNames[at(function)];
 }
 
 std::int64_t ParameterSpec::numel() const {
@@ -60,8 +60,7 @@ std::int64_t LayerSpec::numel() const {
 }
 
 bool LayerSpec::has_trainable() const {
-  return std::any_of(parameters.begin(), parameters.end(),
-                     [](const ParameterSpec& parameter) { return parameter.trainable; });
+  return std::ranges::any_of(parameters, &ParameterSpec::trainable);
 }
 
 namespace {
@@ -71,7 +70,7 @@ template <typename Count>
 std::int64_t sum_over_layers(const ModelSpec& model, Count count) {
   std::vector<std::int64_t> instances(model.kinds.size(), 0);
   for (const LayerInstance& layer : model.order) {
-    if (layer.same_as < 0) ++instances[static_cast<std::size_t>(layer.kind)];
+    if (layer.same_as < 0) ++instances[at(layer.kind)];
   }
   std::int64_t sum = 0;
   for (std::size_t kind = 0; kind < model.kinds.size(); ++kind) {
@@ -88,7 +87,7 @@ std::int64_t active_numel(const LayerSpec& layer, std::size_t parameter) {
   if (spec.tied) return 0;
   for (const Operation& op : layer.operations) {
     const auto& list = op.parameters;
-    const auto here = std::find(list.begin(), list.end(), static_cast<std::int16_t>(parameter));
+    const auto here = std::ranges::find(list, static_cast<std::int16_t>(parameter));
     if (is_grouped(op) && here != list.end()) return spec.count() / op.groups * op.rows;
   }
   return spec.count();
@@ -121,8 +120,8 @@ std::int64_t ModelSpec::active_parameters() const {
 }
 
 std::int64_t ModelSpec::block_count() const {
-  return std::count_if(order.begin(), order.end(), [this](const LayerInstance& layer) {
-    return kinds[static_cast<std::size_t>(layer.kind)].role == LayerRole::kBlock;
+  return std::ranges::count_if(order, [this](const LayerInstance& layer) {
+    return kinds[at(layer.kind)].role == LayerRole::kBlock;
   });
 }
 
@@ -132,18 +131,15 @@ Flops ModelSpec::training_flops_per_sequence(std::int64_t sequence) const {
     const Domain& domain = kinds[kind].domain;
     const std::vector<ParameterSpec>& parameters = kinds[kind].parameters;
     for (const Operation& operation : kinds[kind].operations) {
-      const auto is_frozen = [&](std::int16_t p) {
-        return !parameters[static_cast<std::size_t>(p)].trainable;
-      };
-      const bool inputs_only =
-          operation.kind == OperationKind::kGemm &&
-          std::all_of(operation.parameters.begin(), operation.parameters.end(), is_frozen);
+      const auto is_frozen = [&](std::int16_t p) { return !parameters[at(p)].trainable; };
+      const bool inputs_only = operation.kind == OperationKind::kGemm &&
+                               std::ranges::all_of(operation.parameters, is_frozen);
       of_kind[kind] += (inputs_only ? 2.0 : 3.0) *
                        forward_flops(operation, domain.sequences(1), domain.length(sequence));
     }
   }
   Flops sum;
-  for (const LayerInstance& layer : order) sum += of_kind[static_cast<std::size_t>(layer.kind)];
+  for (const LayerInstance& layer : order) sum += of_kind[at(layer.kind)];
   return sum;
 }
 
@@ -160,25 +156,24 @@ double share_in_window(double positions, double window) {
 }  // namespace
 
 Flops forward_flops(const Operation& operation, std::int64_t batch, std::int64_t sequence) {
-  const double b = static_cast<double>(batch);
-  const double s = static_cast<double>(sequence);
+  const double b = as_double(batch);
+  const double s = as_double(sequence);
   if (operation.kind == OperationKind::kGemm) {
-    return Flops(2.0 * b * s * static_cast<double>(operation.rows) *
-                 static_cast<double>(operation.n) * static_cast<double>(operation.k));
+    return Flops(2.0 * b * s * as_double(operation.rows) * as_double(operation.n) *
+                 as_double(operation.k));
   }
   if (operation.kind == OperationKind::kAttention) {
     const AttentionShape& shape = operation.attention;
     if (operation.function == Function::kMatrixProduct) {
-      return Flops(2.0 * b * static_cast<double>(shape.heads) * s * s *
-                   static_cast<double>(shape.head_dim));
+      return Flops(2.0 * b * as_double(shape.heads) * s * s * as_double(shape.head_dim));
     }
-    const double documents = static_cast<double>(shape.documents);
-    const double pairs = s * static_cast<double>(shape.query_ranks) *
-                         (s * static_cast<double>(shape.key_ranks) / documents);
-    const double full = 2.0 * b * static_cast<double>(shape.heads) * pairs *
-                        static_cast<double>(shape.head_dim + shape.values());
+    const double documents = as_double(shape.documents);
+    const double pairs =
+        s * as_double(shape.query_ranks) * (s * as_double(shape.key_ranks) / documents);
+    const double full =
+        2.0 * b * as_double(shape.heads) * pairs * as_double(shape.head_dim + shape.values());
     return Flops((shape.causal ? full / 2 : full) *
-                 share_in_window(s / documents, static_cast<double>(shape.window)));
+                 share_in_window(s / documents, as_double(shape.window)));
   }
   return Flops();
 }
@@ -207,7 +202,7 @@ ModelSpec with_images(ModelSpec model, std::int64_t images) {
 std::int32_t chain_joined_at(const ModelSpec& model, std::int32_t layer) {
   std::vector<std::int32_t> open;  // embeddings whose chain has not been joined
   for (std::int32_t l = 1; l <= layer; ++l) {
-    const auto kind = static_cast<std::size_t>(model.order[static_cast<std::size_t>(l)].kind);
+    const auto kind = at(model.order[at(l)].kind);
     const LayerSpec& spec = model.kinds[kind];
     if (spec.role == LayerRole::kEmbedding) open.push_back(l);
     if (spec.joins < 0) continue;
@@ -221,7 +216,7 @@ std::int32_t chain_joined_at(const ModelSpec& model, std::int32_t layer) {
 std::int64_t input_bytes(const ModelSpec& model, std::int64_t batch, std::int64_t sequence) {
   std::int64_t bytes = 0;
   for (const LayerInstance& layer : model.order) {
-    const LayerSpec& spec = model.kinds[static_cast<std::size_t>(layer.kind)];
+    const LayerSpec& spec = model.kinds[at(layer.kind)];
     if (spec.role != LayerRole::kEmbedding) continue;
     const TensorSpec& tensor = spec.tensors.front();
     const std::int64_t count =
@@ -238,7 +233,7 @@ std::int64_t label_bytes(const ModelSpec& model, std::int64_t batch, std::int64_
   constexpr std::int64_t kInt64 = 8;
   Domain domain;
   if (!model.order.empty()) {
-    domain = model.kinds[static_cast<std::size_t>(model.order.back().kind)].domain;
+    domain = model.kinds[at(model.order.back().kind)].domain;
   }
   return checked_multiply(checked_multiply(domain.sequences(batch), domain.length(sequence)),
                           kInt64);

@@ -64,7 +64,7 @@ const StackUsage* usage_of(const PlanDocument& document) {
   for (const StackUsage& usage : all) {
     const auto& kinds = usage.runtimes;
     if (usage.trainer == (document.trainer.empty() ? "none" : document.trainer) &&
-        std::find(kinds.begin(), kinds.end(), runtime.kind) != kinds.end() &&
+        std::ranges::find(kinds, runtime.kind) != kinds.end() &&
         (!usage.before || minor < *usage.before)) {
       return &usage;
     }
@@ -126,9 +126,8 @@ std::vector<StackAlternative> open_stacks(const PlanDocument& written, const Mod
     }
   }
   // Whatever they set was written.
-  const bool are_alike = std::all_of(list.begin(), list.end(), [&](const StackAlternative& each) {
-    return each.plan == list.front().plan;
-  });
+  const bool are_alike = std::ranges::all_of(
+      list, [&](const StackAlternative& each) { return each.plan == list.front().plan; });
   if (are_alike && list.size() > 1) list.clear();
   share_out(list);
   return list;

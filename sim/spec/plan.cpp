@@ -57,17 +57,17 @@ const char* to_string(AttentionKernel kernel) {
   static constexpr const char* kWords[] = {
       "flash",  "cudnn", "efficient", "math",           "fa1", "fa2", "fa3",
       "triton", "eager", "flex",      "flash-all-heads"};
-  return kWords[static_cast<std::size_t>(kernel)];
+  return kWords[at(kernel)];
 }
 
 const char* to_string(ModuleKernels::Norm norm) {
   static constexpr const char* kWords[] = {"compute", "fp32", "eager", "eager-fp32"};
-  return kWords[static_cast<std::size_t>(norm)];
+  return kWords[at(norm)];
 }
 
 const char* to_string(ModuleKernels::Rope rope) {
   static constexpr const char* kWords[] = {"complex", "real", "fused"};
-  return kWords[static_cast<std::size_t>(rope)];
+  return kWords[at(rope)];
 }
 
 const char* to_string(ModuleKernels::Residual residual) {
@@ -82,13 +82,13 @@ const char* to_string(Logits logits) { return logits == Logits::kHeld ? "held" :
 
 const char* to_string(BuiltOn place) {
   static constexpr const char* kWords[] = {"meta", "host", "device"};
-  return kWords[static_cast<std::size_t>(place)];
+  return kWords[at(place)];
 }
 
 const char* to_string(Float8 recipe) {
   static constexpr const char* kWords[] = {"none",          "tensorwise", "rowwise",
                                            "rowwise_gw_hp", "delayed",    "current"};
-  return kWords[static_cast<std::size_t>(recipe)];
+  return kWords[at(recipe)];
 }
 
 const char* to_string(AccumulationMode mode) {
@@ -101,7 +101,7 @@ const char* to_string(Lora::Base base) { return word_at(base, {"master", "param"
 
 const char* to_string(ExpertKernels kernels) {
   static constexpr const char* kWords[] = {"grouped", "loop", "transformers"};
-  return kWords[static_cast<std::size_t>(kernels)];
+  return kWords[at(kernels)];
 }
 
 const char* to_string(Ignored ignored) { return ignored == Ignored::kNone ? "none" : "norms"; }

@@ -59,8 +59,7 @@ void read_below(const ConfigNode& node, const std::string& prefix, PlanLayer lay
   const std::span<const PlanKey> table = plan_key_table();
   for (const ConfigItem& item : node.items()) {
     const std::string path = prefix + item.key;
-    const auto key =
-        std::find_if(table.begin(), table.end(), [&](const PlanKey& k) { return k.path == path; });
+    const auto key = std::ranges::find(table, path, &PlanKey::path);
     if (key == table.end()) {
       read_below(item.value, path + ".", layer, document);
       continue;
@@ -92,9 +91,9 @@ void require_known(const Written& assignment) {
   std::vector<std::string> known;
   for (const PlanKey& k : plan_key_table()) known.emplace_back(k.path);
   for (const std::string_view above : names_below("")) {
-    if (std::find(known.begin(), known.end(), above) == known.end()) known.emplace_back(above);
+    if (std::ranges::find(known, above) == known.end()) known.emplace_back(above);
   }
-  if (std::find(known.begin(), known.end(), key) != known.end()) return;
+  if (std::ranges::find(known, key) != known.end()) return;
   std::string near = nearest_spelling(key, known);
   for (const std::string& path : known) {  // "shard" for mesh.shard
     if (near.empty() && path.ends_with("." + std::string(key))) near = path;
@@ -114,7 +113,7 @@ struct NestedYaml {
 NestedYaml nested(const Written& assignment) {
   NestedYaml yaml;
   const std::string_view key = assignment.key;
-  const auto indentation = [&] { return std::string(static_cast<std::size_t>(yaml.indent), ' '); };
+  const auto indentation = [&] { return std::string(at(yaml.indent), ' '); };
   for (std::size_t begin = 0; begin <= key.size();) {
     const std::size_t end = std::min(key.find('.', begin), key.size());
     yaml.text += indentation() + std::string(key.substr(begin, end - begin)) + ":\n";
@@ -182,7 +181,7 @@ std::string yaml_string(const std::string& text) {
   std::string lower = text;
   std::transform(lower.begin(), lower.end(), lower.begin(),
                  [](char c) { return c >= 'A' && c <= 'Z' ? static_cast<char>(c + 32) : c; });
-  const bool is_word = std::find(std::begin(kWords), std::end(kWords), lower) != std::end(kWords);
+  const bool is_word = std::ranges::find(kWords, lower) != std::end(kWords);
   if (starts_plain && !is_number && !is_word &&
       text.find_first_not_of(kPlain) == std::string::npos) {
     return text;

@@ -59,8 +59,8 @@ std::span<const PlanKey> plan_key_table() {
   static const std::vector<PlanKey> table = [] {
     std::vector<PlanKey> keys(shape_keys().begin(), shape_keys().end());
     keys.insert(keys.end(), compute_keys().begin(), compute_keys().end());
-    const auto place = std::find_if(keys.begin(), keys.end(),
-                                    [](const PlanKey& k) { return k.path == "host_sync"; });
+    const auto place =
+        std::ranges::find_if(keys, [](const PlanKey& k) { return k.path == "host_sync"; });
     keys.insert(place, library_keys().begin(), library_keys().end());
     return keys;
   }();

@@ -66,8 +66,8 @@ bool splits_block(const Units& units, std::int64_t block) {
 }
 
 bool has_root_unit(const Plan& plan, const ModelSpec& model) {
-  return std::any_of(model.order.begin(), model.order.end(), [&](const LayerInstance& layer) {
-    const LayerSpec& spec = model.kinds[static_cast<std::size_t>(layer.kind)];
+  return std::ranges::any_of(model.order, [&](const LayerInstance& layer) {
+    const LayerSpec& spec = model.kinds[at(layer.kind)];
     return !spec.parameters.empty() &&
            (splits_table(plan.units, spec) || in_root(plan.units, spec.role));
   });
@@ -75,7 +75,7 @@ bool has_root_unit(const Plan& plan, const ModelSpec& model) {
 
 bool takes_adapter(const LayerSpec& layer, const Operation& operation) {
   return operation.kind == OperationKind::kGemm && operation.groups == 1 &&
-         layer.parameters[static_cast<std::size_t>(operation.parameters.front())].shape.size() == 2;
+         layer.parameters[at(operation.parameters.front())].shape.size() == 2;
 }
 
 bool is_module(std::string_view module, std::string_view target) {
@@ -95,7 +95,7 @@ std::int64_t unit_count(const Plan& plan, const ModelSpec& model) {
   std::int64_t block = 0;
   std::int64_t blocks = 0, nested = 0, others = 0;
   for (const LayerInstance& layer : model.order) {
-    const LayerSpec& spec = model.kinds[static_cast<std::size_t>(layer.kind)];
+    const LayerSpec& spec = model.kinds[at(layer.kind)];
     if (spec.parameters.empty() || layer.same_as >= 0) continue;
     if (in_root(plan.units, spec.role)) continue;
     if (spec.role == LayerRole::kBlock) {
@@ -107,10 +107,10 @@ std::int64_t unit_count(const Plan& plan, const ModelSpec& model) {
       ++others;  // the norm is in the head's unit, or both in the embedding's
     }
     if (spec.role == LayerRole::kEmbedding && spec.nested.size() > 1) {
-      nested += static_cast<std::int64_t>(spec.nested.size()) - 1;
+      nested += std::ssize(spec.nested) - 1;
     }
     if (spec.role == LayerRole::kBlock && splits_block(plan.units, block++)) {
-      nested += static_cast<std::int64_t>(spec.nested.size());
+      nested += std::ssize(spec.nested);
     }
   }
   const std::int64_t per_unit = plan.units.layers_per_unit;

@@ -223,7 +223,7 @@ void resolve_trainer(const PlanDocument& document, const ModelSpec& model, Plan&
   const Preset* trainer = find_preset(PresetKind::kTrainer, document.trainer);
   if (trainer == nullptr) return;
   const std::vector<RuntimeKind>& runtimes = trainer->runtimes;
-  if (std::find(runtimes.begin(), runtimes.end(), plan.runtime.kind) == runtimes.end()) {
+  if (std::ranges::find(runtimes, plan.runtime.kind) == runtimes.end()) {
     const ConfigError error(document.given.at("trainer").location,
                             fmt::format("{0} trains with {1}; nearest plan: runtime: {1}, or "
                                         "trainer: none",

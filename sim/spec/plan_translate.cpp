@@ -98,8 +98,8 @@ class Translator {
       const std::vector<Assignment> nearest = read_nearest(problem->did_you_mean);
       const bool is_new = mended.insert(problem->key).second;
       // The nearest plan of what no runtime of this kind can do is one of another kind.
-      const bool is_of_other = std::any_of(nearest.begin(), nearest.end(),
-                                           [](const auto& each) { return each.key == "runtime"; });
+      const bool is_of_other =
+          std::ranges::any_of(nearest, [](const auto& each) { return each.key == "runtime"; });
       if (problem->exit_code != ExitCode::kMissingCapability || nearest.empty() || !is_new ||
           is_of_other) {
         throw_problem(*problem, Location{"", 0, 0, problem->key});

@@ -166,8 +166,8 @@ Runtime read_runtime(const ConfigNode& node) {
   const std::string text = node.as_string();
   const std::size_t at = text.find('@');
   const std::string name = text.substr(0, at);
-  const auto* const kind = std::find_if(std::begin(kRuntimes), std::end(kRuntimes),
-                                        [&](RuntimeKind each) { return name == to_string(each); });
+  const auto* const kind =
+      std::ranges::find_if(kRuntimes, [&](RuntimeKind each) { return name == to_string(each); });
   if (kind == std::end(kRuntimes)) {
     std::vector<std::string> names;
     for (const RuntimeKind each : kRuntimes) names.emplace_back(to_string(each));
@@ -322,7 +322,7 @@ std::vector<std::string> read_lora_targets(const ConfigNode& node) {
     if (target.empty() || target == Lora::kAllLinear) {
       throw element.error("this is no module", kExpected);
     }
-    if (std::find(targets.begin(), targets.end(), target) != targets.end()) {
+    if (std::ranges::find(targets, target) != targets.end()) {
       throw element.error("the module stands twice", kExpected);
     }
     targets.push_back(std::move(target));

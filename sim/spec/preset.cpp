@@ -110,7 +110,7 @@ std::string read_name(PresetKind kind, const ConfigNode& node, const std::string
   if (name == "none") return "";
   std::vector<std::string> names = {"none"};
   for (const PresetFile& each : files_of(kind)) names.emplace_back(name_of(each.file()));
-  if (std::find(names.begin(), names.end(), name) != names.end()) return name;
+  if (std::ranges::find(names, name) != names.end()) return name;
   throw node.error(fmt::format("{} is no {}", quote(node.as_string()),
                                kind == PresetKind::kStack ? "stack" : "trainer"),
                    fmt::format("one of {}", fmt::join(names, ", ")), nearest_spelling(name, names));
@@ -174,7 +174,7 @@ std::vector<const Preset*> presets_of(PresetKind kind, RuntimeKind runtime) {
   for (PresetFile& each : files_of(kind)) {
     if (!trains_with(each.file(), runtime)) continue;
     const std::vector<RuntimeKind>& all = each.preset().runtimes;
-    if (std::find(all.begin(), all.end(), runtime) != all.end()) list.push_back(&each.preset());
+    if (std::ranges::find(all, runtime) != all.end()) list.push_back(&each.preset());
   }
   return list;
 }

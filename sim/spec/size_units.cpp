@@ -39,11 +39,11 @@ SizeUnits units_by_size(const LayerSpec& layer, std::int64_t least) {
     }
   }
   const auto place = [&](const std::string& module) {
-    return std::find_if(layer.parameters.begin(), layer.parameters.end(),
-                        [&](const ParameterSpec& p) { return is_inside(p.name, module); });
+    return std::ranges::find_if(layer.parameters,
+                                [&](const ParameterSpec& p) { return is_inside(p.name, module); });
   };
-  std::stable_sort(units.modules.begin(), units.modules.end(),
-                   [&](const auto& a, const auto& b) { return place(a) < place(b); });
+  std::ranges::stable_sort(units.modules,
+                           [&](const auto& a, const auto& b) { return place(a) < place(b); });
   return units;
 }
 
@@ -51,8 +51,7 @@ std::int32_t unit_of_name(const SizeUnits& units, const std::string& name) {
   std::int32_t found = -1;
   for (std::size_t m = 0; m < units.modules.size(); ++m) {
     const std::string& module = units.modules[m];
-    const bool deeper =
-        found < 0 || module.size() > units.modules[static_cast<std::size_t>(found)].size();
+    const bool deeper = found < 0 || module.size() > units.modules[at(found)].size();
     if (is_inside(name, module) && deeper) found = static_cast<std::int32_t>(m);
   }
   return found;

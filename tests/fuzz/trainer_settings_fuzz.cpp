@@ -3,11 +3,9 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "interop/frameworks/accelerate.h"
-#include "interop/frameworks/deepspeed.h"
 #include "interop/frameworks/foreign_plan.h"
+#include "interop/frameworks/frameworks.h"
 #include "interop/frameworks/toml_config.h"
-#include "interop/frameworks/torchtitan.h"
 #include "tests/fuzz/scratch.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {

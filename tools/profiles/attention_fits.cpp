@@ -1,7 +1,6 @@
 // Robust least squares of log time; forward+backward rows give what forward leaves.
 #include "tools/profiles/attention_fits.h"
 
-#include <algorithm>
 #include <cmath>
 #include <utility>
 
@@ -13,8 +12,7 @@ namespace attention_fits {
 namespace {
 
 double fill(const AttentionRow& row, const Gpu& gpu) {
-  return row.batch * row.heads * std::ceil(row.sequence / 128) /
-         static_cast<double>(gpu.multiprocessors);
+  return row.batch * row.heads * std::ceil(row.sequence / 128) / as_double(gpu.multiprocessors);
 }
 
 }  // namespace

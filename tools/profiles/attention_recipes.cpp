@@ -20,12 +20,10 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cmath>
 #include <map>
 #include <tuple>
 
 #include "calibration/fit/least_squares.h"
-#include "sim/base/error.h"
 #include "tools/profiles/attention_fits.h"
 #include "tools/profiles/published_fit.h"
 
@@ -201,7 +199,7 @@ double sweep_ratio(int head_dim, const Gpu& h100) {
     const auto found = old.find({row.batch, row.sequence, row.heads});
     if (found != old.end()) ratios.push_back(row.seconds / found->second);
   }
-  std::sort(ratios.begin(), ratios.end());
+  std::ranges::sort(ratios);
   return ratios[ratios.size() / 2];
 }
 
@@ -257,9 +255,8 @@ void add_b200(const Base& base, const std::vector<Chip>& chips, Collector& out) 
     backward.efficiency *= kB200Backward;
     out.add(backward, "cudnn", d, Evidence::kExtrapolated, kB200BackwardSource);
   }
-  const double per_sm = static_cast<double>(gpu.multiprocessors) /
-                        static_cast<double>(h100.multiprocessors) * h100.peak_bf16.value() /
-                        gpu.peak_bf16.value();
+  const double per_sm = as_double(gpu.multiprocessors) / as_double(h100.multiprocessors) *
+                        h100.peak_bf16.value() / gpu.peak_bf16.value();
   for (const int d : kHeadDims) {
     for (AttentionCurve curve : {base.forward.at(d), base.backward.at(d)}) {
       curve.efficiency *= per_sm;
@@ -421,11 +418,10 @@ void use_h20_rows(Calibration& calibration, const Gpu& h20, const std::vector<Ma
     if (curve.kernel == "math") continue;
     const bool is_own = curve.kernel == "fa3" || curve.kernel == "cudnn";
     const std::int64_t head_dim = std::min<std::int64_t>(curve.head_dim, 128);
-    const auto forward =
-        std::find_if(borrowed.begin(), borrowed.end(), [&](const AttentionCurve& each) {
-          return each.kernel == (is_own ? curve.kernel : "fa2") && each.pass == Pass::kForward &&
-                 each.head_dim == head_dim;
-        });
+    const auto forward = std::ranges::find_if(borrowed, [&](const AttentionCurve& each) {
+      return each.kernel == (is_own ? curve.kernel : "fa2") && each.pass == Pass::kForward &&
+             each.head_dim == head_dim;
+    });
     const Faster faster = faster_by(rows, *forward, head_dim, h20);
     const double most = 0.95;
     curve.efficiency = rounded(std::min(most, curve.efficiency * faster.causal));

@@ -16,7 +16,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cmath>
 
 #include "calibration/fit/least_squares.h"
 #include "calibration/machines.h"
@@ -39,9 +38,7 @@ constexpr double kTritonBackward = 0.345;
 constexpr double kMi200Share = 94.61 / 181, kMi200Positions = 8192;
 
 const Gpu& gpu_named(std::string_view key, const std::vector<Machine>& machines) {
-  return std::find_if(machines.begin(), machines.end(),
-                      [&](const Machine& machine) { return machine.key == key; })
-      ->node.gpu;
+  return std::ranges::find(machines, key, &Machine::key)->node.gpu;
 }
 
 using Rows = std::vector<AttentionRow>;
@@ -69,7 +66,7 @@ Rows pick(const Rows& rows, Pass pass, bool causal) {
 
 const AttentionCurve& curve_named(const std::vector<AttentionCurve>& curves,
                                   std::string_view kernel, Pass pass, std::int64_t head_dim = 128) {
-  return *std::find_if(curves.begin(), curves.end(), [&](const AttentionCurve& curve) {
+  return *std::ranges::find_if(curves, [&](const AttentionCurve& curve) {
     return curve.kernel == kernel && curve.pass == pass && curve.head_dim == head_dim;
   });
 }
@@ -88,7 +85,7 @@ double fa2_factor(const AttentionCurve& curve, const Rows& rows, const Gpu& mi30
   for (const AttentionRow& row : pick(rows, curve.pass, false)) {
     factors.push_back(attention_seconds(full, row, row.flops, mi300x) / row.seconds);
   }
-  std::sort(factors.begin(), factors.end());
+  std::ranges::sort(factors);
   return factors[factors.size() / 2];
 }
 
@@ -194,8 +191,7 @@ void use_cdna_figures(Calibration& calibration, const Gpu& own,
     }
   }
   add_aotriton(calibration, all, mi300x, own.architecture == "cdna2");
-  const double share =
-      kCopy / calibration.memory[static_cast<std::size_t>(MemoryClass::kElementwise)].fraction;
+  const double share = kCopy / calibration.memory[at(MemoryClass::kElementwise)].fraction;
   for (MemoryCurve& curve : calibration.memory) {
     curve.fraction = rounded(curve.fraction * share);
     curve.source = fmt::format("{:.2f} times, by {}, what {}", share, kCopySource, curve.source);

@@ -205,8 +205,7 @@ class Builder {
 
  private:
   const Machine* machine_named(std::string_view key) const {
-    const auto found = std::find_if(machines_.begin(), machines_.end(),
-                                    [&](const Machine& machine) { return machine.key == key; });
+    const auto found = std::ranges::find(machines_, key, &Machine::key);
     return found == machines_.end() ? nullptr : &*found;
   }
   std::size_t count(const Machine& machine) const {

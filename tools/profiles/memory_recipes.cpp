@@ -29,10 +29,8 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cmath>
 
 #include "calibration/fit/least_squares.h"
-#include "sim/base/error.h"
 #include "tools/profiles/published_fit.h"
 
 namespace foreshard {
@@ -138,13 +136,13 @@ class Collector {
                                              "strided",
                                              "widening"};
     CurveReport report;
-    report.curve = fmt::format("memory-bound: {}", kNames[static_cast<std::size_t>(which)]);
+    report.curve = fmt::format("memory-bound: {}", kNames[at(which)]);
     report.rows = curve.source;
     report.constants = fmt::format("f {:.3f}, t0 {:.1f} us", curve.fraction, curve.overhead * 1e6);
     report.evidence = evidence;
     if (!own.empty()) report.errors.push_back(error_on("own rows", curve, own, gpu_));
     result_.reports.push_back(std::move(report));
-    result_.curves[static_cast<std::size_t>(which)] = std::move(curve);
+    result_.curves[at(which)] = std::move(curve);
   }
   void out_of_sample(FitError error) {
     result_.log_biases.push_back(error.log_bias);
@@ -152,9 +150,7 @@ class Collector {
   }
   // Another kernel for the same work: reported, but no spread of this one.
   void compare(FitError error) { result_.reports.back().errors.push_back(std::move(error)); }
-  const MemoryCurve& curve(MemoryClass which) const {
-    return result_.curves[static_cast<std::size_t>(which)];
-  }
+  const MemoryCurve& curve(MemoryClass which) const { return result_.curves[at(which)]; }
   MemoryFits take() { return std::move(result_); }
 
  private:
@@ -330,11 +326,11 @@ void give_bandwidth(std::array<MemoryCurve, kMemoryClasses>& curves, const Gpu& 
   constexpr std::array<double, kMemoryClasses> kOfH200 = {
       0.734, 0.964, 0.913, 0.878, 0.810, kMemory, 0.733, 0.764, 0.791, 0.980, 0.953};
   const auto per_cycle = [](const Gpu& gpu) {
-    return gpu.memory_bandwidth.value() / (static_cast<double>(gpu.multiprocessors) * gpu.clock);
+    return gpu.memory_bandwidth.value() / (as_double(gpu.multiprocessors) * gpu.clock);
   };
   const double ratio = per_cycle(own) / per_cycle(measured);
   if (ratio == 1) return;
-  const double streams = curves[static_cast<std::size_t>(MemoryClass::kElementwise)].fraction;
+  const double streams = curves[at(MemoryClass::kElementwise)].fraction;
   for (std::size_t i = 0; i < kMemoryClasses; ++i) {
     MemoryCurve& curve = curves[i];
     const double memory = (1 - kOfH200[i]) / (1 - kMemory);
@@ -359,7 +355,7 @@ MemoryFits fit_memory_of(std::string_view chip, const std::vector<Chip>& chips) 
     MemoryCurve& curve = fits.curves[i];
     curve.evidence = weaker(curve.evidence, Evidence::kExtrapolated);
     curve.source = fmt::format("H100's ({})", curve.source);
-    if (chip == "b200" && i == static_cast<std::size_t>(MemoryClass::kGeneratedNorm)) {
+    if (chip == "b200" && i == at(MemoryClass::kGeneratedNorm)) {
       curve.fraction = rounded(kB200Norm);
       curve.source = kB200NormSource;
     }

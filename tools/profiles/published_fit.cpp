@@ -30,7 +30,7 @@ namespace foreshard {
 namespace {
 
 double sorted_quantile(std::vector<double> values, double q) {
-  std::sort(values.begin(), values.end());
+  std::ranges::sort(values);
   return quantile(values, q);
 }
 
@@ -38,7 +38,7 @@ double root_mean_square(const std::vector<double>& values) {
   if (values.empty()) return 0;
   double sum = 0;
   for (const double value : values) sum += value * value;
-  return std::sqrt(sum / static_cast<double>(values.size()));
+  return std::sqrt(sum / as_double(values.size()));
 }
 
 // Attention, memory-bound work and collectives are fitted for four chips; which one a machine
@@ -55,9 +55,7 @@ std::vector<Chip> chips_of(const std::vector<Machine>& machines) {
   std::vector<Chip> chips;
   for (const auto& [key, name] : {std::pair{"a100-80gb", "a100"}, std::pair{"b200", "b200"},
                                   std::pair{"h100-sxm", "h100"}, std::pair{"h200", "h200"}}) {
-    const auto found =
-        std::find_if(machines.begin(), machines.end(),
-                     [&, key = key](const Machine& machine) { return machine.key == key; });
+    const auto found = std::ranges::find(machines, key, &Machine::key);
     FORESHARD_CHECK(found != machines.end(), std::string("the catalogue lacks ") + key);
     chips.push_back({name, found->node.gpu, found->node.node});
   }
@@ -147,7 +145,7 @@ FactorSpread measured_spread(const std::vector<double>& own, const std::vector<d
 FactorSpread of_few_sources(FactorSpread spread, std::size_t biases) {
   constexpr std::size_t kMany = 10;
   if (biases == 0 || biases >= kMany) return spread;
-  const boost::math::students_t few(static_cast<double>(biases));
+  const boost::math::students_t few(as_double(biases));
   const double ratio =
       boost::math::quantile(few, 0.95) / boost::math::quantile(boost::math::normal(), 0.95);
   const double wider = std::round(100 * ratio) / 100;
@@ -309,8 +307,7 @@ std::vector<PublishedFit> fit_all_published() {
   for (const Chip& chip : chips) fits.push_back(fit_chip(chip, chips));
   const Biases biases = all_biases(fits, machines, gemm);
   const auto of = [&](std::string_view name) -> const ChipFits& {
-    return *std::find_if(fits.begin(), fits.end(),
-                         [&](const ChipFits& fit) { return fit.chip.name == name; });
+    return *std::ranges::find_if(fits, [&](const ChipFits& fit) { return fit.chip.name == name; });
   };
   std::vector<PublishedFit> result;
   for (const Machine& machine : machines) {

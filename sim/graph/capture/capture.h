@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "sim/base/units.h"
+#include "sim/base/integers.h"
 
 namespace foreshard {
 
@@ -69,11 +69,11 @@ struct Capture {
 
   const std::string& name_of(const CapturedCall& call) const {
     static const std::string none;
-    return call.name < 0 ? none : names[static_cast<std::size_t>(call.name)];
+    return call.name < 0 ? none : names[at(call.name)];
   }
   const std::string& place_of(const CapturedCall& call) const {
     static const std::string none;
-    return call.place < 0 ? none : names[static_cast<std::size_t>(call.place)];
+    return call.place < 0 ? none : names[at(call.place)];
   }
 };
 

@@ -217,7 +217,7 @@ class Builder {
   }
 
   void take(std::size_t i, const CapturedCall& call) {
-    host_ += static_cast<double>(call.host_ns) * kSecondsPerNs;
+    host_ += as_double(call.host_ns) * kSecondsPerNs;
     switch (call.kind) {
       case CallKind::kLaunch:
       case CallKind::kProduct:
@@ -385,7 +385,7 @@ class Builder {
     graph().details.back().actions_end = static_cast<std::uint32_t>(graph().actions.size());
   }
 
-  Row& row(EventId id) { return graph().rows[static_cast<std::size_t>(id)]; }
+  Row& row(EventId id) { return graph().rows[at(id)]; }
 
   EventId new_row(EventKind kind, Stream stream, std::int64_t captured, std::uint8_t communicator) {
     EventGraph& g = graph();
@@ -404,13 +404,13 @@ class Builder {
     pending.push_back(latest_of(captured));
     for (const EventId event : pending) {
       if (event == kNoEvent) continue;
-      EventId& of_source = latest[static_cast<std::size_t>(row(event).stream)];
+      EventId& of_source = latest[at(row(event).stream)];
       of_source = std::max(of_source, event);
     }
     pending.clear();
     const auto bit = only(stream);
     for (std::size_t source = 0; source < kStreams; ++source) {
-      if (latest[source] == kNoEvent || source == static_cast<std::size_t>(stream)) continue;
+      if (latest[source] == kNoEvent || source == at(stream)) continue;
       g.waits.push_back(latest[source]);
       ++made.wait_count;
       row(latest[source]).wakes |= bit;
@@ -470,9 +470,7 @@ class Builder {
     flush_actions();
   }
 
-  std::int64_t size(std::int32_t id) {
-    return graph().buffers[static_cast<std::size_t>(id)].bytes.count();
-  }
+  std::int64_t size(std::int32_t id) { return graph().buffers[at(id)].bytes.count(); }
 
   const Capture& capture_;
   const StepRange range_;

@@ -176,7 +176,7 @@ double element_bytes(std::string_view name) {
   double sum = 0, count = 0;
   for (std::size_t size = 0; size < seen.size(); ++size) {
     if (!seen[size]) continue;
-    sum += static_cast<double>(size);
+    sum += as_double(size);
     ++count;
   }
   return count > 0 ? sum / count : 0;
@@ -203,7 +203,7 @@ std::int64_t functor_arrays(std::string_view name) {
   if (lambda == std::string_view::npos) return 0;
   const std::string_view takes =
       functor.substr(lambda + kLambda.size(), functor.find(')', lambda) - lambda - kLambda.size());
-  return takes.empty() ? 1 : 2 + std::count(takes.begin(), takes.end(), ',');
+  return takes.empty() ? 1 : 2 + std::ranges::count(takes, ',');
 }
 
 std::int64_t moved_bytes(const KernelClass& row, std::string_view name, const CapturedCall& call) {
@@ -234,7 +234,7 @@ std::int64_t moved_bytes(const KernelClass& row, std::string_view name, const Ca
       if (arrays == 0) arrays = std::clamp<std::int64_t>(blocks, 1, 3);
       const double size = element_bytes(name);
       const auto all =
-          static_cast<std::int64_t>(static_cast<double>(elements * arrays) * (size > 0 ? size : 4));
+          static_cast<std::int64_t>(as_double(elements * arrays) * (size > 0 ? size : 4));
       return blocks >= arrays ? std::min(all, operands) : all;
     }
     case BytesRule::kLargest:
@@ -289,9 +289,9 @@ Kernel attention(const KernelClass& row, std::string_view name, const CapturedCa
 
 // Forward: two products, of which a causal mask leaves half; backward: five.
 void set_attention_flops(Kernel& k) {
-  const double pairs = static_cast<double>(k.m * k.heads) * static_cast<double>(k.n) *
-                       static_cast<double>(k.n) * (k.causal ? 0.5 : 1);
-  k.flops = Flops((k.pass == Pass::kForward ? 4 : 10) * pairs * static_cast<double>(k.k));
+  const double pairs =
+      as_double(k.m * k.heads) * as_double(k.n) * as_double(k.n) * (k.causal ? 0.5 : 1);
+  k.flops = Flops((k.pass == Pass::kForward ? 4 : 10) * pairs * as_double(k.k));
 }
 
 // library_types.h
@@ -330,8 +330,7 @@ Kernel product(std::string_view name, const CapturedCall& call) {
   const std::int64_t rows = k.m * k.groups;
   k.bytes = Bytes((rows * k.k + batch * k.k * k.n) * bytes_of_type(v[4]) +
                   rows * k.n * bytes_of_type(v[5]));
-  k.flops = Flops(2.0 * static_cast<double>(k.m) * static_cast<double>(k.n) *
-                  static_cast<double>(k.k) * static_cast<double>(k.groups));
+  k.flops = Flops(2.0 * as_double(k.m) * as_double(k.n) * as_double(k.k) * as_double(k.groups));
   return k;
 }
 
@@ -502,8 +501,8 @@ std::optional<CapturedKernel> captured_kernel(const Capture& capture, const Capt
     set_threads(made.kernel, *row, name, call);
   } else {
     made.kernel.memory_class = row->memory_class;
-    made.kernel.bytes = Bytes(static_cast<std::int64_t>(
-        row->factor * static_cast<double>(moved_bytes(*row, name, call))));
+    made.kernel.bytes =
+        Bytes(static_cast<std::int64_t>(row->factor * as_double(moved_bytes(*row, name, call))));
     set_busy(name, call, made.kernel);
   }
   made.kernel.pass = pass;

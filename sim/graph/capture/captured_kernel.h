@@ -3,7 +3,6 @@
 #pragma once
 
 #include <optional>
-#include <string_view>
 
 #include "sim/graph/capture/capture.h"
 #include "sim/graph/layers/layer_program.h"

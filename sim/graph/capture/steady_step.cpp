@@ -78,7 +78,7 @@ StepRange steady_step(const Capture& capture) {
                             "the others; expected at least 3 (e.g. --steps 3)",
                             capture.path));
   }
-  return {ends[ends.size() - 2] + 1, ends.back() + 1, static_cast<std::int64_t>(ends.size())};
+  return {ends[ends.size() - 2] + 1, ends.back() + 1, std::ssize(ends)};
 }
 
 }  // namespace foreshard

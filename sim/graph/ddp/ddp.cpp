@@ -10,10 +10,8 @@
 //
 // find_unused_parameters has its buckets from the start, marks what backward will not reach with
 // the first gradient, and reduces a map of what was used.
-#include <algorithm>
 #include <utility>
 
-#include "sim/base/error.h"
 #include "sim/graph/ddp/ddp_builder.h"
 #include "sim/graph/runtimes.h"
 
@@ -81,7 +79,7 @@ void Ddp::pre_forward(DdpState& state) {
   // _root_copy_hook: every module's copies, before the forward of the first.
   const std::int64_t sizes = size_of(plan_.master_dtype) + size_of(plan_.param_dtype);
   for (std::int32_t l = 0; l < static_cast<std::int32_t>(model_.order.size()); ++l) {
-    if (model_.order[static_cast<std::size_t>(l)].same_as >= 0) continue;
+    if (model_.order[at(l)].same_as >= 0) continue;
     std::int64_t numel = 0, count = 0;
     for (const ParameterSpec& p : spec_of(l).parameters) {
       numel += p.tied ? 0 : p.numel();
@@ -90,8 +88,8 @@ void Ddp::pre_forward(DdpState& state) {
     if (numel == 0) continue;
     wait(Stream::kCopyIn, tail(Stream::kCompute));
     add_copy(EventKind::kQuantize, Stream::kCopyIn, numel * sizes, count);
-    cast_[static_cast<std::size_t>(l)] = allocate(MemoryCategory::kUnshardedParam, Stream::kCopyIn,
-                                                  -1, Bytes(numel * size_of(plan_.param_dtype)));
+    cast_[at(l)] = allocate(MemoryCategory::kUnshardedParam, Stream::kCopyIn, -1,
+                            Bytes(numel * size_of(plan_.param_dtype)));
   }
 }
 
@@ -100,7 +98,7 @@ void Ddp::rebuild() {
   for (std::int32_t& buffer : bucket_buffers_) StepBuilder::free(buffer);
   buckets_ = buckets_of(/*rebuilt=*/true);
   const auto indices = static_cast<std::int64_t>(trained().size()) + 1;
-  for (const std::int64_t elements : {indices, static_cast<std::int64_t>(buckets_.size())}) {
+  for (const std::int64_t elements : {indices, std::ssize(buckets_)}) {
     wait(kReducing, tail(Stream::kCompute));
     add_collective(EventKind::kBroadcast, kReducing, elements * kInt32, kReplicate);
     log_collective("broadcast", elements * kInt32, "int32", "root=0");
@@ -162,13 +160,13 @@ void Ddp::cast_weights(std::int32_t layer, bool is_read_again) {
     casts.push_back(allocated_size(p.numel() * size_of(plan_.param_dtype)));
   }
   if (casts.empty()) return;
-  cast_[static_cast<std::size_t>(layer)] = allocate_parts(
-      MemoryCategory::kUnshardedParam, Stream::kCompute, -1, add_part_list(std::move(casts)));
+  cast_[at(layer)] = allocate_parts(MemoryCategory::kUnshardedParam, Stream::kCompute, -1,
+                                    add_part_list(std::move(casts)));
 }
 
 void Ddp::backward_ended(std::int32_t layer) {
   if (is_view()) copy_in();
-  if (casts() && !copies_parameters()) StepBuilder::free(cast_[static_cast<std::size_t>(layer)]);
+  if (casts() && !copies_parameters()) StepBuilder::free(cast_[at(layer)]);
 }
 
 // --- backward ---
@@ -183,7 +181,7 @@ void Ddp::prepare_reduction() {
   for (std::size_t b = 0; b < buckets_.size(); ++b) {
     reductions_[b].pending = static_cast<std::int32_t>(buckets_[b].parameters.size());
     for (const std::int32_t p : buckets_[b].parameters) {
-      bucket_of_[static_cast<std::size_t>(p)] = static_cast<std::int32_t>(b);
+      bucket_of_[at(p)] = static_cast<std::int32_t>(b);
     }
   }
 }
@@ -198,7 +196,7 @@ void Ddp::gradient_ready(std::int32_t p) {
 
 void Ddp::mark_ready(std::int32_t p) {
   ready_.push_back(p);
-  --reductions_[static_cast<std::size_t>(bucket_of_[static_cast<std::size_t>(p)])].pending;
+  --reductions_[at(bucket_of_[at(p)])].pending;
   const std::size_t first = next_bucket_;
   while (next_bucket_ < buckets_.size() && reductions_[next_bucket_].pending == 0) {
     all_reduce(next_bucket_++);
@@ -214,11 +212,10 @@ void Ddp::copy_in() {
   for (const std::int32_t p : ready_) {  // what is not there is zeroed
     moved += (parameter(p).used ? 2 : 1) * gradient_bytes(parameter(p));
   }
-  add_copy(EventKind::kGradientCopyIn, Stream::kCompute, moved,
-           static_cast<std::int64_t>(ready_.size()));
+  add_copy(EventKind::kGradientCopyIn, Stream::kCompute, moved, std::ssize(ready_));
   for (const std::int32_t p : ready_) {
-    if (!is_view() || !parameter(p).used || is_in_bucket_[static_cast<std::size_t>(p)]) continue;
-    is_in_bucket_[static_cast<std::size_t>(p)] = true;
+    if (!is_view() || !parameter(p).used || is_in_bucket_[at(p)]) continue;
+    is_in_bucket_[at(p)] = true;
     std::int32_t gradient = gradient_buffer(p, 0);
     StepBuilder::free(gradient);
   }
@@ -301,7 +298,7 @@ void Ddp::finalize_backward() {
         allocate(MemoryCategory::kUnshardedGrad, Stream::kCompute, -1, Bytes(wide)));
     for (const std::int32_t p : buckets_[b].parameters) {
       if (!parameter(p).used) continue;
-      is_in_bucket_[static_cast<std::size_t>(p)] = true;
+      is_in_bucket_[at(p)] = true;
       std::int32_t gradient = gradient_buffer(p, 0);
       StepBuilder::free(gradient);
     }

@@ -1,7 +1,6 @@
 #include "sim/graph/ddp/ddp_buckets.h"
 
 #include <algorithm>
-#include <array>
 #include <functional>
 #include <queue>
 #include <utility>
@@ -19,9 +18,8 @@ std::vector<DdpBucket> assign_buckets(std::span<const GradientHooks::Parameter> 
   std::vector<Open> open;  // a dtype each, in the order in which they were met
   std::vector<DdpBucket> closed;
   for (const std::int32_t p : order) {
-    const GradientHooks::Parameter& parameter = parameters[static_cast<std::size_t>(p)];
-    auto it = std::find_if(open.begin(), open.end(),
-                           [&](const Open& o) { return o.dtype == parameter.dtype; });
+    const GradientHooks::Parameter& parameter = parameters[at(p)];
+    auto it = std::ranges::find(open, parameter.dtype, &Open::dtype);
     if (it == open.end()) it = open.insert(open.end(), Open{parameter.dtype, {}, 0});
     if (it->bucket.parameters.empty()) it->bucket.parameters.reserve(8);
     it->bucket.dtype = parameter.dtype;
@@ -41,7 +39,7 @@ std::vector<DdpBucket> assign_initial_buckets(std::span<const GradientHooks::Par
                                               std::span<const std::int32_t> order,
                                               std::span<const std::int64_t> limits) {
   std::vector<DdpBucket> buckets = assign_buckets(parameters, order, limits);
-  std::sort(buckets.begin(), buckets.end(), [](const DdpBucket& a, const DdpBucket& b) {
+  std::ranges::sort(buckets, [](const DdpBucket& a, const DdpBucket& b) {
     return a.parameters.front() > b.parameters.front();
   });
   return buckets;
@@ -53,17 +51,17 @@ std::vector<std::vector<std::int32_t>> partition_by_size(
   for (std::size_t p = 0; p < parameters.size(); ++p) {
     if (parameters[p].trained) sorted.push_back(static_cast<std::int32_t>(p));
   }
-  const auto numel = [&](std::int32_t p) { return parameters[static_cast<std::size_t>(p)].numel; };
-  std::stable_sort(sorted.begin(), sorted.end(),
-                   [&](std::int32_t a, std::int32_t b) { return numel(a) > numel(b); });
+  const auto numel = [&](std::int32_t p) { return parameters[at(p)].numel; };
+  std::ranges::stable_sort(sorted,
+                           [&](std::int32_t a, std::int32_t b) { return numel(a) > numel(b); });
   using Load = std::pair<std::int64_t, std::int64_t>;  // elements, rank
   std::priority_queue<Load, std::vector<Load>, std::greater<>> least;
   for (std::int64_t r = 0; r < ranks; ++r) least.push({0, r});
-  std::vector<std::vector<std::int32_t>> owned(static_cast<std::size_t>(ranks));
+  std::vector<std::vector<std::int32_t>> owned(at(ranks));
   for (const std::int32_t p : sorted) {
     const auto [load, rank] = least.top();
     least.pop();
-    owned[static_cast<std::size_t>(rank)].push_back(p);
+    owned[at(rank)].push_back(p);
     least.push({load + numel(p), rank});
   }
   return owned;

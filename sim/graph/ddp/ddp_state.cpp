@@ -22,7 +22,7 @@ constexpr std::int64_t kBroadcastBytes = 250 * kMiB;  // broadcast_bucket_size
 
 std::int64_t Ddp::bucket_cap() const {
   const std::optional<double>& cap = options().bucket_cap_mb;
-  return cap ? static_cast<std::int64_t>(*cap * static_cast<double>(kMiB)) : kDefaultCapMiB * kMiB;
+  return cap ? static_cast<std::int64_t>(*cap * as_double(kMiB)) : kDefaultCapMiB * kMiB;
 }
 
 std::vector<std::int32_t> Ddp::trained() const {
@@ -79,7 +79,7 @@ void Ddp::allocate_buckets(bool persistent) {
 
 // Parameters that this rank's optimizer steps.
 std::vector<std::int32_t> Ddp::stepped() const {
-  return partition_.empty() ? trained() : partition_[static_cast<std::size_t>(plan_.rank)];
+  return partition_.empty() ? trained() : partition_[at(plan_.rank)];
 }
 
 std::int64_t Ddp::own_elements() const {
@@ -96,9 +96,8 @@ std::vector<std::int32_t> Ddp::state_parts() {
     const Parameter& p = parameter(own[i]);
     const LayerSpec& layer = spec_of(p.layer);
     std::size_t k = 0;
-    for (const StateTensor& state :
-         optimizer_state(plan_.optimizer, layer.parameters[static_cast<std::size_t>(p.index)],
-                         layer.role == LayerRole::kEmbedding)) {
+    for (const StateTensor& state : optimizer_state(plan_.optimizer, layer.parameters[at(p.index)],
+                                                    layer.role == LayerRole::kEmbedding)) {
       if (state.is_paged) continue;
       if (k == lists.size()) lists.emplace_back(own.size());
       lists[k++][i] = allocated_size(state.bytes);
@@ -201,7 +200,7 @@ void Ddp::adafactor() {
   std::vector<std::int32_t> order = stepped();
   std::stable_partition(order.begin(), order.end(), [&](std::int32_t p) {
     const LayerSpec& layer = spec_of(parameter(p).layer);
-    return layer.parameters[static_cast<std::size_t>(parameter(p).index)].shape.size() > 1;
+    return layer.parameters[at(parameter(p).index)].shape.size() > 1;
   });
   std::int32_t update = kNoBuffer;
   for (const std::int32_t p : order) {
@@ -234,8 +233,8 @@ std::vector<LibraryEvent> Ddp::construction() {
   for (std::size_t p = 0; p < parameters().size(); ++p) {
     const Parameter& each = parameters()[p];
     all.push_back(static_cast<std::int32_t>(p));
-    const auto& shape = spec_of(each.layer).parameters[static_cast<std::size_t>(each.index)].shape;
-    dimensions += each.trained ? static_cast<std::int64_t>(shape.size()) : 0;
+    const auto& shape = spec_of(each.layer).parameters[at(each.index)].shape;
+    dimensions += each.trained ? std::ssize(shape) : 0;
   }
   // _verify_params_across_processes: how many, then sizes and strides of each.
   log({.kind = "all_gather",
@@ -253,7 +252,7 @@ std::vector<LibraryEvent> Ddp::construction() {
   }
   std::vector<DdpBucket> pieces =
       assign_initial_buckets(states, all, std::array<std::int64_t, 1>{kBroadcastBytes});
-  std::reverse(pieces.begin(), pieces.end());
+  std::ranges::reverse(pieces);
   for (const DdpBucket& piece : pieces) {
     log_collective("broadcast", piece.bytes, torch_word(piece.dtype), "root=0");
   }

@@ -22,8 +22,8 @@ GradientHooks::GradientHooks(const ModelSpec& model, const Plan& plan,
 // Whether the layer is a block whose parameters are those of the one before it, which has its own.
 bool GradientHooks::repeats_parameters(std::int32_t layer) const {
   if (layer == 0 || !is_block(layer) || plan_.frozen.any()) return false;
-  const LayerInstance& before = model_.order[static_cast<std::size_t>(layer) - 1];
-  return before.same_as < 0 && before.kind == model_.order[static_cast<std::size_t>(layer)].kind;
+  const LayerInstance& before = model_.order[at(layer) - 1];
+  return before.same_as < 0 && before.kind == model_.order[at(layer)].kind;
 }
 
 void GradientHooks::list_parameters() {
@@ -31,18 +31,18 @@ void GradientHooks::list_parameters() {
   first_parameter_.assign(model_.order.size(), 0);
   first_place_.assign(model_.order.size(), 0);
   for (std::int32_t l = 0; l < layers; ++l) {
-    const auto i = static_cast<std::size_t>(l);
+    const auto i = at(l);
     const std::int32_t same = model_.order[i].same_as;
     if (same >= 0) {
-      first_parameter_[i] = first_parameter_[static_cast<std::size_t>(same)];
-      first_place_[i] = first_place_[static_cast<std::size_t>(same)];
+      first_parameter_[i] = first_parameter_[at(same)];
+      first_place_[i] = first_place_[at(same)];
       continue;
     }
     first_parameter_[i] = static_cast<std::int32_t>(parameters_.size());
     first_place_[i] = static_cast<std::int32_t>(number_in_layer_.size());
     if (repeats_parameters(l)) {  // those of the block before
-      const auto first = static_cast<std::size_t>(first_parameter_[i - 1]);
-      const auto place = static_cast<std::size_t>(first_place_[i - 1]);
+      const auto first = at(first_parameter_[i - 1]);
+      const auto place = at(first_place_[i - 1]);
       const std::size_t end = parameters_.size(), last_place = number_in_layer_.size();
       parameters_.resize(2 * end - first);
       std::copy_n(parameters_.begin() + static_cast<std::ptrdiff_t>(first), end - first,
@@ -60,7 +60,7 @@ void GradientHooks::list_parameters() {
       of_norm.resize(own.size(), false);
       for (const Operation& op : spec_of(l).operations) {
         if (op.kind != OperationKind::kNorm) continue;
-        for (const std::int16_t p : op.parameters) of_norm[static_cast<std::size_t>(p)] = true;
+        for (const std::int16_t p : op.parameters) of_norm[at(p)] = true;
       }
     }
     for (std::size_t p = 0; p < own.size(); ++p) {
@@ -77,13 +77,12 @@ void GradientHooks::list_parameters() {
   begin_pass(0, 0);
   ready_order_.reserve(parameters_.size());
   for (std::int32_t l = layers; l-- > 0;) {
-    const auto i = static_cast<std::size_t>(l);
+    const auto i = at(l);
     for (const LayerHook& hook : phase(EventKind::kBackward, l).hooks) {
       if (hook.kind != LayerHook::Kind::kGradient) continue;
       const std::int32_t p =
-          first_parameter_[i] + number_in_layer_[static_cast<std::size_t>(first_place_[i]) +
-                                                 static_cast<std::size_t>(hook.index)];
-      parameters_[static_cast<std::size_t>(p)].used = true;
+          first_parameter_[i] + number_in_layer_[at(first_place_[i]) + at(hook.index)];
+      parameters_[at(p)].used = true;
       ready_order_.push_back(p);
     }
   }
@@ -149,7 +148,7 @@ void GradientHooks::run_backward(std::int32_t layer) {
   }
   flights_.clear();
   const LayerPhaseProgram& p = phase(EventKind::kBackward, layer);
-  const auto i = static_cast<std::size_t>(layer);
+  const auto i = at(layer);
   const std::int16_t* number = number_in_layer_.data() + first_place_[i];
   if (logging_ && is_block(layer) && !p.segments.empty()) log_backward_begin(layer, -1);
   layer_ = layer;
@@ -205,8 +204,8 @@ void GradientHooks::run_segments(EventKind kind, std::int32_t layer, std::size_t
     return;
   }
   const auto calls_at = [&](std::size_t segment) {
-    return std::any_of(p.calls.begin(), p.calls.end(),
-                       [&](const LayerCall& call) { return call.segment == segment; });
+    return std::ranges::any_of(p.calls,
+                               [&](const LayerCall& call) { return call.segment == segment; });
   };
   const std::size_t end = first + count;
   for (std::size_t begin = first; begin < end;) {
@@ -240,11 +239,9 @@ void GradientHooks::compute_loss(std::int32_t layer) {
 
 std::int32_t GradientHooks::gradient_buffer(std::int32_t p, std::int32_t pass) const {
   const EventGraph& g = graph();
-  const std::size_t before = static_cast<std::size_t>(pass) * model_.order.size();
-  const LayerExecution& execution =
-      g.executions[before + static_cast<std::size_t>(parameter(p).layer)];
-  const std::int32_t slot =
-      g.program(execution).weight_gradients[static_cast<std::size_t>(parameter(p).index)];
+  const std::size_t before = at(pass) * model_.order.size();
+  const LayerExecution& execution = g.executions[before + at(parameter(p).layer)];
+  const std::int32_t slot = g.program(execution).weight_gradients[at(parameter(p).index)];
   return slot < 0 ? kNoBuffer : execution.first_buffer + slot;
 }
 
@@ -317,10 +314,10 @@ void GradientHooks::log_backward_begin(std::int32_t layer, std::int16_t module) 
 }
 
 void GradientHooks::log_module(std::string_view kind, std::int32_t layer, std::int16_t module) {
-  const std::int32_t same = model_.order[static_cast<std::size_t>(layer)].same_as;
+  const std::int32_t same = model_.order[at(layer)].same_as;
   const std::int32_t owner = same < 0 ? layer : same;
   LayerModule whole;
-  if (module >= 0) whole = foreshard::modules_of(spec_of(owner))[static_cast<std::size_t>(module)];
+  if (module >= 0) whole = foreshard::modules_of(spec_of(owner))[at(module)];
   // A tied head's parameter carries the token table's name.
   const bool is_tied_head = spec_of(owner).role == LayerRole::kHead && model_.tied_embeddings;
   log({.kind = kind, .unit = is_tied_head ? "lm_head" : module_name(model_, owner, whole)});

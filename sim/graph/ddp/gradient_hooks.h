@@ -42,9 +42,7 @@ class GradientHooks : public StepBuilder {
                 EventGraph recycled, Settings settings);
 
   const std::vector<Parameter>& parameters() const { return parameters_; }
-  const Parameter& parameter(std::int32_t p) const {
-    return parameters_[static_cast<std::size_t>(p)];
-  }
+  const Parameter& parameter(std::int32_t p) const { return parameters_[at(p)]; }
   std::string name_of(std::int32_t p) const;
   // Trained and used ones as autograd stores their gradients.
   const std::vector<std::int32_t>& ready_order() const { return ready_order_; }

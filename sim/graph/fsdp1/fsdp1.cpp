@@ -24,8 +24,7 @@ namespace foreshard {
 
 Fsdp1::Fsdp1(const ModelSpec& model, const Plan& plan, const LayerPrograms& programs,
              EventGraph recycled)
-    : StepBuilder(model, plan, programs, std::move(recycled)),
-      handles_(static_cast<std::size_t>(unit_count())) {
+    : StepBuilder(model, plan, programs, std::move(recycled)), handles_(at(unit_count())) {
   add_communicators(PostForwardGroups::kShared);
   prepare();
 }
@@ -42,12 +41,12 @@ void Fsdp1::prepare() {
     h.trained = s.trained > 0;
     h.reshards_after_forward =
         sharded() && plan_.reshard_after_forward.at(u).kind == Reshard::Kind::kAlways;
-    graph().units[static_cast<std::size_t>(u)].shard_numel = h.size.shard;
+    graph().units[at(u)].shard_numel = h.size.shard;
   }
   // By size the base model is a unit, too, and the root, whose head is one, has nothing left.
   const std::int64_t least = plan_.units.min_parameters;
   root_is_inner_ = least > 0 && root() >= 0 && plan_.units.head == UnitPlacement::kOwn &&
-                   graph().units[static_cast<std::size_t>(root())].numel >= least;
+                   graph().units[at(root())].numel >= least;
   const auto layers = static_cast<std::int32_t>(model_.order.size());
   bool needed = false;
   for (std::int32_t l = 0; l < layers; ++l) {
@@ -88,7 +87,7 @@ EventGraph Fsdp1::build() {
   persistent_memory();
   run_step();
   // What the step before left is what this one leaves to the next.
-  const std::size_t late = queue_head_ + static_cast<std::size_t>(std::max(late_free_, 0));
+  const std::size_t late = queue_head_ + at(std::max(late_free_, 0));
   if (late_free_ >= 0 && late < carried_.free_events.size()) {
     host_wait(carried_.free_events[late].row);
   }
@@ -314,7 +313,7 @@ void Fsdp1::run_entry(const TapeEntry& entry) {
     if (!dry_ && !p.segments.empty()) add_layer_row(EventKind::kBackward, l);
     return;
   }
-  std::size_t& s = next_segment_[static_cast<std::size_t>(l)];
+  std::size_t& s = next_segment_[at(l)];
   for (; s < p.segments.size(); ++s) {
     const std::int8_t part = p.segments[s].part;
     const bool mine = part < 0 || part == entry.part || entry.begins_layer;
@@ -327,10 +326,10 @@ void Fsdp1::run_entry(const TapeEntry& entry) {
 // Activation checkpointing inside of the unit: the first operation that asks for what it saved runs
 // the block again. Units inside of it that backward has not come to yet are gathered for that.
 void Fsdp1::run_recompute(std::int32_t layer) {
-  if (recompute_of(layer) == Recompute::kNone || recomputed_[static_cast<std::size_t>(layer)]) {
+  if (recompute_of(layer) == Recompute::kNone || recomputed_[at(layer)]) {
     return;
   }
-  recomputed_[static_cast<std::size_t>(layer)] = true;
+  recomputed_[at(layer)] = true;
   const LayerPhaseProgram& p = phase(EventKind::kRecompute, layer);
   if (p.segments.size() < 2) {
     if (!dry_ && !p.segments.empty()) add_layer_row(EventKind::kRecompute, layer);

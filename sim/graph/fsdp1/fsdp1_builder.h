@@ -19,7 +19,6 @@
 #include <memory>
 #include <span>
 #include <string>
-#include <string_view>
 #include <vector>
 
 #include "sim/graph/fsdp1/fsdp1_flat.h"
@@ -100,8 +99,8 @@ class Fsdp1 final : public StepBuilder {
     bool ends_part = false;  // of a nested unit
   };
 
-  Handle& handle(std::int32_t unit) { return handles_[static_cast<std::size_t>(unit)]; }
-  const Handle& handle(std::int32_t unit) const { return handles_[static_cast<std::size_t>(unit)]; }
+  Handle& handle(std::int32_t unit) { return handles_[at(unit)]; }
+  const Handle& handle(std::int32_t unit) const { return handles_[at(unit)]; }
   std::int32_t count() const { return static_cast<std::int32_t>(handles_.size()); }
   bool sharded() const { return plan_.mesh.shard > 1; }
   bool hybrid() const {
@@ -143,9 +142,7 @@ class Fsdp1 final : public StepBuilder {
   void begin_backward(const TapeEntry& entry);
   void run_entry(const TapeEntry& entry);
   void run_recompute(std::int32_t layer);
-  bool is_trained_below(std::int32_t layer) const {
-    return output_needs_gradient_[static_cast<std::size_t>(layer)];
-  }
+  bool is_trained_below(std::int32_t layer) const { return output_needs_gradient_[at(layer)]; }
 
   // --- fsdp1_runtime.cpp ---
   void root_pre_forward();

@@ -38,7 +38,7 @@ FlatSize flat_size(const std::vector<UnitParameter>& parameters, const Plan& pla
   const std::int64_t ranks = flat_group(plan);
   const std::int64_t align = kAlignmentBytes / size_of(plan.param_dtype);
   const auto is_trained = [](const UnitParameter& p) { return p.trainable; };
-  const bool all_trained = std::all_of(parameters.begin(), parameters.end(), is_trained);
+  const bool all_trained = std::ranges::all_of(parameters, is_trained);
   FlatSize size;
   for (const UnitParameter& p : parameters) {
     size.numel = checked_add(size.numel, p.numel);

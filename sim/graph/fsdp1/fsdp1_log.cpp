@@ -6,8 +6,6 @@
 
 #include <utility>
 
-#include "sim/base/error.h"
-
 namespace foreshard {
 
 Fsdp1Log::Fsdp1Log(const Fsdp1& builder, LibraryWatch::Modules modules)
@@ -22,7 +20,7 @@ Fsdp1Log::Fsdp1Log(const Fsdp1& builder, LibraryWatch::Modules modules)
     std::vector<std::int16_t> owner(spec.parameters.size(), -1);
     for (std::size_t m = 0; m < kind.modules.size(); ++m) {
       for (const std::int16_t p : kind.modules[m].parameters) {
-        owner[static_cast<std::size_t>(p)] = static_cast<std::int16_t>(m);
+        owner[at(p)] = static_cast<std::int16_t>(m);
       }
     }
     std::vector<std::int32_t> maker(spec.tensors.size(), -1);
@@ -30,13 +28,13 @@ Fsdp1Log::Fsdp1Log(const Fsdp1& builder, LibraryWatch::Modules modules)
       const foreshard::Operation& op = spec.operations[o];
       Operation& made = kind.operations.emplace_back();
       if (!op.parameters.empty()) {
-        made.module = owner[static_cast<std::size_t>(op.parameters.front())];
+        made.module = owner[at(op.parameters.front())];
       }
       if (!op.inputs.empty()) {
-        made.input_maker = maker[static_cast<std::size_t>(op.inputs.front())];
+        made.input_maker = maker[at(op.inputs.front())];
       }
       for (const std::int16_t t : op.outputs) {
-        maker[static_cast<std::size_t>(t)] = static_cast<std::int32_t>(o);
+        maker[at(t)] = static_cast<std::int32_t>(o);
       }
     }
     // A module's operations are a run.
@@ -82,7 +80,7 @@ std::string Fsdp1Log::name_of(std::int32_t unit) const {
   const LayerSpec& spec = builder_.spec_of(module.layer);
   LayerModule named;
   if (module.part > 0) {
-    named.name = spec.nested[static_cast<std::size_t>(module.part - 1)];
+    named.name = spec.nested[at(module.part - 1)];
   } else if (spec.role != LayerRole::kBlock) {
     named.name = kind_of(module.layer).modules.front().name;
   }
@@ -125,8 +123,8 @@ std::vector<LibraryBucket> Fsdp1Log::buckets() const {
 // --- forward ---
 
 const Fsdp1Log::Kind& Fsdp1Log::kind_of(std::int32_t layer) const {
-  const LayerInstance& instance = builder_.model_.order[static_cast<std::size_t>(layer)];
-  return kinds_[static_cast<std::size_t>(instance.kind)];
+  const LayerInstance& instance = builder_.model_.order[at(layer)];
+  return kinds_[at(instance.kind)];
 }
 
 void Fsdp1Log::begin_pass() {
@@ -139,7 +137,7 @@ void Fsdp1Log::begin_pass() {
 // Whether the tensor is part of autograd's graph.
 bool Fsdp1Log::needs_gradient(std::int32_t layer, std::int32_t maker) const {
   if (maker < 0) return layer > 0 && builder_.output_needs_gradient_[std::size_t(layer) - 1];
-  return builder_.output_needs_gradient_[static_cast<std::size_t>(layer)];
+  return builder_.output_needs_gradient_[at(layer)];
 }
 
 void Fsdp1Log::hook_on_input(std::int32_t layer, std::int32_t maker, Hook hook) {
@@ -166,8 +164,7 @@ void Fsdp1Log::run_operations(std::int32_t layer, std::int8_t part, bool whole) 
     const Operation& op = kind.operations[pass.next];
     if (!whole && spec.operations[pass.next].part != part) break;
     if (op.module < 0 || !sees_modules) continue;
-    const std::string name =
-        module_name(builder_.model_, layer, kind.modules[static_cast<std::size_t>(op.module)]);
+    const std::string name = module_name(builder_.model_, layer, kind.modules[at(op.module)]);
     if (op.begins) {
       add({.kind = "forward_begin", .unit = name});
       // Token ids and positions have no gradient.

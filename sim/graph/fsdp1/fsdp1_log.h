@@ -63,7 +63,7 @@ class Fsdp1Log {
   };
 
   const Kind& kind_of(std::int32_t layer) const;
-  Pass& pass_of(std::int32_t layer) { return passes_[static_cast<std::size_t>(layer)]; }
+  Pass& pass_of(std::int32_t layer) { return passes_[at(layer)]; }
   void hook_on_input(std::int32_t layer, std::int32_t maker, Hook hook);
   bool needs_gradient(std::int32_t layer, std::int32_t maker) const;
 

@@ -74,7 +74,7 @@ void Fsdp1::optimizer() {
     }
     // One tensor after the other: root and divisor of the largest are there at once.
     if (loops && !sizes.empty()) {
-      const Bytes largest = *std::max_element(sizes.begin(), sizes.end());
+      const Bytes largest = *std::ranges::max_element(sizes);
       sizes = {largest, largest};
     }
     if (foreach_adam || loops) {

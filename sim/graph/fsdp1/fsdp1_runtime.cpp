@@ -120,8 +120,8 @@ void Fsdp1::make_views(std::int32_t unit) {
 
 bool Fsdp1::is_reentrant(std::span<const std::int32_t> layers) const {
   return plan_.recompute_reentrant && !layers.empty() &&
-         std::all_of(layers.begin(), layers.end(),
-                     [&](std::int32_t layer) { return recompute_of(layer) == Recompute::kFull; });
+         std::ranges::all_of(
+             layers, [&](std::int32_t layer) { return recompute_of(layer) == Recompute::kFull; });
 }
 
 bool Fsdp1::pre_unshard(std::int32_t unit) {
@@ -218,7 +218,7 @@ std::int32_t Fsdp1::target_of_prefetch(std::int32_t unit) const {
   using BackwardPrefetch = Fsdp1Options::BackwardPrefetch;
   const Handle& h = handle(unit);
   if (h.state == Training::kForward) {
-    const auto next = static_cast<std::size_t>(std::int64_t{h.pre_forward_index} + 1);
+    const auto next = at(std::int64_t{h.pre_forward_index} + 1);
     if (plan_.prefetch.forward <= 0 || h.pre_forward_index < 0) return -1;
     if (next >= carried_.pre_forward_order.size()) return -1;
     const std::int32_t target = carried_.pre_forward_order[next];
@@ -228,8 +228,7 @@ std::int32_t Fsdp1::target_of_prefetch(std::int32_t unit) const {
                             ? Training::kBackwardPre
                             : Training::kBackwardPost;
   if (plan_.prefetch.backward == 0 || h.state != when || h.post_forward_index <= 0) return -1;
-  const std::int32_t target =
-      post_forward_order_[static_cast<std::size_t>(h.post_forward_index - 1)];
+  const std::int32_t target = post_forward_order_[at(h.post_forward_index - 1)];
   return handle(target).needs_pre_backward_unshard && !handle(target).prefetched ? target : -1;
 }
 

@@ -13,11 +13,11 @@ double Fsdp1::pre_divide() const {
   const std::int64_t world = plan_.mesh.world();
   std::int64_t factor = 1;
   while (world % factor == 0 && world / factor > factor) factor *= 2;
-  return static_cast<double>(factor);
+  return as_double(factor);
 }
 
 double Fsdp1::post_divide() const {
-  return in_place() ? 1 : static_cast<double>(plan_.mesh.world()) / pre_divide();
+  return in_place() ? 1 : as_double(plan_.mesh.world()) / pre_divide();
 }
 
 Fsdp1::UnitWork Fsdp1::unit_work(EventKind kind, const UnitShape& shape,

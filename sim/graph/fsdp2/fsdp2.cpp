@@ -25,19 +25,19 @@ Fsdp2::Fsdp2(const ModelSpec& model, const Plan& plan, const LayerPrograms& prog
              EventGraph recycled)
     : StepBuilder(model, plan, programs, std::move(recycled)),
       version_(fsdp2_version(fsdp2_minor(plan.runtime.version).value_or(kNewestFsdp2))),
-      groups_(static_cast<std::size_t>(unit_count())) {
+      groups_(at(unit_count())) {
   add_communicators(PostForwardGroups::kOfEachUnit);
   prepare();
 }
 
 void Fsdp2::prepare() {
   if (root() >= 0 && !version_.root_may_reshard) {
-    graph().units[static_cast<std::size_t>(root())].reshard = {Reshard::Kind::kNever, 0};
+    graph().units[at(root())].reshard = {Reshard::Kind::kNever, 0};
   }
   const auto layers = static_cast<std::int32_t>(model_.order.size());
   std::vector<bool> visited(groups_.size());
   const auto visit = [&](std::int32_t unit) {
-    const auto u = static_cast<std::size_t>(unit);
+    const auto u = at(unit);
     if (!visited[u] || !version_.visits_lists_once) visits_.push_back(unit);
     visited[u] = true;
   };
@@ -59,7 +59,7 @@ void Fsdp2::prepare() {
       needed = is_trained(l, parameter);
     }
     output_needs_gradient_.push_back(needed);
-    if (model_.order[static_cast<std::size_t>(l)].same_as >= 0 || unit_of_layer(l) < 0) continue;
+    if (model_.order[at(l)].same_as >= 0 || unit_of_layer(l) < 0) continue;
     if (unit_of_layer(l) != root()) visit(unit_of_layer(l));
     for (std::size_t n = 0; n < spec.nested.size(); ++n) {
       const std::int32_t nested = unit_of_part(l, static_cast<std::int8_t>(n + 1));
@@ -80,7 +80,7 @@ void Fsdp2::prepare() {
   }
   prefetch_place_.assign(groups_.size(), -1);
   for (std::size_t i = 0; i < prefetch_order_.size(); ++i) {
-    prefetch_place_[static_cast<std::size_t>(prefetch_order_[i])] = static_cast<std::int32_t>(i);
+    prefetch_place_[at(prefetch_order_[i])] = static_cast<std::int32_t>(i);
   }
 }
 
@@ -306,8 +306,8 @@ void Fsdp2::run_part(EventKind kind, std::int32_t layer, std::size_t segment) {
     backward ? begin_backward(layer, part) : enter_module(layer, part);
     // Where checkpointing has kept the rows none are sent again.
     const std::vector<LayerCall>& calls = phase(kind, layer).calls;
-    permutes_rows_ = framed() && kind == EventKind::kRecompute &&
-                     std::none_of(calls.begin(), calls.end(), brings_rows);
+    permutes_rows_ =
+        framed() && kind == EventKind::kRecompute && std::ranges::none_of(calls, brings_rows);
   }
   run_calls(kind, layer, segment);
   run_segment(kind, layer, segment);
@@ -369,8 +369,8 @@ void Fsdp2::end_backward(std::int32_t layer, std::int8_t part) {
   const std::int32_t u = unit_of_part(layer, part);
   store_gradients(layer, part);
   const bool inputs = part == 0 || spec_of(layer).role == LayerRole::kEmbedding
-                          ? input_needs_gradient_[static_cast<std::size_t>(layer)]
-                          : output_needs_gradient_[static_cast<std::size_t>(layer)];
+                          ? input_needs_gradient_[at(layer)]
+                          : output_needs_gradient_[at(layer)];
   if (u != root() && inputs && modules_of(u).front() == Module{first_call(layer), part}) {
     if (is_wrapped()) post_backward(u, "autograd");
   }
@@ -391,7 +391,7 @@ void Fsdp2::prefetch_forward(std::int32_t unit) {
   if (plan_.prefetch.forward <= 0) return;
   if (!is_listed(unit)) return;
   std::int64_t left = plan_.prefetch.forward;
-  auto target = prefetch_order_.begin() + prefetch_place_[static_cast<std::size_t>(unit)] + 1;
+  auto target = prefetch_order_.begin() + prefetch_place_[at(unit)] + 1;
   for (; target != prefetch_order_.end() && left > 0; ++target, --left) {
     prefetch(*target, Training::kForward, "explicit_forward");
     for (const std::int32_t nested : experts_listed(unit, *target)) {
@@ -461,8 +461,7 @@ void Fsdp2::run_backward() {
   bool root_hook_due = root() >= 0 && !plan_.loss_in_forward;
   repeat_->begin(Repeat::Order::kBackward);
   for (std::int32_t l = layers; l-- > 0;) {
-    if (spec_of(l).role == LayerRole::kLoss || !output_needs_gradient_[static_cast<std::size_t>(l)])
-      continue;
+    if (spec_of(l).role == LayerRole::kLoss || !output_needs_gradient_[at(l)]) continue;
     // Where the last unit casts its output, the root's hook sits on the cast one.
     if (root_hook_due && plan_.output_dtype && !in_root_unit(l)) {
       state_pre_backward(root());
@@ -499,7 +498,7 @@ void Fsdp2::run_backward() {
 }
 
 std::int32_t Fsdp2::first_call(std::int32_t layer) const {
-  const std::int32_t same = model_.order[static_cast<std::size_t>(layer)].same_as;
+  const std::int32_t same = model_.order[at(layer)].same_as;
   return same >= 0 ? same : layer;
 }
 
@@ -522,10 +521,10 @@ void Fsdp2::state_pre_backward(std::int32_t unit) {
   std::vector<std::int32_t> list;
   if (plan_.prefetch.backward > 1 || plan_.prefetch.backward_lists) {
     if (is_listed(unit)) {
-      const std::int64_t position = prefetch_place_[static_cast<std::size_t>(unit)];
+      const std::int64_t position = prefetch_place_[at(unit)];
       const std::int64_t from = std::max<std::int64_t>(0, position - plan_.prefetch.backward);
       for (std::int64_t i = position; i-- > from;) {
-        list.push_back(prefetch_order_[static_cast<std::size_t>(i)]);
+        list.push_back(prefetch_order_[at(i)]);
       }
     }
   }
@@ -584,7 +583,7 @@ void Fsdp2::root_post_backward_final_callback() {
 std::vector<std::int32_t> Fsdp2::pending_units() const {
   std::vector<std::int32_t> units;
   for (std::int32_t u = 0; u < count(); ++u) {
-    if (groups_[static_cast<std::size_t>(u)].gather.pending) units.push_back(u);
+    if (groups_[at(u)].gather.pending) units.push_back(u);
   }
   return units;
 }

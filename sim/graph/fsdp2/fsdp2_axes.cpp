@@ -136,8 +136,8 @@ EventId Fsdp2::launch(const LayerCall& call, std::int32_t unit) {
 void Fsdp2::await(const LayerCall& call, std::int32_t unit) {
   begin_plain_backward();
   if (call.launch != LayerCall::kOfLayerBefore) {
-    return await_collective(flights_[static_cast<std::size_t>(call.launch)], call.collective.kind,
-                            call.collective.dim, unit);
+    return await_collective(flights_[at(call.launch)], call.collective.kind, call.collective.dim,
+                            unit);
   }
   await_collective(open_.row, open_.collective.kind, open_.collective.dim, unit);
   StepBuilder::free(open_.buffer);
@@ -158,16 +158,16 @@ std::string Fsdp2::splits_of(const LayerCall& call) const {
   const std::int64_t count = call.bytes_in / call.element.size();
   if (call.collective.to_neighbour) {
     const std::int64_t ranks = plan_.mesh.cp, rank = plan_.mesh.cp_index(plan_.rank);
-    sent.assign(static_cast<std::size_t>(ranks), 0);
+    sent.assign(at(ranks), 0);
     received = sent;
-    sent[static_cast<std::size_t>((rank + 1) % ranks)] = count;
-    received[static_cast<std::size_t>((rank + ranks - 1) % ranks)] = count;
+    sent[at((rank + 1) % ranks)] = count;
+    received[at((rank + ranks - 1) % ranks)] = count;
   } else {
     const bool of_rows =
         call.collective.dim == MeshDim::kEp && call.element.type != ElementType::kInt64;
     const std::int64_t width = of_rows ? model_.hidden : 1;
     const std::int64_t ranks = plan_.mesh.group(call.collective.dim).size;
-    sent.assign(static_cast<std::size_t>(ranks), count / width / ranks);
+    sent.assign(at(ranks), count / width / ranks);
     received = sent;
     if (of_rows && !plan_.expert_parallel.sent.empty()) {
       sent = plan_.expert_parallel.sent;
@@ -183,20 +183,19 @@ std::string Fsdp2::splits_of(const LayerCall& call) const {
 void Fsdp2::note_open(EventKind kind, std::int32_t layer) {
   const LayerPhaseProgram& p = phase(kind, layer);
   if (p.open_launch < 0) return;
-  const auto launch = static_cast<std::size_t>(p.open_launch);
+  const auto launch = at(p.open_launch);
   open_ = {flights_[launch], p.calls[launch].collective, kNoBuffer};
   if (p.open_slot >= 0) {
     const auto layers = static_cast<std::int32_t>(model_.order.size());
-    const auto execution = static_cast<std::size_t>(pass() * layers + layer);
+    const auto execution = at(pass() * layers + layer);
     open_.buffer = graph().executions[execution].first_buffer + p.open_slot;
   }
 }
 
 bool Fsdp2::recomputes_inside(std::int32_t layer) const {
   const std::vector<LayerCall>& calls = phase(EventKind::kBackward, layer).calls;
-  return std::any_of(calls.begin(), calls.end(), [](const LayerCall& call) {
-    return call.kind == LayerCall::Kind::kRecompute;
-  });
+  return std::ranges::any_of(
+      calls, [](const LayerCall& call) { return call.kind == LayerCall::Kind::kRecompute; });
 }
 
 // --- post-backward ---
@@ -266,7 +265,7 @@ void Fsdp2::clip_over_axes() {
         allocate(MemoryCategory::kOptimizerTemp, Stream::kCompute, -1, Bytes(bytes)));
   };
   const auto scalars = [&](std::int64_t count) {
-    const std::vector<Bytes> each(static_cast<std::size_t>(count), allocated_size(4));
+    const std::vector<Bytes> each(at(count), allocated_size(4));
     return beside_gradients(
         allocate_parts(MemoryCategory::kOptimizerTemp, Stream::kCompute, -1, add_part_list(each)));
   };

@@ -7,9 +7,7 @@
 // fsdp2_work.cpp says what rows cost.
 #pragma once
 
-#include <algorithm>
 #include <deque>
-#include <optional>
 #include <string_view>
 #include <vector>
 
@@ -119,7 +117,7 @@ class Fsdp2 final : public StepBuilder {
   static constexpr std::int32_t kNoRoot = -3;     // nobody runs forward as root
   static constexpr std::int32_t kRootState = -2;  // the model's own FSDPState
 
-  Group& group(std::int32_t unit) { return groups_[static_cast<std::size_t>(unit)]; }
+  Group& group(std::int32_t unit) { return groups_[at(unit)]; }
   std::int32_t count() const { return static_cast<std::int32_t>(groups_.size()); }
   const Fsdp2Version& version() const { return version_; }
   bool replicated() const { return plan_.mesh.replicate > 1; }
@@ -172,9 +170,7 @@ class Fsdp2 final : public StepBuilder {
            (is_listed(unit) || (first.part > 0 && is_listed(unit_of_layer(first.layer))));
   }
   // Trainers set what goes beyond the defaults for the modules that they list.
-  bool is_listed(std::int32_t unit) const {
-    return prefetch_place_[static_cast<std::size_t>(unit)] >= 0;
-  }
+  bool is_listed(std::int32_t unit) const { return prefetch_place_[at(unit)] >= 0; }
   // Trainers set a factor for the modules that they list, and for experts with a mesh of their own.
   bool has_factor(std::int32_t unit) const { return is_listed(unit) || of_experts(shape(unit)); }
   void enter_module(std::int32_t layer, std::int8_t part);

@@ -64,10 +64,9 @@ void Fsdp2::hold_gradients() {
 }
 
 std::int32_t Fsdp2::slot_called(std::int32_t layer, std::string_view name) const {
-  const LayerExecution& execution = graph().executions[static_cast<std::size_t>(layer)];
+  const LayerExecution& execution = graph().executions[at(layer)];
   const std::vector<Slot>& slots = graph().program(execution).slots;
-  const auto slot =
-      std::find_if(slots.begin(), slots.end(), [&](const Slot& each) { return each.name == name; });
+  const auto slot = std::ranges::find(slots, name, &Slot::name);
   return slot == slots.end() ? -1 : static_cast<std::int32_t>(slot - slots.begin());
 }
 
@@ -83,10 +82,10 @@ void Fsdp2::hold_row_orders() {
     std::int32_t slot = slot_called(l, std::string(kRowOrder) + " (recomputed)");
     if (slot < 0) slot = slot_called(l, kRowOrder);
     if (slot < 0) continue;
-    const LayerExecution& execution = graph().executions[static_cast<std::size_t>(l)];
-    const Slot& order = graph().program(execution).slots[static_cast<std::size_t>(slot)];
+    const LayerExecution& execution = graph().executions[at(l)];
+    const Slot& order = graph().program(execution).slots[at(slot)];
     row_orders_.resize(model_.order.size(), kNoBuffer);
-    row_orders_[static_cast<std::size_t>(l)] = allocate_persistent(order.category, -1, order.bytes);
+    row_orders_[at(l)] = allocate_persistent(order.category, -1, order.bytes);
   }
 }
 
@@ -96,10 +95,9 @@ void Fsdp2::replace_row_order(EventKind kind, std::int32_t layer) {
       slot_called(layer, again ? std::string(kRowOrder) + " (recomputed)" : kRowOrder);
   if (slot < 0) return;
   row_orders_.resize(model_.order.size(), kNoBuffer);
-  std::int32_t& held = row_orders_[static_cast<std::size_t>(layer)];
+  std::int32_t& held = row_orders_[at(layer)];
   const auto layers = static_cast<std::int32_t>(model_.order.size());
-  const std::int32_t made =
-      graph().executions[static_cast<std::size_t>(pass() * layers + layer)].first_buffer + slot;
+  const std::int32_t made = graph().executions[at(pass() * layers + layer)].first_buffer + slot;
   if (held == made) return;
   StepBuilder::free(held);
   held = made;
@@ -237,8 +235,7 @@ void Fsdp2::log_step() {
 // The undivided loss goes where the divided one would, which stays: they are alike.
 void Fsdp2::keep_loss(std::int32_t layer) {
   const auto layers = static_cast<std::int32_t>(model_.order.size());
-  const LayerExecution& execution =
-      graph().executions[static_cast<std::size_t>(pass() * layers + layer)];
+  const LayerExecution& execution = graph().executions[at(pass() * layers + layer)];
   const std::int32_t slot = slot_called(layer, kUndividedLoss);
   if (slot >= 0) losses_.push_back(execution.first_buffer + slot);
 }
@@ -252,7 +249,7 @@ void Fsdp2::balance_routers() {
   for (std::int32_t l = 0; l < static_cast<std::int32_t>(model_.order.size()); ++l) {
     for (const Operation& op : spec_of(l).operations) {
       if (op.name != "correct") continue;
-      const auto scores = static_cast<std::size_t>(op.inputs.front());
+      const auto scores = at(op.inputs.front());
       own = spec_of(l).tensors[scores].per_token;
       if (recompute_of(l) != Recompute::kNone) parts.push_back(allocated_size(4 * own));
       counts += own;

@@ -72,8 +72,7 @@ void Fsdp2::wait_event(Stream stream, const DeviceEvent& event) {
 void Fsdp2::wait_stream(Stream stream, Stream other) {
   wait(stream, tail(other));
   if (logging_) {
-    log_here("wait",
-             {.stream = short_name(stream), .on = kWholeStreams[static_cast<std::size_t>(other)]});
+    log_here("wait", {.stream = short_name(stream), .on = kWholeStreams[at(other)]});
   }
 }
 

@@ -11,16 +11,16 @@ namespace foreshard {
 void Fsdp2::list_trained() {
   std::size_t all = 0;
   for (const LayerInstance& instance : model_.order) {
-    all += model_.kinds[static_cast<std::size_t>(instance.kind)].parameters.size();
+    all += model_.kinds[at(instance.kind)].parameters.size();
   }
   trained_.reserve(all);
   std::size_t begin = 0;  // of the layer before
   std::int32_t like = -1;
   for (std::int32_t l = 0; l < static_cast<std::int32_t>(model_.order.size()); ++l) {
-    const LayerInstance& instance = model_.order[static_cast<std::size_t>(l)];
+    const LayerInstance& instance = model_.order[at(l)];
     if (instance.same_as >= 0) continue;
     const bool repeats = like >= 0 && plan_.ignored == Ignored::kNone &&
-                         model_.order[static_cast<std::size_t>(like)].kind == instance.kind &&
+                         model_.order[at(like)].kind == instance.kind &&
                          plan_.frozen.blocks.ranges.empty() && spec_of(l).role == LayerRole::kBlock;
     const std::size_t end = trained_.size();
     like = l;
@@ -34,7 +34,7 @@ void Fsdp2::list_trained() {
       continue;
     }
     begin = end;
-    const LayerExecution& first = graph().executions[static_cast<std::size_t>(l)];
+    const LayerExecution& first = graph().executions[at(l)];
     const std::vector<ParameterSpec>& parameters = spec_of(l).parameters;
     for (std::size_t i = 0; i < parameters.size(); ++i) {
       const UnitParameter p = sharded(l, parameters[i]);
@@ -64,7 +64,7 @@ void Fsdp2::persistent_memory(StepNumber step) {
   std::vector<Bytes> ignored, ignored_states;
   if (plan_.ignored != Ignored::kNone) {
     for (std::int32_t l = 0; l < static_cast<std::int32_t>(model_.order.size()); ++l) {
-      if (model_.order[static_cast<std::size_t>(l)].same_as >= 0) continue;
+      if (model_.order[at(l)].same_as >= 0) continue;
       for (const ParameterSpec& parameter : spec_of(l).parameters) {
         if (!is_ignored(parameter) || parameter.tied) continue;
         ignored.push_back(allocated_size(parameter.numel() * master_size()));
@@ -81,7 +81,7 @@ void Fsdp2::persistent_memory(StepNumber step) {
   for (std::int32_t u = 0; u < count(); ++u) {
     const auto padded = [](const UnitParameter& p) { return p.local_numel != p.shard_numel; };
     const std::vector<UnitParameter>& list = shape(u).list;
-    if (!logging_ || std::none_of(list.begin(), list.end(), padded)) {
+    if (!logging_ || std::ranges::none_of(list, padded)) {
       hold(MemoryCategory::kShardedParam, u, shape(u).sharded_parts);
       continue;
     }
@@ -98,10 +98,9 @@ void Fsdp2::persistent_memory(StepNumber step) {
   if (step == StepNumber::kFirst) return;
   if (plan_.optimizer.kind == Optimizer::Kind::kAdamW) {
     // Unless it is fused, AdamW keeps the number of steps on the host.
-    const auto counters =
-        std::count_if(trained_.begin(), trained_.end(), [](const Trained& p) { return p.stepped; });
+    const auto counters = std::ranges::count_if(trained_, &Trained::stepped);
     hold(MemoryCategory::kOptimizerState, -1,
-         add_part_list(std::vector<Bytes>(static_cast<std::size_t>(counters), allocated_size(4))));
+         add_part_list(std::vector<Bytes>(at(counters), allocated_size(4))));
     graph().buffers.back().on_host = on_host || !fused;
   }
   for (int moment = 0; moment < moments(); ++moment) {
@@ -120,7 +119,7 @@ void Fsdp2::clip() {
   log_where_ = "clip";
   if (logging_) log("clip_begin");
   if (has_axes() || framed()) return clip_over_axes();
-  const auto parameters = static_cast<std::int64_t>(trained_.size());
+  const auto parameters = std::ssize(trained_);
   const Bytes scalar(master_size());
   const Bytes row(parameters * master_size());
   const Bytes sent = version_.clips_one_norm ? scalar : row;
@@ -128,10 +127,9 @@ void Fsdp2::clip() {
     return allocate(MemoryCategory::kOptimizerTemp, Stream::kCompute, -1, bytes);
   };
   add_step_row(EventKind::kGradNorm, Stream::kCompute);
-  std::int32_t norms =
-      allocate_parts(MemoryCategory::kOptimizerTemp, Stream::kCompute, -1,
-                     add_part_list(std::vector<Bytes>(static_cast<std::size_t>(parameters),
-                                                      allocated_size(master_size()))));
+  std::int32_t norms = allocate_parts(
+      MemoryCategory::kOptimizerTemp, Stream::kCompute, -1,
+      add_part_list(std::vector<Bytes>(at(parameters), allocated_size(master_size()))));
   std::int32_t stacked = temporary(row);
   std::int32_t total = kNoBuffer, sum = kNoBuffer;
   if (version_.clips_one_norm) {
@@ -270,10 +268,10 @@ void Fsdp2::zero_grad() {
     const std::size_t first = i;
     while (i < trained_.size() && trained_[i].unit == unit) ++i;
     for (std::size_t k = first; k < i && !g.host_gradients.empty(); ++k) {
-      StepBuilder::free(g.host_gradients[next[static_cast<std::size_t>(unit)]++]);
+      StepBuilder::free(g.host_gradients[next[at(unit)]++]);
     }
-    left[static_cast<std::size_t>(unit)] -= static_cast<std::int64_t>(i - first);
-    if (left[static_cast<std::size_t>(unit)] == 0) StepBuilder::free(g.gradient);
+    left[at(unit)] -= static_cast<std::int64_t>(i - first);
+    if (left[at(unit)] == 0) StepBuilder::free(g.gradient);
   }
   for (Group& g : groups_) {
     g.host_gradients.clear();

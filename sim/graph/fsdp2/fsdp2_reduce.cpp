@@ -47,7 +47,7 @@ void Fsdp2::post_backward(std::int32_t unit, std::string_view cause) {
 // more input may be allocated; then their memory may be used again.
 void Fsdp2::release_inputs() {
   if (version_.packs_on_reduce_stream) return;
-  while (static_cast<std::int64_t>(held_inputs_.size()) >= plan_.reduce_scatter_buffers) {
+  while (std::ssize(held_inputs_) >= plan_.reduce_scatter_buffers) {
     HeldInput held = held_inputs_.front();
     held_inputs_.pop_front();
     wait_event(Stream::kCompute, held.event);

@@ -88,8 +88,8 @@ void Fsdp2::find_runs() {
   run_begin_.assign(groups_.size(), -1);
   const auto needs_alike = [&](const std::vector<bool>& needs, std::int32_t unit) {
     const std::span<const Module> modules = modules_of(unit);
-    return std::all_of(modules.begin(), modules.end(), [&](const Module& module) {
-      const auto i = static_cast<std::size_t>(module.layer);
+    return std::ranges::all_of(modules, [&](const Module& module) {
+      const auto i = at(module.layer);
       return needs[i] == needs[i + modules.size()];
     });
   };
@@ -104,8 +104,8 @@ void Fsdp2::find_runs() {
     std::int32_t end = begin;
     while (is_like_next(end)) ++end;
     for (std::int32_t u = begin; u <= end; ++u) {
-      run_begin_[static_cast<std::size_t>(u)] = begin;
-      run_end_[static_cast<std::size_t>(u)] = end;
+      run_begin_[at(u)] = begin;
+      run_end_[at(u)] = end;
     }
     begin = end + 1;
   }
@@ -135,7 +135,7 @@ void Fsdp2::Repeat::read_group(std::int32_t unit, const Id& id, const Fact& fact
   visit_group(g, id, fact);
   if (step_ > 0 || g.post_forward < 0) return;
   // Backward looks up who ran before it.
-  const auto position = static_cast<std::size_t>(g.post_forward);
+  const auto position = at(g.post_forward);
   id(builder_.post_forward_order_[position].before);
   id(position > 0 ? builder_.post_forward_order_[position - 1].unit : -1);
 }
@@ -208,7 +208,7 @@ void Fsdp2::Repeat::move_on(std::int32_t unit, std::int32_t times) {
   builder_.write_again(before.place, now.place, times);
   const std::size_t written = now.post_forwards - before.post_forwards;
   std::vector<PostForward>& order = builder_.post_forward_order_;
-  for (std::size_t i = 0; i < written * static_cast<std::size_t>(times); ++i) {
+  for (std::size_t i = 0; i < written * at(times); ++i) {
     const PostForward last = order[order.size() - written];
     const PostForward earlier = order[order.size() - 2 * written];
     order.push_back({2 * last.unit - earlier.unit, 2 * last.before - earlier.before});
@@ -246,8 +246,8 @@ void Fsdp2::Repeat::move_on(std::int32_t unit, std::int32_t times) {
 std::int32_t Fsdp2::Repeat::after(std::int32_t layer) {
   const std::int32_t u = builder_.unit_of_layer(layer);
   if (builder_.run_end_.empty() || u < 0) return 0;
-  std::int32_t behind = u - builder_.run_begin_[static_cast<std::size_t>(u)];
-  std::int32_t ahead = builder_.run_end_[static_cast<std::size_t>(u)] - u;
+  std::int32_t behind = u - builder_.run_begin_[at(u)];
+  std::int32_t ahead = builder_.run_end_[at(u)] - u;
   if (behind + ahead == 0) return 0;
   const std::span<const Module> modules = builder_.modules_of(u);
   if (layer != (step_ > 0 ? modules.back() : modules.front()).layer) return 0;

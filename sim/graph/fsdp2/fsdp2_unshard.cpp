@@ -237,7 +237,7 @@ void Fsdp2::keep_slices(std::int32_t unit) {
 
 // As Python drops a list.
 void Fsdp2::free_from_end(std::vector<std::int32_t>& buffers) {
-  std::reverse(buffers.begin(), buffers.end());
+  std::ranges::reverse(buffers);
   free_all(buffers);
 }
 
@@ -274,7 +274,7 @@ void Fsdp2::pre_backward(std::int32_t unit, bool default_prefetch) {
   unshard(unit);
   wait_for_unshard(unit);
   if (default_prefetch && g.post_forward >= 0) {
-    const auto position = static_cast<std::size_t>(g.post_forward);
+    const auto position = at(g.post_forward);
     g.post_forward = post_forward_order_[position].before;
     if (position > 0) {
       prefetch(post_forward_order_[position - 1].unit, Training::kPreBackward, "implicit_backward");

@@ -48,12 +48,12 @@ void Fsdp2::leave_backward(std::int32_t loss) {
 template <typename Visit>
 void Fsdp2::visit_plain_gradients(const Visit& visit) {
   for (std::int32_t l = 0; l < static_cast<std::int32_t>(model_.order.size()); ++l) {
-    const LayerExecution& execution = graph().executions[static_cast<std::size_t>(l)];
+    const LayerExecution& execution = graph().executions[at(l)];
     const LayerProgram& program = graph().program(execution);
     for (std::size_t p = 0; p < program.weight_gradients.size(); ++p) {
       const std::int32_t slot = program.weight_gradients[p];
       if (slot < 0 || spec_of(l).parameters[p].tied) continue;
-      visit(program.slots[static_cast<std::size_t>(slot)], execution.first_buffer + slot);
+      visit(program.slots[at(slot)], execution.first_buffer + slot);
     }
   }
 }

@@ -16,18 +16,18 @@ Fsdp2::Division Fsdp2::division(std::int32_t unit) const {
       const std::string_view op = ranks == 1 && !version_.averages_alone ? "SUM" : "AVG";
       return {0, 0, op, op};
     }
-    const bool whole = *factor == static_cast<double>(shape(unit).shards);
+    const bool whole = *factor == as_double(shape(unit).shards);
     return {0, 0, whole ? "AVG" : "PREMUL_SUM", "SUM"};
   }
-  const double total = factor.value_or(static_cast<double>(ranks));
+  const double total = factor.value_or(as_double(ranks));
   if (!overflows) return {0, total, "SUM", "SUM"};
   std::int64_t before = 1;
   const auto whole = static_cast<std::int64_t>(total);
-  while (total == static_cast<double>(whole) && whole % before == 0 &&
-         total / static_cast<double>(before) > static_cast<double>(before)) {
+  while (total == as_double(whole) && whole % before == 0 &&
+         total / as_double(before) > as_double(before)) {
     before *= 2;
   }
-  return {static_cast<double>(before), total / static_cast<double>(before), "SUM", "SUM"};
+  return {as_double(before), total / as_double(before), "SUM", "SUM"};
 }
 
 Fsdp2::UnitWork Fsdp2::unit_work(EventKind kind, const UnitShape& s, std::int32_t variant) const {

@@ -14,14 +14,12 @@ namespace {
 
 // Whether it is new there.
 bool insert(std::vector<std::int16_t>& set, std::int16_t t) {
-  if (std::find(set.begin(), set.end(), t) != set.end()) return false;
+  if (std::ranges::find(set, t) != set.end()) return false;
   set.push_back(t);
   return true;
 }
 
-std::int64_t size(const FusedRegion::Sizes& bytes, std::int16_t t) {
-  return bytes[static_cast<std::size_t>(t)];
-}
+std::int64_t size(const FusedRegion::Sizes& bytes, std::int16_t t) { return bytes[at(t)]; }
 
 }  // namespace
 
@@ -51,7 +49,7 @@ void FusedRegion::forward(const Operation& op, const Sizes& bytes, LayerPhasePro
   enter(op);
   std::int64_t moved = 0;
   for (const std::int16_t t : op.inputs) {
-    const bool made_here = std::find(written_.begin(), written_.end(), t) != written_.end();
+    const bool made_here = std::ranges::find(written_, t) != written_.end();
     if (!made_here && insert(read_, t)) moved += size(bytes, t);
   }
   for (const std::int16_t t : op.outputs) {
@@ -66,9 +64,8 @@ void FusedRegion::backward(const Operation& op, const Derivative& derivative, co
   std::int64_t moved = 0;
   const std::int16_t output = op.outputs.front();
   const bool is_made = !insert(written_, output);  // what arrives is in registers, or a part of it
-  const bool renames =
-      std::all_of(derivative.gradients.begin(), derivative.gradients.end(),
-                  [](const InputGradient& each) { return each.alias && !each.exists; });
+  const bool renames = std::ranges::all_of(
+      derivative.gradients, [](const InputGradient& each) { return each.alias && !each.exists; });
   const bool sums = derivative.parts > 1;
   if (!renames || sums) {
     moved += (derivative.parts - (is_made ? 1 : 0)) * size(bytes, output);

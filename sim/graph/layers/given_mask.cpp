@@ -11,12 +11,12 @@ std::vector<std::int64_t> kept_masks(const ModelSpec& model, const Plan& plan) {
   std::vector<std::int64_t> sizes;
   std::int64_t block = 0;
   for (const LayerInstance& instance : model.order) {
-    const LayerSpec& layer = model.kinds[static_cast<std::size_t>(instance.kind)];
+    const LayerSpec& layer = model.kinds[at(instance.kind)];
     if (layer.role != LayerRole::kBlock || instance.same_as >= 0) continue;
     if (plan.recompute.at(block++) != Recompute::kFull) continue;
     for (const TensorSpec& tensor : layer.tensors) {
       const bool is_mask = tensor.name.starts_with(kGivenMask);
-      if (!is_mask || std::find(names.begin(), names.end(), tensor.name) != names.end()) continue;
+      if (!is_mask || std::ranges::find(names, tensor.name) != names.end()) continue;
       names.push_back(tensor.name);
       const std::int64_t count = elements(tensor, plan.batch.micro_batch, plan.batch.sequence);
       const std::int64_t size = tensor.type == ElementType::kByte   ? 1

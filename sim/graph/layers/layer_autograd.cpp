@@ -64,7 +64,7 @@ void LayerAutograd::find_releases() {
     if (explicitly[t] || layer_.tensors[t].held || last[t] < 0 || is_cast_input(tensor)) continue;
     // The caller holds the layer's input; the native engine lets go of it like of any other.
     if (t == 0 && !is_flat()) continue;
-    releases_[static_cast<std::size_t>(last[t])].push_back(tensor);
+    releases_[at(last[t])].push_back(tensor);
   }
 }
 
@@ -72,8 +72,7 @@ void LayerAutograd::find_border() {
   border_ = layer_.output;
   for (std::size_t o = operations(); o-- > 0;) {
     const Operation& op = operation(o);
-    if (is_alias(op) &&
-        std::find(op.outputs.begin(), op.outputs.end(), border_) != op.outputs.end()) {
+    if (is_alias(op) && std::ranges::find(op.outputs, border_) != op.outputs.end()) {
       border_ = op.inputs.front();
     }
   }
@@ -87,8 +86,7 @@ std::vector<bool> LayerAutograd::find_reached() const {
   wanted[at(layer_.output)] = true;
   for (std::size_t o = reached.size(); o-- > 0;) {
     const Operation& op = operation(o);
-    reached[o] =
-        std::any_of(op.outputs.begin(), op.outputs.end(), [&](Index t) { return wanted[at(t)]; });
+    reached[o] = std::ranges::any_of(op.outputs, [&](Index t) { return wanted[at(t)]; });
     if (!reached[o] || op.gradient == GradientRule::kNone) continue;
     for (Index t : op.inputs) wanted[at(t)] = true;
   }
@@ -109,11 +107,11 @@ void LayerAutograd::find_nodes() {
   for (std::size_t o = 0; o < operations(); ++o) {
     const Operation& op = operation(o);
     if (!reached[o]) continue;
-    trains_[o] = options_.grad_mode && std::any_of(op.parameters.begin(), op.parameters.end(),
-                                                   [&](Index p) { return !is_frozen(p); });
-    node_[o] = trains_[o] || (op.gradient != GradientRule::kNone &&
-                              std::any_of(op.inputs.begin(), op.inputs.end(),
-                                          [&](Index t) { return needs_gradient(t); }));
+    trains_[o] = options_.grad_mode &&
+                 std::ranges::any_of(op.parameters, [&](Index p) { return !is_frozen(p); });
+    node_[o] =
+        trains_[o] || (op.gradient != GradientRule::kNone &&
+                       std::ranges::any_of(op.inputs, [&](Index t) { return needs_gradient(t); }));
     if (!node_[o]) continue;
     if (op.view) {
       for (Index t : op.outputs) needs_[at(t)] = true;
@@ -158,7 +156,7 @@ LayerAutograd::Indices LayerAutograd::checkpoint_inputs() const {
   for (std::size_t o = 0; o < operations() && !inside(o); ++o) {
     const Operation& op = operation(o);
     inputs.push_back(op.outputs.front());
-    casts_input |= std::find(op.inputs.begin(), op.inputs.end(), Index{0}) != op.inputs.end();
+    casts_input |= std::ranges::find(op.inputs, Index{0}) != op.inputs.end();
   }
   if (!casts_input) inputs.insert(inputs.begin(), Index{0});
   if (layer_.joins >= 0) inputs.push_back(layer_.joins);  // an argument, too

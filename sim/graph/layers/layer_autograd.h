@@ -106,7 +106,6 @@ class LayerAutograd {
   std::int64_t gradient_bytes(Index p) const { return gradient_bytes(p, gradient_dtype_of(p)); }
 
  private:
-  static std::size_t at(Index i) { return static_cast<std::size_t>(i); }
   void find_releases();
   void find_border();
   void find_nodes();

@@ -8,8 +8,6 @@
 //
 // The native engine (GradientStorage::kFlat) lets go of everything after its last use and adds in
 // place.
-#include "sim/graph/layers/layer_backward.h"
-
 #include <algorithm>
 #include <string>
 #include <utility>
@@ -19,9 +17,8 @@
 #include "sim/base/integers.h"
 #include "sim/graph/layers/column_sums.h"
 #include "sim/graph/layers/fused_region.h"
-#include "sim/graph/layers/layer_forward.h"
 #include "sim/graph/layers/layer_kernels.h"
-#include "sim/graph/layers/layer_ring.h"
+#include "sim/graph/layers/layer_phases.h"
 #include "sim/graph/layers/layer_weight_gradients.h"
 
 namespace foreshard {
@@ -80,7 +77,7 @@ class Backward {
 
   // --- gradients of tensors ---
 
-  Gradient& gradient(std::int32_t g) { return gradients_[static_cast<std::size_t>(g)]; }
+  Gradient& gradient(std::int32_t g) { return gradients_[at(g)]; }
 
   std::int32_t make_gradient(std::int64_t bytes, std::string name) {
     gradients_.push_back({writer_.make_temporary(bytes, std::move(name)), 1});
@@ -184,7 +181,7 @@ class Backward {
   }
 
   bool casts_any(const Operation& op) const {
-    return std::any_of(op.inputs.begin(), op.inputs.end(), [&](Index t) { return casts(op, t); });
+    return std::ranges::any_of(op.inputs, [&](Index t) { return casts(op, t); });
   }
 
   // Checkpointing runs the layer again when the first node unpacks what it saved (a fused region's
@@ -635,8 +632,7 @@ class Backward {
     gradient_of_[at(output)] = ones;
     if (graph_.is_flat()) return;
     share(ones);  // made before backward and held until its end
-    writer_.program().slots[static_cast<std::size_t>(gradient(ones).slot)].category =
-        MemoryCategory::kActivation;
+    writer_.program().slots[at(gradient(ones).slot)].category = MemoryCategory::kActivation;
   }
 
   void end() {
@@ -674,14 +670,14 @@ class Backward {
       phase.open_launch = g.flight;
       phase.open_slot = g.kept;
     }
-    std::replace(phase.actions.begin(), phase.actions.end(), g.slot + 1, place + 1);
+    std::ranges::replace(phase.actions, g.slot + 1, place + 1);
     for (LayerStep& step : phase.steps) {
-      std::replace(step.inputs.begin(), step.inputs.end(), g.slot, place);
-      std::replace(step.outputs.begin(), step.outputs.end(), g.slot, place);
+      std::ranges::replace(step.inputs, g.slot, place);
+      std::ranges::replace(step.outputs, g.slot, place);
     }
     // Its old slot holds nothing and is never allocated.
     std::vector<Slot>& slots = writer_.program().slots;
-    const Bytes made = std::exchange(slots[static_cast<std::size_t>(g.slot)].bytes, Bytes(0));
+    const Bytes made = std::exchange(slots[at(g.slot)].bytes, Bytes(0));
     if (place == LayerProgramWriter::kInputGradSlot) slots[1].bytes = made;
   }
 

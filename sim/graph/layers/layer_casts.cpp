@@ -1,7 +1,6 @@
 // Operations are copied one by one; where a cast goes in, later ones read its output instead.
 #include "sim/graph/layers/layer_casts.h"
 
-#include <algorithm>
 #include <utility>
 
 #include "sim/base/integers.h"
@@ -120,8 +119,7 @@ std::vector<TensorElement> element_types(const LayerSpec& layer, const CastedLay
   const bool streams_fp32 = layer.tensors[0].type == ElementType::kFp32;
   if (layer.role != LayerRole::kEmbedding && !streams_fp32) result[0].dtype = arrives;
   if (layer.joins >= 0) {
-    result[static_cast<std::size_t>(layer.joins)].dtype =
-        options.joined_dtype.value_or(options.compute);
+    result[at(layer.joins)].dtype = options.joined_dtype.value_or(options.compute);
   }
   for (std::size_t o = 0; o < layer.operations.size(); ++o) {
     const Operation& op = layer.operations[o];

@@ -5,8 +5,6 @@
 // PyTorch's non-reentrant checkpoint: as soon as everything that backward needs has been saved
 // again. An operation that saves only its inputs is not executed for that (the hook raises before
 // its kernel is issued).
-#include "sim/graph/layers/layer_forward.h"
-
 #include <algorithm>
 #include <utility>
 #include <vector>
@@ -14,7 +12,7 @@
 #include "sim/graph/layers/fused_region.h"
 #include "sim/graph/layers/given_mask.h"
 #include "sim/graph/layers/layer_kernels.h"
-#include "sim/graph/layers/layer_ring.h"
+#include "sim/graph/layers/layer_phases.h"
 
 namespace foreshard {
 namespace {
@@ -122,8 +120,7 @@ class Forward {
     if (options.recompute == Recompute::kNone || !options.grad_mode) return false;
     if (options.recompute == Recompute::kFull) {
       const auto& tensors = graph_.layer().tensors;
-      return !op.outputs.empty() &&
-             tensors[static_cast<std::size_t>(op.outputs.front())].name.starts_with(kCached);
+      return !op.outputs.empty() && tensors[at(op.outputs.front())].name.starts_with(kCached);
     }
     return op.kept_by_selective || (op.in_place && writer_.is_kept(op.inputs.front()));
   }

@@ -125,8 +125,7 @@ void add_gemm(const KernelCounts& counts, Pass pass, const Product& product,
   const std::int64_t result = checked_multiply(checked_multiply(m, n), groups);
   kernel.bytes =
       fp8 ? Bytes(elements - result + result * size_of(dtype)) : Bytes(elements * size_of(dtype));
-  kernel.flops = Flops(2.0 * static_cast<double>(m) * static_cast<double>(n) *
-                       static_cast<double>(k) * static_cast<double>(groups));
+  kernel.flops = Flops(2.0 * as_double(m) * as_double(n) * as_double(k) * as_double(groups));
   phase.kernels.push_back(kernel);
   phase.flops += kernel.flops;
 }
@@ -172,7 +171,7 @@ void add_attention(const KernelCounts& counts, const Operation& op, Pass pass,
   kernel.k = shape.head_dim;
   kernel.heads = shape.heads;
   // Forward: q k and p v. Backward: q k again, dp = do v, dv, dq and dk.
-  const auto qk = static_cast<double>(shape.head_dim), v = static_cast<double>(shape.values());
+  const auto qk = as_double(shape.head_dim), v = as_double(shape.values());
   const double backward_products = (3 * qk + 2 * v) / (qk + v);
   kernel.flops = forward_flops(op, counts.options.batch, counts.options.sequence) *
                  (pass == Pass::kForward ? 1.0 : backward_products);
@@ -397,7 +396,7 @@ void mark_heads(const Operation& op, std::size_t begin, LayerPhaseProgram& phase
 }
 
 bool has(const std::vector<std::int16_t>& tensors, std::int16_t t) {
-  return std::find(tensors.begin(), tensors.end(), t) != tensors.end();
+  return std::ranges::find(tensors, t) != tensors.end();
 }
 
 // Whether an input is a part of wider rows (a chunk of gate and up), or one value stands for a row
@@ -410,11 +409,10 @@ bool reads_parts_of_rows(const KernelCounts& counts, const Operation& op) {
       bytes(op.inputs.front()) == bytes(op.outputs.front())) {
     return true;
   }
-  return std::any_of(op.inputs.begin(), op.inputs.end(), [&](std::int16_t t) {
-    return std::any_of(counts.layer.operations.begin(), counts.layer.operations.end(),
-                       [&](const Operation& other) {
-                         return other.view && other.outputs.size() > 1 && has(other.outputs, t);
-                       });
+  return std::ranges::any_of(op.inputs, [&](std::int16_t t) {
+    return std::ranges::any_of(counts.layer.operations, [&](const Operation& other) {
+      return other.view && other.outputs.size() > 1 && has(other.outputs, t);
+    });
   });
 }
 
@@ -457,8 +455,8 @@ void launch_one_by_one(const Operation& op, std::size_t begin, LayerPhaseProgram
   for (Kernel kernel : whole) {
     kernel.groups = 1;
     kernel.bytes = Bytes(kernel.bytes.count() / op.groups);
-    kernel.flops = kernel.flops * (1.0 / static_cast<double>(op.groups));
-    phase.kernels.insert(phase.kernels.end(), static_cast<std::size_t>(op.groups), kernel);
+    kernel.flops = kernel.flops * (1.0 / as_double(op.groups));
+    phase.kernels.insert(phase.kernels.end(), at(op.groups), kernel);
   }
 }
 

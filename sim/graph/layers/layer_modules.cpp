@@ -4,31 +4,27 @@
 
 #include <algorithm>
 
-#include "sim/base/error.h"
-
 namespace foreshard {
 namespace {
 
 std::string prefix_of(const ModelSpec& model, std::int32_t layer) {
-  const LayerInstance& instance = model.order[static_cast<std::size_t>(layer)];
-  const LayerSpec& spec = model.kinds[static_cast<std::size_t>(instance.kind)];
+  const LayerInstance& instance = model.order[at(layer)];
+  const LayerSpec& spec = model.kinds[at(instance.kind)];
   if (spec.role != LayerRole::kBlock) return "";
   // A block that runs again carries the name of its weights' layer.
   std::int32_t module = instance.same_as >= 0 ? instance.same_as : layer;
   std::int64_t number = 0;
   for (std::int32_t l = 0; l < module; ++l) {
-    const LayerInstance& before = model.order[static_cast<std::size_t>(l)];
+    const LayerInstance& before = model.order[at(l)];
     const bool counts =
-        before.same_as < 0 &&
-        model.kinds[static_cast<std::size_t>(before.kind)].role == LayerRole::kBlock;
+        before.same_as < 0 && model.kinds[at(before.kind)].role == LayerRole::kBlock;
     number += counts ? 1 : 0;
   }
   return model.block_prefix + "." + std::to_string(number);
 }
 
 std::int16_t module_at(std::vector<LayerModule>& modules, const std::string& name, bool is_block) {
-  const auto known = std::find_if(modules.begin(), modules.end(),
-                                  [&](const LayerModule& m) { return m.name == name; });
+  const auto known = std::ranges::find(modules, name, &LayerModule::name);
   if (known != modules.end()) return static_cast<std::int16_t>(known - modules.begin());
   const std::size_t dot = name.rfind('.');
   LayerModule module;
@@ -50,7 +46,7 @@ std::vector<LayerModule> modules_of(const LayerSpec& layer) {
     if (dot == std::string::npos) continue;  // the layer's own
     const std::int16_t module =
         module_at(modules, name.substr(0, dot), layer.role == LayerRole::kBlock);
-    modules[static_cast<std::size_t>(module)].parameters.push_back(static_cast<std::int16_t>(p));
+    modules[at(module)].parameters.push_back(static_cast<std::int16_t>(p));
   }
   return modules;
 }
@@ -60,8 +56,8 @@ ModuleSpans::ModuleSpans(const LayerSpec& layer)
       first_(modules_.size(), layer.operations.size()),
       last_(modules_.size(), 0) {
   const auto owner_of = [&](std::int16_t parameter) {
-    const auto owner = std::find_if(modules_.begin(), modules_.end(), [&](const LayerModule& m) {
-      return std::find(m.parameters.begin(), m.parameters.end(), parameter) != m.parameters.end();
+    const auto owner = std::ranges::find_if(modules_, [&](const LayerModule& m) {
+      return std::ranges::find(m.parameters, parameter) != m.parameters.end();
     });
     return owner == modules_.end() ? -1 : static_cast<int>(owner - modules_.begin());
   };
@@ -70,7 +66,7 @@ ModuleSpans::ModuleSpans(const LayerSpec& layer)
     module_of_.push_back(weights.empty() ? std::int16_t{-1}
                                          : static_cast<std::int16_t>(owner_of(weights.front())));
     for (std::int16_t each : around(o)) {
-      const auto m = static_cast<std::size_t>(each);
+      const auto m = at(each);
       first_[m] = std::min(first_[m], o);
       last_[m] = o;
     }
@@ -80,8 +76,7 @@ ModuleSpans::ModuleSpans(const LayerSpec& layer)
 std::vector<std::int16_t> ModuleSpans::around(std::size_t operation) const {
   std::vector<std::int16_t> modules;
   if (modules_.empty()) return modules;
-  for (std::int16_t m = module_of_[operation]; m >= 0;
-       m = modules_[static_cast<std::size_t>(m)].parent) {
+  for (std::int16_t m = module_of_[operation]; m >= 0; m = modules_[at(m)].parent) {
     modules.push_back(m);
   }
   return modules;
@@ -89,19 +84,19 @@ std::vector<std::int16_t> ModuleSpans::around(std::size_t operation) const {
 
 std::vector<std::int16_t> ModuleSpans::beginning(std::size_t operation) const {
   std::vector<std::int16_t> modules = around(operation);
-  std::erase_if(modules, [&](auto m) { return first_[static_cast<std::size_t>(m)] != operation; });
+  std::erase_if(modules, [&](auto m) { return first_[at(m)] != operation; });
   return modules;
 }
 
 std::vector<std::int16_t> ModuleSpans::ending(std::size_t operation) const {
   std::vector<std::int16_t> modules = around(operation);
-  std::erase_if(modules, [&](auto m) { return last_[static_cast<std::size_t>(m)] != operation; });
+  std::erase_if(modules, [&](auto m) { return last_[at(m)] != operation; });
   return modules;
 }
 
 std::string parameter_name(const ModelSpec& model, std::int32_t layer, std::int16_t parameter) {
-  const auto kind = static_cast<std::size_t>(model.order[static_cast<std::size_t>(layer)].kind);
-  const std::string& name = model.kinds[kind].parameters[static_cast<std::size_t>(parameter)].name;
+  const auto kind = at(model.order[at(layer)].kind);
+  const std::string& name = model.kinds[kind].parameters[at(parameter)].name;
   const std::string prefix = prefix_of(model, layer);
   return prefix.empty() ? name : prefix + "." + name;
 }

@@ -16,8 +16,7 @@
 #include <utility>
 
 #include "sim/graph/layers/layer_autograd.h"
-#include "sim/graph/layers/layer_backward.h"
-#include "sim/graph/layers/layer_forward.h"
+#include "sim/graph/layers/layer_phases.h"
 #include "sim/graph/layers/layer_program_writer.h"
 #include "sim/graph/layers/pipelined_products.h"
 
@@ -64,8 +63,7 @@ class Finisher {
       if (slot == LayerProgramWriter::kNoSlot || graph_.parameter(p).tied) continue;
       LayerPhaseProgram* phase = &program_.free_ignored_gradients;
       if (!graph_.is_ignored(p)) {
-        const std::size_t part =
-            parts == 1 ? 0 : static_cast<std::size_t>(graph_.parameter(p).part);
+        const std::size_t part = parts == 1 ? 0 : at(graph_.parameter(p).part);
         phase = seen[part] ? &program_.free_gradients[part] : &program_.free_last_gradient[part];
         seen[part] = true;
       }
@@ -131,7 +129,7 @@ class Finisher {
     if (slot >= LayerPhaseProgram::kWaiting) {
       return allocated_size(graph_.bytes(graph_.layer().joins));
     }
-    if (slot < own_) return program_.slots[static_cast<std::size_t>(slot)].bytes;
+    if (slot < own_) return program_.slots[at(slot)].bytes;
     return slot == own_ ? program_.output_bytes : program_.output_grad_bytes;
   }
 
@@ -162,12 +160,12 @@ const char* to_string(MemoryCategory category) {
                                                                         "comm_temp",
                                                                         "input",
                                                                         "other"};
-  return kNames[static_cast<std::size_t>(category)];
+  return kNames[at(category)];
 }
 
 Bytes LayerProgram::saved_bytes() const {
   Bytes sum;
-  for (std::int32_t slot : saved) sum += slots[static_cast<std::size_t>(slot)].bytes;
+  for (std::int32_t slot : saved) sum += slots[at(slot)].bytes;
   return sum;
 }
 

@@ -137,7 +137,7 @@ std::int16_t LayerProgramWriter::launch(const LayerCollective& collective, std::
 
 void LayerProgramWriter::await(std::int16_t launch) {
   LayerCall call;
-  if (launch >= 0) call = phase_->calls[static_cast<std::size_t>(launch)];
+  if (launch >= 0) call = phase_->calls[at(launch)];
   call.kind = LayerCall::Kind::kWait;
   call.launch = launch;
   add_call(call);
@@ -172,7 +172,7 @@ void LayerProgramWriter::leave_open(Index t) {
   phase_->open_launch = std::exchange(storage(t).flight, kLanded);
   const std::int32_t sent = std::exchange(storage(t).sent, kNoStorage);
   if (sent == kNoStorage) return;
-  Storage& s = storages_[static_cast<std::size_t>(sent)];
+  Storage& s = storages_[at(sent)];
   if (--s.references == 0) phase_->open_slot = s.slot;
 }
 
@@ -208,7 +208,7 @@ void LayerProgramWriter::unrefer(Index t) {
 
 void LayerProgramWriter::release(std::int32_t storage) {
   if (storage == kNoStorage) return;
-  Storage& s = storages_[static_cast<std::size_t>(storage)];
+  Storage& s = storages_[at(storage)];
   if (s.slot == kNoSlot || s.references == 0 || --s.references > 0 || s.slot == kOutputSlot) return;
   free(s.slot);
   // Of a tensor that nobody waited for (a recomputation stopped before), what was sent goes with
@@ -240,9 +240,9 @@ LayerProgramWriter::Slots LayerProgramWriter::referred_slots() const {
   Slots slots;
   for (std::int32_t s : storage_of_) {
     if (s == kNoStorage || s == 0) continue;
-    const Storage& each = storages_[static_cast<std::size_t>(s)];
+    const Storage& each = storages_[at(s)];
     if (each.references == 0 || each.slot == kOutputSlot || each.slot == kWaitingSlot) continue;
-    if (std::find(slots.begin(), slots.end(), each.slot) == slots.end()) slots.push_back(each.slot);
+    if (std::ranges::find(slots, each.slot) == slots.end()) slots.push_back(each.slot);
   }
   return slots;
 }
@@ -264,7 +264,7 @@ void LayerProgramWriter::drop_kept() {
   std::vector<Function> operators;
   for (const Operation& op : graph_.layer().operations) {
     if (!op.outputs.empty() && is_kept(op.outputs.front()) &&
-        std::find(operators.begin(), operators.end(), op.function) == operators.end()) {
+        std::ranges::find(operators, op.function) == operators.end()) {
       operators.push_back(op.function);
     }
   }

@@ -111,11 +111,8 @@ class LayerProgramWriter {
   static constexpr std::int16_t kLanded = -2;
   void release(std::int32_t storage);
 
-  static std::size_t at(Index i) { return static_cast<std::size_t>(i); }
-  Storage& storage(Index t) { return storages_[static_cast<std::size_t>(storage_of_[at(t)])]; }
-  const Storage& storage(Index t) const {
-    return storages_[static_cast<std::size_t>(storage_of_[at(t)])];
-  }
+  Storage& storage(Index t) { return storages_[at(storage_of_[at(t)])]; }
+  const Storage& storage(Index t) const { return storages_[at(storage_of_[at(t)])]; }
   void close_segment();
   std::uint16_t empty_segment();  // the last one, or another of its part behind it
   std::int16_t add_call(LayerCall call);

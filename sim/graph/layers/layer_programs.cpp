@@ -159,7 +159,7 @@ std::int64_t output_bytes(const LayerSpec& layer, const Plan& plan, DType dtype)
 // Whether what the layer hands on is still on its way when it has ended, and the same of the
 // gradient that its backward hands back.
 bool leaves_output(const LayerSpec& layer) {
-  return std::any_of(layer.operations.begin(), layer.operations.end(), [&](const Operation& op) {
+  return std::ranges::any_of(layer.operations, [&](const Operation& op) {
     return op.collective.kind != CollectiveKind::kNone && !op.collective.waits &&
            !op.outputs.empty() && op.outputs.front() == layer.output;
   });
@@ -168,7 +168,7 @@ bool leaves_gradient(const LayerSpec& layer) {
   std::size_t readers = 0;
   bool leaves = false;
   for (const Operation& op : layer.operations) {
-    if (std::find(op.inputs.begin(), op.inputs.end(), Index{0}) == op.inputs.end()) continue;
+    if (std::ranges::find(op.inputs, Index{0}) == op.inputs.end()) continue;
     ++readers;
     leaves = op.collective_backward.kind != CollectiveKind::kNone && !op.collective_backward.waits;
   }
@@ -178,15 +178,14 @@ bool leaves_gradient(const LayerSpec& layer) {
 // Every layer's; without casts the borders do not matter.
 std::vector<Variant> variants_of(const ModelSpec& model, const Plan& plan) {
   const bool casts = output_of_units(plan) && *output_of_units(plan) != plan.param_dtype;
-  const bool repeats = std::any_of(model.order.begin(), model.order.end(),
-                                   [](const LayerInstance& layer) { return layer.same_as >= 0; });
+  const bool repeats = std::ranges::any_of(
+      model.order, [](const LayerInstance& layer) { return layer.same_as >= 0; });
   std::vector<Variant> variants;
   std::vector<std::int64_t> block_of(model.order.size(), 0);
-  const std::int64_t blocks =
-      std::count_if(model.order.begin(), model.order.end(), [&](const LayerInstance& layer) {
-        return layer.same_as < 0 &&
-               model.kinds[static_cast<std::size_t>(layer.kind)].role == LayerRole::kBlock;
-      });
+  const std::int64_t blocks = std::ranges::count_if(model.order, [&](const LayerInstance& layer) {
+    return layer.same_as < 0 &&
+           model.kinds[static_cast<std::size_t>(layer.kind)].role == LayerRole::kBlock;
+  });
   std::vector<Waiting> waiting;
   bool trained_before = plan.runtime.kind == RuntimeKind::kNative;
   const bool trains_root = plan.runtime.kind == RuntimeKind::kFsdp1 && trains_in_root(model, plan);
@@ -368,7 +367,7 @@ LayerPrograms::LayerPrograms(const ModelSpec& whole, const Plan& plan)
   }
   std::vector<Variant> known;
   for (const Variant& variant : variants_of(model, plan)) {
-    const auto at = std::find(known.begin(), known.end(), variant);
+    const auto at = std::ranges::find(known, variant);
     variant_of_layer_.push_back(static_cast<std::int32_t>(at - known.begin()));
     if (at == known.end()) known.push_back(variant);
   }
@@ -488,9 +487,9 @@ const std::shared_ptr<const LayerProgram>& LayerPrograms::evaluation(std::int32_
 bool LayerPrograms::serve(const Plan& plan) const {
   if (setting_of(plan) != setting_) return false;
   if (!modes_[static_cast<std::size_t>(plan.recompute.value)]) return false;
-  return std::all_of(
-      plan.recompute.ranges.begin(), plan.recompute.ranges.end(),
-      [&](const auto& range) { return modes_[static_cast<std::size_t>(range.value)]; });
+  return std::ranges::all_of(plan.recompute.ranges, [&](const auto& range) {
+    return modes_[static_cast<std::size_t>(range.value)];
+  });
 }
 
 }  // namespace foreshard

@@ -7,14 +7,12 @@
 // merged in fp32. Backward: keys and values come round again, and gradients of both go round in
 // fp32, always from neighbour to neighbour: a step's are added to what arrived and sent on; the
 // last exchange is awaited at once. A step that the rank skips makes zeros in fp32.
-#include "sim/graph/layers/layer_ring.h"
-
 #include <algorithm>
 #include <string>
 #include <utility>
-#include <vector>
 
 #include "sim/graph/layers/layer_kernels.h"
+#include "sim/graph/layers/layer_phases.h"
 
 namespace foreshard {
 namespace {

@@ -103,7 +103,7 @@ bool WeightGradients::settle(const Fresh& fresh) {
                       3 * graph_.gradient_bytes(p));
     if (!in_place) writer_.free(LayerPhaseProgram::kEarlierGradient + p);
   }
-  std::int32_t& place = writer_.program().weight_gradients[static_cast<std::size_t>(p)];
+  std::int32_t& place = writer_.program().weight_gradients[at(p)];
   FORESHARD_CHECK(place == LayerProgramWriter::kNoSlot,
                   "a parameter is used by two operations of one layer");
   place = slot;
@@ -123,7 +123,7 @@ void WeightGradients::store(const Operation& op) {
   const DType stored = graph_.options().stored;
   const bool is_cast = !fresh.empty() && stored != graph_.dtype_of(fresh.front().parameter) &&
                        stored == graph_.gradient_dtype_of(fresh.front().parameter);
-  if (!is_cast || op.transposed_weight) std::reverse(fresh.begin(), fresh.end());
+  if (!is_cast || op.transposed_weight) std::ranges::reverse(fresh);
   for (const Fresh& each : fresh) {
     if (settle(each)) writer_.free(each.slot);
     for (Index p : std::exchange(settled_, {})) store(p);
@@ -134,10 +134,10 @@ void WeightGradients::store(const Operation& op) {
 void WeightGradients::store(Index p) {
   LayerProgram& program = writer_.program();
   const ProgramOptions& options = graph_.options();
-  std::int32_t& slot = program.weight_gradients[static_cast<std::size_t>(p)];
+  std::int32_t& slot = program.weight_gradients[at(p)];
   const std::int64_t bytes = graph_.gradient_bytes(p);
   const std::int64_t made = graph_.gradient_bytes(p, graph_.dtype_of(p));
-  if (allocated_size(bytes) != program.slots[static_cast<std::size_t>(slot)].bytes) {
+  if (allocated_size(bytes) != program.slots[at(slot)].bytes) {
     const std::int32_t cast = make_slot(p, graph_.gradient_dtype_of(p), ".grad");
     add_memory_kernel(writer_.phase(), Function::kCast, Pass::kBackward, bytes + made);
     writer_.free(std::exchange(slot, cast));
@@ -151,7 +151,7 @@ void WeightGradients::store(Index p) {
     add_memory_kernel(writer_.phase(), Function::kAdd, Pass::kBackward, 3 * made);
     writer_.free(std::exchange(slot, LayerProgramWriter::kNoSlot));
   } else if (!graph_.is_ignored(p) && !options.wraps_gradients && !graph_.parameter(p).is_expert) {
-    program.slots[static_cast<std::size_t>(slot)].stored = MemoryCategory::kUnshardedGrad;
+    program.slots[at(slot)].stored = MemoryCategory::kUnshardedGrad;
     writer_.phase().actions.push_back(LayerPhaseProgram::kStore + slot);
   }
   writer_.add_hook(LayerHook::Kind::kGradient, p);

@@ -41,7 +41,7 @@ class Pipeline {
   }
   const Operation* operation_of(const LayerStep& step) const {
     if (step.kind == LayerStep::Kind::kSum || step.operation < 0) return nullptr;
-    return &layer_.operations[static_cast<std::size_t>(step.operation)];
+    return &layer_.operations[at(step.operation)];
   }
   bool is_product(const LayerStep& step) const {
     const Operation* op = operation_of(step);

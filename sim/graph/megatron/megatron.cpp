@@ -12,9 +12,8 @@ Megatron::Megatron(const ModelSpec& model, const Plan& plan, const LayerPrograms
                    EventGraph recycled)
     : GradientHooks(model, plan, programs, std::move(recycled), {plan.param_dtype, Log::kNone}) {
   std::vector<Communicator>& list = graph().communicators;
-  const auto known = std::find_if(list.begin(), list.end(), [&](const Communicator& each) {
-    return each.group.size == plan.mesh.world();
-  });
+  const auto known = std::ranges::find_if(
+      list, [&](const Communicator& each) { return each.group.size == plan.mesh.world(); });
   world_ = static_cast<std::uint8_t>(known - list.begin());
   if (known == list.end()) list.push_back({"world", {plan.mesh.world(), 1}, false});
   lay_out();
@@ -41,10 +40,10 @@ EventGraph Megatron::build() {
 // _forward_pre_hook: a module waits for the buckets that its parameters are in.
 void Megatron::forward_begins(std::int32_t layer) {
   if (!first_ || !options().overlap_param_gather) return;
-  const auto l = static_cast<std::size_t>(layer);
+  const auto l = at(layer);
   if (model_.order[l].same_as >= 0) return;
   for (std::int32_t p = first_of_layer_[l]; p < first_of_layer_[l + 1]; ++p) {
-    finish_param_sync(place_of_[static_cast<std::size_t>(p)]);
+    finish_param_sync(place_of_[at(p)]);
   }
 }
 
@@ -76,9 +75,9 @@ void Megatron::backward_ended(std::int32_t) {
   for (const std::int32_t p : std::exchange(ready_, {})) {
     std::int32_t gradient = gradient_buffer(p, pass());
     StepBuilder::free(gradient);
-    const Place place = place_of_[static_cast<std::size_t>(p)];
-    FlatBuffer& buffer = buffers_[static_cast<std::size_t>(place.buffer)];
-    Bucket& bucket = buffer.buckets[static_cast<std::size_t>(place.bucket)];
+    const Place place = place_of_[at(p)];
+    FlatBuffer& buffer = buffers_[at(place.buffer)];
+    Bucket& bucket = buffer.buckets[at(place.bucket)];
     const bool full = last_ && --bucket.missing == 0;
     if (full && options().overlap_grad_reduce) reduce(buffer, bucket);
   }
@@ -102,7 +101,7 @@ void Megatron::reduce_replicated_gradients() {
   if (plan_.mesh.tp == 1) return;
   std::int64_t numel = 0, count = 0;
   for (const Parameter& p : parameters()) {
-    const ParameterSpec& spec = spec_of(p.layer).parameters[static_cast<std::size_t>(p.index)];
+    const ParameterSpec& spec = spec_of(p.layer).parameters[at(p.index)];
     if (!p.used || !spec.partial) continue;
     numel += p.numel;
     ++count;

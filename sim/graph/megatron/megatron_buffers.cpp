@@ -18,7 +18,7 @@ std::int64_t padded(std::int64_t numel, std::int64_t multiple) {
 
 bool Megatron::is_expert(std::int32_t p) const {
   const Parameter& each = parameter(p);
-  return is_over_experts(spec_of(each.layer).parameters[static_cast<std::size_t>(each.index)]);
+  return is_over_experts(spec_of(each.layer).parameters[at(each.index)]);
 }
 
 std::int64_t Megatron::bucket_size(const FlatBuffer& buffer) const {
@@ -30,7 +30,7 @@ void Megatron::lay_out() {
   const Mesh& mesh = plan_.mesh;
   place_of_.assign(parameters().size(), {});
   first_of_layer_.assign(model_.order.size() + 1, 0);
-  for (const Parameter& p : parameters()) ++first_of_layer_[static_cast<std::size_t>(p.layer) + 1];
+  for (const Parameter& p : parameters()) ++first_of_layer_[at(p.layer) + 1];
   std::partial_sum(first_of_layer_.begin(), first_of_layer_.end(), first_of_layer_.begin());
   FlatBuffer& dense = buffers_.emplace_back();
   dense.shards = mesh.is_plain() ? kShard : communicator_of(MeshDim::kFsdp);
@@ -60,8 +60,7 @@ void Megatron::lay_out(FlatBuffer& buffer, std::int32_t number) {
     bucket.numel = padded(bucket.numel, 64) + each.numel;
     ++bucket.parameters;
     bucket.missing += each.used ? 1 : 0;
-    place_of_[static_cast<std::size_t>(p)] = {number,
-                                              static_cast<std::int32_t>(buffer.buckets.size()) - 1};
+    place_of_[at(p)] = {number, static_cast<std::int32_t>(buffer.buckets.size()) - 1};
     open = !options().overlap_grad_reduce || bucket.numel < limit;
   }
   for (Bucket& bucket : buffer.buckets) {
@@ -103,13 +102,13 @@ void Megatron::gather(FlatBuffer& buffer, Bucket& bucket) {
 // Waits for the bucket's gather and sends the next one's, that of the bucket before it in the
 // buffer, on its way.
 void Megatron::finish_param_sync(Place place) {
-  FlatBuffer& buffer = buffers_[static_cast<std::size_t>(place.buffer)];
-  Bucket& bucket = buffer.buckets[static_cast<std::size_t>(place.bucket)];
+  FlatBuffer& buffer = buffers_[at(place.buffer)];
+  Bucket& bucket = buffer.buckets[at(place.bucket)];
   gather(buffer, bucket);
   if (bucket.gathered == kNoEvent) return;
   wait(Stream::kCompute, std::exchange(bucket.gathered, kNoEvent));
   if (place.bucket > 0) {
-    gather(buffer, buffer.buckets[static_cast<std::size_t>(place.bucket) - 1]);
+    gather(buffer, buffer.buckets[at(place.bucket) - 1]);
   }
 }
 

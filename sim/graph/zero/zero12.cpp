@@ -7,7 +7,6 @@
 #include <array>
 #include <utility>
 
-#include "sim/base/error.h"
 #include "sim/graph/optimizer_state.h"
 #include "sim/graph/runtimes.h"
 #include "sim/graph/zero/zero12_builder.h"
@@ -33,7 +32,7 @@ void Zero12::lay_out_groups() {
   for (std::size_t p = 0; p < parameters().size(); ++p) {
     const Parameter& each = parameters()[p];
     if (!each.trained) continue;
-    const auto& spec = spec_of(each.layer).parameters[static_cast<std::size_t>(each.index)];
+    const auto& spec = spec_of(each.layer).parameters[at(each.index)];
     members[by_decay && !decays(spec) ? 1 : 0].push_back(static_cast<std::int32_t>(p));
   }
   for (std::vector<std::int32_t>& order : members) {
@@ -52,7 +51,7 @@ std::int64_t Zero12::total(std::int64_t ZeroPartition::*of) const {
 std::int64_t Zero12::own_numel(std::int32_t p) const {
   for (const ZeroPartition& group : groups_) {
     if (!group.has(p)) continue;
-    const std::int64_t begin = group.offset[static_cast<std::size_t>(p)];
+    const std::int64_t begin = group.offset[at(p)];
     const std::int64_t first = rank_ * group.partition_numel;
     const std::int64_t from = std::max(begin, first);
     const std::int64_t to = std::min(begin + parameter(p).numel, first + group.partition_numel);
@@ -87,7 +86,7 @@ LibraryStep Zero12::build(bool stepped) {
 // --- hooks ---
 
 void Zero12::gradient_ready(std::int32_t p) {
-  alive_[static_cast<std::size_t>(p)] = true;
+  alive_[at(p)] = true;
   if (has_gradient_buffer()) return to_copy_.push_back(p);
   if (!has_hooks() || is_bf16_optimizer()) return;
   set_up_buckets();
@@ -130,15 +129,15 @@ void Zero12::copy_in() {
   std::int64_t elements = 0;
   for (const std::int32_t p : to_copy_) elements += parameter(p).numel;
   add_copy(EventKind::kGradientCopyIn, Stream::kCompute, 2 * elements * gradient_size(),
-           static_cast<std::int64_t>(to_copy_.size()));
+           std::ssize(to_copy_));
   for (const std::int32_t p : to_copy_) free_gradient(p);
   to_copy_.clear();
 }
 
 // Stage 1 adds to the gradients of the first micro-batch, stage 2 drops each micro-batch's.
 void Zero12::free_gradient(std::int32_t p) {
-  if (!alive_[static_cast<std::size_t>(p)]) return;
-  alive_[static_cast<std::size_t>(p)] = false;
+  if (!alive_[at(p)]) return;
+  alive_[at(p)] = false;
   std::int32_t gradient = gradient_buffer(p, partitions_gradients() ? pass() : 0);
   StepBuilder::free(gradient, is_contiguous() ? StreamSet{0} : recorded());
 }

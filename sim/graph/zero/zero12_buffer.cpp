@@ -23,7 +23,7 @@ void Zero12::give_to_buffer() {
   for (const std::int32_t p : to_copy_) {
     std::int32_t gradient = gradient_buffer(p, pass());
     StepBuilder::free(gradient);
-    alive_[static_cast<std::size_t>(p)] = false;
+    alive_[at(p)] = false;
     bucket_.elements += parameter(p).numel;
   }
   to_copy_.clear();

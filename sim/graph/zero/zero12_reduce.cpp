@@ -17,7 +17,7 @@ void Zero12::find_collectives() {
   collectives_.clear();
   if (!is_contiguous() || !options().reduce_scatter) {
     Slices all{-1, bucket_.elements, 1, 0};
-    if (!is_contiguous()) all.count = static_cast<std::int64_t>(bucket_.parameters.size());
+    if (!is_contiguous()) all.count = std::ssize(bucket_.parameters);
     for (const std::int32_t p : bucket_.parameters) all.own += own_numel(p);
     collectives_.push_back(all);
     return;
@@ -35,7 +35,7 @@ void Zero12::find_collectives() {
   }
   std::vector<std::int64_t> owners;  // in the order of their first slices
   for_each([&](const ZeroSlice& slice) {
-    if (std::find(owners.begin(), owners.end(), slice.rank) == owners.end()) {
+    if (std::ranges::find(owners, slice.rank) == owners.end()) {
       owners.push_back(slice.rank);
     }
   });
@@ -162,7 +162,7 @@ void Zero12::take_own_parts() {
 void Zero12::list_bucket() {
   if (!is_contiguous() && sums_in_fp32() && !bucket_.parameters.empty()) return;
   LibraryBucket& bucket = listed_.emplace_back();
-  bucket.index = static_cast<std::int64_t>(listed_.size()) - 1;
+  bucket.index = std::ssize(listed_) - 1;
   bucket.kind = "zero_ipg_bucket";
   bucket.bytes = bucket_.elements * gradient_size();
   const bool is_empty = bucket_.parameters.empty();

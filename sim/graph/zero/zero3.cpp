@@ -9,7 +9,6 @@
 #include <algorithm>
 #include <utility>
 
-#include "sim/base/error.h"
 #include "sim/graph/zero/zero3_builder.h"
 
 namespace foreshard {
@@ -253,7 +252,7 @@ void Zero3::move_to(const Zero3Place& place) {
 void Zero3::run_segments() {
   const LayerPhaseProgram& p = phase(phase_, layer_);
   const auto calls_at = [&](auto segment) {
-    return std::any_of(p.calls.begin(), p.calls.end(), [&](const LayerCall& call) {
+    return std::ranges::any_of(p.calls, [&](const LayerCall& call) {
       return call.segment == static_cast<std::size_t>(segment);
     });
   };

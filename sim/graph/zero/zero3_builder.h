@@ -16,7 +16,6 @@
 #include <memory>
 #include <span>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "sim/graph/runtimes.h"

@@ -98,7 +98,7 @@ void Zero3Coordinator::let_go(std::int32_t p) {
 }
 
 std::span<const std::int32_t> Zero3Coordinator::sorted_list() {
-  std::sort(list_.begin(), list_.end());
+  std::ranges::sort(list_);
   return list_;
 }
 
@@ -116,7 +116,7 @@ std::span<const std::int32_t> Zero3Coordinator::reset_step() {
   decision_ = queue_ = 0;
   step_id_ = 0;
   available_ = 0;
-  std::fill(fetched_for_.begin(), fetched_for_.end(), -1);
+  std::ranges::fill(fetched_for_, -1);
   return list_;
 }
 
@@ -280,7 +280,7 @@ std::span<const std::int32_t> Zero3Coordinator::release_backward_leftovers() {
 
 std::span<const std::int32_t> Zero3Coordinator::release_all() {
   list_.clear();
-  std::fill(active_.begin(), active_.end(), std::uint8_t{0});
+  std::ranges::fill(active_, std::uint8_t{0});
   for (std::int32_t p = 0; p < script_.parameter_count(); ++p) let_go(p);
   return list_;
 }

@@ -12,7 +12,6 @@
 // A released parameter is freed by the host at once, with compute recorded (free_param), which
 // keeps its memory from the next gather until compute has passed.
 #include <algorithm>
-#include <utility>
 
 #include "sim/graph/zero/zero3_builder.h"
 

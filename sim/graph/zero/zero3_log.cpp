@@ -5,7 +5,6 @@
 // the dtype, as the recorder does.
 #include <fmt/format.h>
 
-#include <algorithm>
 #include <utility>
 
 #include "sim/graph/torch_words.h"

@@ -18,14 +18,14 @@ using Kind = Zero3Place::Kind;
 void Zero3Script::go_to(std::vector<Zero3Place>& places, EventKind phase, std::int32_t target) {
   std::vector<std::int32_t> path;  // from the target up
   for (std::int32_t c = target; c >= 0; c = parent_of(c)) path.push_back(c);
-  while (current_ >= 0 && std::find(path.begin(), path.end(), current_) == path.end()) {
+  while (current_ >= 0 && std::ranges::find(path, current_) == path.end()) {
     if (phase == EventKind::kForward ||
         modules[static_cast<std::size_t>(current_)].has_input_gradient) {
       places.push_back({Kind::kExit, phase, 0, -1, current_});
     }
     current_ = parent_of(current_);
   }
-  auto next = std::find(path.begin(), path.end(), current_);
+  auto next = std::ranges::find(path, current_);
   while (next != path.begin()) {
     current_ = *--next;
     places.push_back({Kind::kEnter, phase, 0, -1, current_});
@@ -155,12 +155,11 @@ void Zero3Script::sort_gradients(std::size_t begin) {
     const std::int16_t bias = parameter(first.id).index;
     const std::int16_t weight = parameter(second.id).index;
     const auto& operations = spec_of(second.layer).operations;
-    const bool is_linear =
-        std::any_of(operations.begin(), operations.end(), [&](const Operation& op) {
-          return op.kind == OperationKind::kGemm && !op.transposed_weight &&
-                 op.parameters.size() == 2 && op.parameters.front() == weight &&
-                 op.parameters.back() == bias;
-        });
+    const bool is_linear = std::ranges::any_of(operations, [&](const Operation& op) {
+      return op.kind == OperationKind::kGemm && !op.transposed_weight &&
+             op.parameters.size() == 2 && op.parameters.front() == weight &&
+             op.parameters.back() == bias;
+    });
     if (!is_linear) continue;
     first.segment = second.segment;
     std::swap(first.id, second.id);

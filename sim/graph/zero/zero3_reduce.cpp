@@ -9,7 +9,6 @@
 //
 // The host lets three reductions be outstanding (max_param_reduce_events).
 #include <algorithm>
-#include <utility>
 
 #include "sim/graph/zero/zero3_builder.h"
 
@@ -65,7 +64,7 @@ void Zero3::flush() {
   const std::int32_t unit = unit_of(bucket_.front());
   const bool all_reduces = plan_.zero.contiguous_gradients && !plan_.zero.reduce_scatter &&
                            bucket_elements_ <= plan_.zero.reduce_bucket_size;
-  if (!all_reduces) std::sort(bucket_.begin(), bucket_.end());
+  if (!all_reduces) std::ranges::sort(bucket_);
   if (logs()) log_bucket(bucket_);
   std::int64_t partitions = 0;
   for (const std::int32_t p : bucket_) partitions += partition_of(p);

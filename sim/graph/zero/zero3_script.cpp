@@ -75,13 +75,13 @@ std::vector<std::int32_t> Zero3Script::as_defined() const {
 }
 
 std::int32_t Zero3Script::size_of(std::int64_t numel) {
-  const auto known = std::find(sizes.begin(), sizes.end(), numel);
+  const auto known = std::ranges::find(sizes, numel);
   if (known == sizes.end()) sizes.push_back(numel);
-  return static_cast<std::int32_t>(std::find(sizes.begin(), sizes.end(), numel) - sizes.begin());
+  return static_cast<std::int32_t>(std::ranges::find(sizes, numel) - sizes.begin());
 }
 
 std::int32_t Zero3Script::container(const std::string& name) {
-  const auto known = std::find(containers_.begin(), containers_.end(), name);
+  const auto known = std::ranges::find(containers_, name);
   if (known != containers_.end()) return static_cast<std::int32_t>(known - containers_.begin());
   const std::int32_t parent = name.empty() ? -1 : container(parent_name(name));
   containers_.push_back(name);
@@ -96,9 +96,9 @@ std::vector<LayerModule> Zero3Script::layer_modules(std::int32_t layer) const {
   const LayerSpec& spec = spec_of(layer);
   std::vector<LayerModule> list = modules_of(spec);
   for (LayerModule& module : list) {
-    const bool tied = std::any_of(
-        module.parameters.begin(), module.parameters.end(),
-        [&](std::int16_t p) { return spec.parameters[static_cast<std::size_t>(p)].tied; });
+    const bool tied = std::ranges::any_of(module.parameters, [&](std::int16_t p) {
+      return spec.parameters[static_cast<std::size_t>(p)].tied;
+    });
     if (tied) module.name = "lm_head";
   }
   return list;
@@ -155,7 +155,7 @@ bool Zero3Script::is_fed_with_gradient(std::int32_t layer, const LayerModule& mo
   }
   for (const Operation& op : spec_of(layer).operations) {
     if (op.parameters.empty() || op.parameters.front() != module.parameters.front()) continue;
-    const bool reads_input = std::find(op.inputs.begin(), op.inputs.end(), 0) != op.inputs.end();
+    const bool reads_input = std::ranges::find(op.inputs, 0) != op.inputs.end();
     return op.kind != OperationKind::kEmbedding && !reads_input;
   }
   return true;

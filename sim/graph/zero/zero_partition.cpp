@@ -13,7 +13,7 @@ ZeroPartition lay_out(std::span<const GradientHooks::Parameter> parameters,
                       std::vector<std::int32_t> order, std::int64_t ranks, bool round_robin) {
   if (round_robin) {
     std::vector<std::int32_t> dealt;
-    const auto step = static_cast<std::size_t>(ranks);
+    const auto step = at(ranks);
     for (std::size_t first = 0; first < std::min(step, order.size()); ++first) {
       for (std::size_t i = first; i < order.size(); i += step) dealt.push_back(order[i]);
     }
@@ -23,8 +23,8 @@ ZeroPartition lay_out(std::span<const GradientHooks::Parameter> parameters,
   result.ranks = ranks;
   result.offset.assign(parameters.size(), -1);
   for (const std::int32_t p : order) {
-    result.offset[static_cast<std::size_t>(p)] = result.numel;
-    result.numel = checked_add(result.numel, parameters[static_cast<std::size_t>(p)].numel);
+    result.offset[at(p)] = result.numel;
+    result.numel = checked_add(result.numel, parameters[at(p)].numel);
   }
   // nccl_start_alignment_factor: partitions begin at multiples of 4 bytes.
   const std::int64_t alignment = 2 * ranks;

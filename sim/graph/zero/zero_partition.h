@@ -18,9 +18,7 @@ struct ZeroPartition {
   std::int64_t partition_numel = 0;  // of one rank
   std::vector<std::int64_t> offset;  // of each parameter in the flat group; -1: not in it
 
-  bool has(std::int32_t parameter) const {
-    return offset[static_cast<std::size_t>(parameter)] >= 0;
-  }
+  bool has(std::int32_t parameter) const { return offset[at(parameter)] >= 0; }
   std::int64_t padding(std::int64_t rank) const;
 };
 
@@ -44,10 +42,10 @@ void for_each_slice(std::span<const ZeroPartition> groups,
                     std::span<const std::int32_t> bucket, std::int64_t apart, Take take) {
   ZeroSlice slice{-1, 0};
   for (const std::int32_t p : bucket) {
-    const ZeroPartition& partition = *std::find_if(groups.begin(), groups.end(),
-                                                   [&](const auto& group) { return group.has(p); });
-    std::int64_t begin = partition.offset[static_cast<std::size_t>(p)];
-    const std::int64_t end = begin + parameters[static_cast<std::size_t>(p)].numel;
+    const ZeroPartition& partition =
+        *std::ranges::find_if(groups, [&](const auto& group) { return group.has(p); });
+    std::int64_t begin = partition.offset[at(p)];
+    const std::int64_t end = begin + parameters[at(p)].numel;
     while (begin < end) {
       const std::int64_t rank = begin / partition.partition_numel;
       const std::int64_t border = std::min(end, (rank + 1) * partition.partition_numel);

@@ -115,7 +115,7 @@ Problem problem_of_native(const Plan& plan, const ModelSpec& model) {
             "a model with a projection each, or mesh.tp: 1");
       }
       if (op.kind == OperationKind::kNorm &&
-          layer.tensors[static_cast<std::size_t>(op.outputs.front())].per_token != model.hidden) {
+          layer.tensors[at(op.outputs.front())].per_token != model.hidden) {
         return missing_capability(kKey, "the engine does not cut norms of heads",
                                   "a model without them, or mesh.tp: 1");
       }
@@ -180,9 +180,8 @@ Problem problem_of_attention(const Plan& plan, const ModelSpec& model) {
       return op.kind == OperationKind::kAttention && (!is_cut(op) || model.numerics.alibi);
     };
     const auto& operations = layer.operations;
-    if (std::none_of(operations.begin(), operations.end(), is_other) &&
-        (layer.role != LayerRole::kBlock ||
-         std::any_of(operations.begin(), operations.end(), is_cut))) {
+    if (std::ranges::none_of(operations, is_other) &&
+        (layer.role != LayerRole::kBlock || std::ranges::any_of(operations, is_cut))) {
       continue;
     }
     return missing_capability("mesh.cp",
@@ -199,8 +198,7 @@ Problem problem_of_norms(const Plan& plan, const ModelSpec& model) {
   if (plan.mesh.tp == 1) return std::nullopt;
   for (const LayerSpec& layer : model.kinds) {
     const auto is_product = [](const Operation& op) { return op.kind == OperationKind::kGemm; };
-    if (layer.role != LayerRole::kFinalNorm ||
-        std::none_of(layer.operations.begin(), layer.operations.end(), is_product)) {
+    if (layer.role != LayerRole::kFinalNorm || std::ranges::none_of(layer.operations, is_product)) {
       continue;
     }
     return missing_capability("mesh.tp",
@@ -231,7 +229,7 @@ Problem problem_of_expert_axes(const Plan& plan, const ModelSpec& model) {
   for (const LayerSpec& layer : model.kinds) {
     for (const Operation& op : layer.operations) experts = std::max(experts, op.groups);
   }
-  const bool latent = std::any_of(model.kinds.begin(), model.kinds.end(), has_latents);
+  const bool latent = std::ranges::any_of(model.kinds, has_latents);
   if (mesh.tp > 1 && !plan.tensor_parallel.sequence && (latent || experts > 1)) {
     return missing_capability("tensor_parallel.sequence",
                               latent ? "latent attention is modelled with sequence parallel"
@@ -280,14 +278,14 @@ Problem problem_of_expert_axes(const Plan& plan, const ModelSpec& model) {
   const std::vector<std::int64_t>& sent = plan.expert_parallel.sent;
   const std::vector<std::int64_t>& received = plan.expert_parallel.received;
   const std::vector<std::int64_t>& counts = plan.expert_parallel.counts;
-  if (!counts.empty() && static_cast<std::int64_t>(counts.size()) != experts) {
+  if (!counts.empty() && std::ssize(counts) != experts) {
     return contradiction("expert_parallel.counts",
                          fmt::format("{} counts are not those of the {} experts of {}",
                                      counts.size(), experts, model.name),
                          fmt::format("{} numbers", experts));
   }
   const auto ranks_of = [&](const std::vector<std::int64_t>& rows) {
-    return rows.empty() || static_cast<std::int64_t>(rows.size()) == mesh.ep;
+    return rows.empty() || std::ssize(rows) == mesh.ep;
   };
   if (!ranks_of(sent) || !ranks_of(received) || sent.empty() != received.empty()) {
     return contradiction("expert_parallel",
@@ -303,7 +301,7 @@ Problem problem_of_expert_axes(const Plan& plan, const ModelSpec& model) {
 std::optional<PlanProblem> problem_of_runtime_axes(const Plan& plan) {
   const RuntimeAxes axes = axes_of(plan.runtime);
   for (const AskedAxis& asked : asked_axes(plan)) {
-    if (std::find(axes.keys.begin(), axes.keys.end(), asked.key) != axes.keys.end()) continue;
+    if (std::ranges::find(axes.keys, asked.key) != axes.keys.end()) continue;
     return missing_capability(
         asked.key,
         fmt::format("{}@{} is modelled with the axes {} alone", to_string(plan.runtime.kind),

@@ -22,7 +22,7 @@ std::span<const EmbeddedFile> capability_files();
 
 namespace {
 
-constexpr std::size_t kRuntimes = static_cast<std::size_t>(RuntimeKind::kZero3) + 1;
+constexpr std::size_t kRuntimes = at(RuntimeKind::kZero3) + 1;
 
 RuntimeSet runtimes_named(std::string_view names) {
   RuntimeSet set = 0;
@@ -64,7 +64,7 @@ struct AskedRow {
 const std::vector<AskedRow>& rows_of(RuntimeKind kind) {
   static std::array<std::vector<AskedRow>, kRuntimes> all;
   static std::array<std::once_flag, kRuntimes> is_read;
-  const auto index = static_cast<std::size_t>(kind);
+  const auto index = at(kind);
   std::call_once(is_read[index], [&] {
     for (const Capability& each : capability_table()) {
       if ((each.runtimes & runtimes_of(kind)) != 0) {
@@ -126,11 +126,11 @@ std::optional<PlanProblem> problem_of_capability(const Plan& plan, Capability::O
 
 bool has_capability(const Runtime& runtime, std::string_view asked) {
   const std::span<const Capability> table = capability_table();
-  FORESHARD_CHECK(std::any_of(table.begin(), table.end(),
-                              [&](const Capability& each) { return each.asked == asked; }),
-                  fmt::format("no capability is called {}", asked));
+  FORESHARD_CHECK(
+      std::ranges::any_of(table, [&](const Capability& each) { return each.asked == asked; }),
+      fmt::format("no capability is called {}", asked));
   const std::vector<AskedRow>& rows = rows_of(runtime.kind);
-  return std::none_of(rows.begin(), rows.end(), [&](const AskedRow& row) {
+  return std::ranges::none_of(rows, [&](const AskedRow& row) {
     return row.capability->of == Capability::Of::kRuntime && row.capability->asked == asked &&
            minor_of(runtime) < row.capability->since;
   });

@@ -29,7 +29,7 @@ constexpr std::pair<std::string_view, PlanValue> kPlanFacts[] = {
 
 template <typename Holds>
 bool any_layer(const ModelSpec& model, Holds holds) {
-  return std::any_of(model.kinds.begin(), model.kinds.end(), holds);
+  return std::ranges::any_of(model.kinds, holds);
 }
 
 // "model.norm.weight" is one, "model.decoder.final_layer_norm.weight" and, of a model that is its
@@ -41,12 +41,12 @@ bool is_norm_of_base(const LayerSpec& layer) {
       !layer.operations.empty() && layer.operations.front().kind == OperationKind::kGemm;
   if (transforms) return false;
   const std::string& name = layer.parameters.front().name;
-  return !name.starts_with("decoder.") && std::count(name.begin(), name.end(), '.') == 2;
+  return !name.starts_with("decoder.") && std::ranges::count(name, '.') == 2;
 }
 
 bool has_experts(const LayerSpec& layer) {
-  return std::any_of(layer.parameters.begin(), layer.parameters.end(),
-                     [](const ParameterSpec& p) { return p.shape.size() > 2; });
+  return std::ranges::any_of(layer.parameters,
+                             [](const ParameterSpec& p) { return p.shape.size() > 2; });
 }
 
 bool reads_images(const LayerSpec& layer) {
@@ -82,8 +82,7 @@ constexpr std::pair<std::string_view, JobValue> kJobFacts[] = {
 
 template <typename Value, std::size_t N>
 Value find(const std::pair<std::string_view, Value> (&facts)[N], std::string_view name) {
-  const auto found = std::find_if(std::begin(facts), std::end(facts),
-                                  [&](const auto& f) { return f.first == name; });
+  const auto found = std::ranges::find_if(facts, [&](const auto& f) { return f.first == name; });
   return found == std::end(facts) ? nullptr : found->second;
 }
 
@@ -104,9 +103,8 @@ bool compares(const Json& value, char comparison, const Json& with) {
 }  // namespace
 
 bool stacks_share_table(const ModelSpec& model) {
-  return std::any_of(model.order.begin(), model.order.end(), [&](const LayerInstance& layer) {
-    return layer.same_as >= 0 &&
-           model.kinds[static_cast<std::size_t>(layer.kind)].role == LayerRole::kEmbedding;
+  return std::ranges::any_of(model.order, [&](const LayerInstance& layer) {
+    return layer.same_as >= 0 && model.kinds[at(layer.kind)].role == LayerRole::kEmbedding;
   });
 }
 
@@ -124,15 +122,14 @@ struct Condition::Term {
 
   bool holds(const Json& left, const Plan& plan) const {
     const auto holds_of = [&](const Json& value) {
-      const bool any = right_key != nullptr
-                           ? compares(value, comparison, right_key(plan))
-                           : std::any_of(right.begin(), right.end(), [&](const Json& with) {
-                               return compares(value, comparison, with);
-                             });
+      const bool any = right_key != nullptr ? compares(value, comparison, right_key(plan))
+                                            : std::ranges::any_of(right, [&](const Json& with) {
+                                                return compares(value, comparison, with);
+                                              });
       return any == (comparison != '!');
     };
     if (!left.is_array()) return holds_of(left);
-    return std::any_of(left.begin(), left.end(), [&](const Json& each) {
+    return std::ranges::any_of(left, [&](const Json& each) {
       return holds_of(each.is_object() ? each.at("value") : each);
     });
   }
@@ -156,14 +153,14 @@ Condition::Condition(std::string_view text) {
 }
 
 bool Condition::holds(const Plan& plan) const {
-  return !terms_ || std::all_of(terms_->begin(), terms_->end(), [&](const Term& term) {
+  return !terms_ || std::ranges::all_of(*terms_, [&](const Term& term) {
     FORESHARD_CHECK(term.of_plan != nullptr, "a condition on a plan asks for a fact of a job");
     return term.holds(term.of_plan(plan), plan);
   });
 }
 
 bool Condition::holds(const PlanDocument& document, const ModelSpec& model) const {
-  return !terms_ || std::all_of(terms_->begin(), terms_->end(), [&](const Term& term) {
+  return !terms_ || std::ranges::all_of(*terms_, [&](const Term& term) {
     return term.holds(term.of_plan ? term.of_plan(document.plan) : term.of_job(document, model),
                       document.plan);
   });

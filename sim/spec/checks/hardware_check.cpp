@@ -41,8 +41,7 @@ const std::vector<KernelSupport>& kernel_support() {
 }
 
 bool lacks(const KernelSupport& support, std::string_view architecture) {
-  return std::find(support.lacking.begin(), support.lacking.end(), architecture) !=
-         support.lacking.end();
+  return std::ranges::find(support.lacking, architecture) != support.lacking.end();
 }
 
 // The newest of flash-attention's kernels that is there, else what PyTorch picks.
@@ -50,7 +49,7 @@ const char* nearest_kernel(std::string_view architecture) {
   using enum AttentionKernel;
   const std::vector<KernelSupport>& table = kernel_support();
   for (const AttentionKernel kernel : {kFa2, kFa1}) {
-    const bool is_lacking = std::any_of(table.begin(), table.end(), [&](const auto& support) {
+    const bool is_lacking = std::ranges::any_of(table, [&](const auto& support) {
       return support.kernel == kernel && lacks(support, architecture);
     });
     if (!is_lacking) return to_string(kernel);

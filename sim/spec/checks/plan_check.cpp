@@ -8,7 +8,6 @@
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
-#include <string_view>
 #include <utility>
 
 #include "sim/base/spelling.h"
@@ -46,12 +45,12 @@ namespace {
 using Problem = std::optional<PlanProblem>;
 
 const LayerSpec& kind_of(const ModelSpec& model, const LayerInstance& layer) {
-  return model.kinds[static_cast<std::size_t>(layer.kind)];
+  return model.kinds[at(layer.kind)];
 }
 
 // A table of positions stands beside the table of words in the embedding's layer.
 bool has_learned_positions(const ModelSpec& model) {
-  return std::any_of(model.order.begin(), model.order.end(), [&](const LayerInstance& layer) {
+  return std::ranges::any_of(model.order, [&](const LayerInstance& layer) {
     const LayerSpec& kind = kind_of(model, layer);
     if (kind.role != LayerRole::kEmbedding) return false;
     return std::any_of(kind.parameters.begin() + (kind.parameters.empty() ? 0 : 1),
@@ -160,7 +159,7 @@ Problem problem_of_mesh(const Plan& plan, const Cluster& cluster) {
   std::vector<std::string> fitting;
   const auto add = [&](std::int64_t s) {
     std::string text = fmt::format("shard {} x replicate {}", s, cluster.gpus / s);
-    if (std::find(fitting.begin(), fitting.end(), text) == fitting.end()) {
+    if (std::ranges::find(fitting, text) == fitting.end()) {
       fitting.push_back(std::move(text));
     }
   };
@@ -197,9 +196,8 @@ Problem problem_of_units(const Plan& plan, const ModelSpec& model) {
     return contradiction("units.head", "with_head is for the embedding only",
                          "own, root or with_norm");
   }
-  const bool has_norm =
-      std::any_of(model.kinds.begin(), model.kinds.end(),
-                  [](const LayerSpec& kind) { return kind.role == LayerRole::kFinalNorm; });
+  const bool has_norm = std::ranges::any_of(
+      model.kinds, [](const LayerSpec& kind) { return kind.role == LayerRole::kFinalNorm; });
   if ((head == kWithNorm || head == kNorm) && !has_norm) {
     return contradiction("units.head", fmt::format("{} has no final norm", model.name),
                          "own or root");
@@ -334,7 +332,7 @@ Problem problem_of_fused_linear(const Plan& plan, const ModelSpec& model) {
   if (n >= 2 && kind_of(model, model.order[n - 1]).role == LayerRole::kLoss) {
     const LayerSpec& head = kind_of(model, model.order[n - 2]);
     if (head.role == LayerRole::kHead && head.domain.positions == 0 &&
-        std::any_of(head.operations.begin(), head.operations.end(), is_product)) {
+        std::ranges::any_of(head.operations, is_product)) {
       return std::nullopt;
     }
   }
@@ -354,7 +352,7 @@ Problem problem_of_frozen(const Plan& plan, const ModelSpec& model) {
                          "embedding, which freezes both");
   }
   const auto is_tower = [&](const LayerInstance& layer) { return kind_of(model, layer).tower; };
-  if (frozen.tower && std::none_of(model.order.begin(), model.order.end(), is_tower)) {
+  if (frozen.tower && std::ranges::none_of(model.order, is_tower)) {
     return contradiction("frozen", fmt::format("{} has no vision tower", model.name),
                          "embedding, norm, head or numbers of blocks");
   }
@@ -379,7 +377,7 @@ std::vector<std::string> linear_modules(const ModelSpec& model) {
     for (const Operation& op : layer.operations) {
       if (!takes_adapter(layer, op)) continue;
       const std::string name = op.name.substr(op.name.rfind('.') + 1);
-      if (std::find(names.begin(), names.end(), name) == names.end()) names.push_back(name);
+      if (std::ranges::find(names, name) == names.end()) names.push_back(name);
     }
   }
   return names;
@@ -397,9 +395,8 @@ Problem problem_of_lora(const Plan& plan, const ModelSpec& model) {
   }
   for (const std::string& target : lora.targets) {
     const bool found =
-        target == Lora::kAllLinear ||
-        std::any_of(model.kinds.begin(), model.kinds.end(), [&](const LayerSpec& layer) {
-          return std::any_of(layer.operations.begin(), layer.operations.end(), [&](const auto& op) {
+        target == Lora::kAllLinear || std::ranges::any_of(model.kinds, [&](const LayerSpec& layer) {
+          return std::ranges::any_of(layer.operations, [&](const auto& op) {
             return takes_adapter(layer, op) && is_module(op.name, target);
           });
         });

@@ -17,10 +17,10 @@ Problem problem_of_frozen_units(const Plan& plan, const ModelSpec& model) {
   bool trains = false, freezes = false;  // the unit of the whole model
   std::int64_t block = 0;
   for (const LayerInstance& layer : model.order) {
-    const LayerSpec& spec = model.kinds[static_cast<std::size_t>(layer.kind)];
+    const LayerSpec& spec = model.kinds[at(layer.kind)];
     const std::int64_t number = spec.role == LayerRole::kBlock && layer.same_as < 0 ? block++ : -1;
-    const bool owns = std::any_of(spec.parameters.begin(), spec.parameters.end(),
-                                  [](const ParameterSpec& p) { return !p.tied; });
+    const bool owns =
+        std::ranges::any_of(spec.parameters, [](const ParameterSpec& p) { return !p.tied; });
     if (!owns || layer.same_as >= 0 || !in_root(plan.units, spec.role)) continue;
     (is_frozen(plan.frozen, spec, number) ? freezes : trains) = true;
   }
@@ -36,11 +36,10 @@ const ParameterSpec* unused_parameter(const Plan& plan, const ModelSpec& model) 
   for (const LayerSpec& layer : model.kinds) {
     if (layer.operations.empty()) continue;  // not told what is read
     for (std::size_t p = 0; p < layer.parameters.size(); ++p) {
-      const bool is_read =
-          std::any_of(layer.operations.begin(), layer.operations.end(), [&](const Operation& op) {
-            return std::find(op.parameters.begin(), op.parameters.end(),
-                             static_cast<std::int16_t>(p)) != op.parameters.end();
-          });
+      const bool is_read = std::ranges::any_of(layer.operations, [&](const Operation& op) {
+        return std::ranges::find(op.parameters, static_cast<std::int16_t>(p)) !=
+               op.parameters.end();
+      });
       const ParameterSpec& parameter = layer.parameters[p];
       if (!is_read && !parameter.tied && parameter.trainable && !plan.frozen.any()) {
         return &parameter;

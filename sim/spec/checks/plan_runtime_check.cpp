@@ -42,10 +42,9 @@ Problem problem_of_shard_dim(const Plan& plan, const ModelSpec& model) {
       !cuts_another_dimension(model, plan.units.shard_dim, plan.mesh.shard)) {
     return std::nullopt;
   }
-  const auto dimension = static_cast<std::size_t>(plan.units.shard_dim);
+  const auto dimension = at(plan.units.shard_dim);
   for (const LayerInstance& layer : model.order) {
-    for (const ParameterSpec& parameter :
-         model.kinds[static_cast<std::size_t>(layer.kind)].parameters) {
+    for (const ParameterSpec& parameter : model.kinds[at(layer.kind)].parameters) {
       if (plan.units.shard_dim <= 0 || parameter.tied || parameter.shape.size() <= dimension)
         continue;
       if (parameter.shape[dimension] % plan.mesh.shard == 0) continue;
@@ -63,8 +62,8 @@ Problem problem_of_shard_dim(const Plan& plan, const ModelSpec& model) {
   };
   const auto& reshard = plan.reshard_after_forward;
   const bool has_group =
-      is_group(reshard.value) || std::any_of(reshard.ranges.begin(), reshard.ranges.end(),
-                                             [&](const auto& r) { return is_group(r.value); });
+      is_group(reshard.value) ||
+      std::ranges::any_of(reshard.ranges, [&](const auto& r) { return is_group(r.value); });
   if (!has_group) return std::nullopt;
   return contradiction("reshard_after_forward",
                        "fully_shard fails on groups of ranks with parameters sharded along "
@@ -78,12 +77,11 @@ Problem problem_of_native_model(const ModelSpec& model) {
   const auto other = [](const LayerSpec& layer) {
     const bool images = layer.domain != Domain{} || layer.joins >= 0 || layer.tower;
     return images || layer.role == LayerRole::kInner ||
-           std::any_of(layer.operations.begin(), layer.operations.end(), [](const Operation& op) {
+           std::ranges::any_of(layer.operations, [](const Operation& op) {
              return op.kind == OperationKind::kAttention && !op.attention.causal;
            });
   };
-  const bool reads_images =
-      model.fixed_sequence > 0 || std::any_of(model.kinds.begin(), model.kinds.end(), other);
+  const bool reads_images = model.fixed_sequence > 0 || std::ranges::any_of(model.kinds, other);
   if (!reads_images) return std::nullopt;
   return missing_capability("model",
                             fmt::format("the engine runs decoders of words; {} ({}) has layers "
@@ -118,9 +116,8 @@ Problem problem_of_engine_operations(const ModelSpec& model) {
       const AttentionShape& shape = op.attention;
       const bool attends = op.kind == OperationKind::kAttention &&
                            (!shape.causal || shape.values() != shape.head_dim);
-      const bool missing =
-          std::find(kMissing.begin(), kMissing.end(), op.function) != kMissing.end() || op.view ||
-          op.groups > 1 || op.rows > 1;
+      const bool missing = std::ranges::find(kMissing, op.function) != kMissing.end() || op.view ||
+                           op.groups > 1 || op.rows > 1;
       if (!missing && !attends) continue;
       return missing_capability("runtime",
                                 fmt::format("the engine has no {} as {} of {} needs it ({})",
@@ -135,9 +132,9 @@ Problem problem_of_engine_operations(const ModelSpec& model) {
 }  // namespace
 
 bool cuts_another_dimension(const ModelSpec& model, std::int64_t wanted, std::int64_t shards) {
-  return std::any_of(model.kinds.begin(), model.kinds.end(), [&](const LayerSpec& layer) {
-    return std::any_of(layer.parameters.begin(), layer.parameters.end(),
-                       [&](const auto& p) { return shard_dim_of(p, wanted, shards) > 0; });
+  return std::ranges::any_of(model.kinds, [&](const LayerSpec& layer) {
+    return std::ranges::any_of(layer.parameters,
+                               [&](const auto& p) { return shard_dim_of(p, wanted, shards) > 0; });
   });
 }
 

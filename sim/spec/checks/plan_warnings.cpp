@@ -16,7 +16,7 @@ namespace foreshard {
 namespace {
 
 bool has_modules_in_blocks(const ModelSpec& model) {
-  return std::any_of(model.kinds.begin(), model.kinds.end(), [](const LayerSpec& kind) {
+  return std::ranges::any_of(model.kinds, [](const LayerSpec& kind) {
     return kind.role == LayerRole::kBlock && !kind.nested.empty();
   });
 }

@@ -1,7 +1,6 @@
 // The keys that say how a step is computed: kernels, element types, accumulation, what is trained,
 // the optimizer, buffers, the host.
 #include <limits>
-#include <vector>
 
 #include "sim/spec/keys/key_rows.h"
 
@@ -99,39 +98,39 @@ constexpr PlanKey kComputeKeys[] = {
      .value = [](const Plan& p) { return written(p.recompute); },
      .says = "Activation checkpointing: none, full, selective (keeps attention and every second "
              "matrix product), every-K (blocks 0, K, 2K ... fully), or per range of blocks."},
-    FORESHARD_WORD("compile", compile, kCompiles,
+    FORESHARD_WORD(compile, kCompiles,
                    "torch.compile: of each block by itself, or of the whole model."),
     FORESHARD_WORD(
-        "attention", attention, kAttentionKernels,
+        attention, kAttentionKernels,
         "Kernel of attention: a backend of scaled_dot_product_attention (flash-all-heads: flash "
         "behind keys and values that the code repeats for every head), one that the training "
         "code calls itself, or the model's own products and softmax (eager: transformers' "
         "attn_implementation). What a fused kernel does not take (fp32 with fewer key heads than "
         "query heads, heads that are broadcast, a mask) runs as PyTorch dispatches it."),
-    FORESHARD_WORD("kernels.norm", kernels.norm, kNorms,
+    FORESHARD_WORD(kernels.norm, kNorms,
                    "Norms: one kernel in the compute dtype, one kernel on fp32, or (RMSNorm) a "
                    "kernel for each operation on an fp32 copy, cast back before the weight or "
                    "(eager-fp32) behind it."),
-    FORESHARD_WORD("kernels.rope", kernels.rope, kRopes,
+    FORESHARD_WORD(kernels.rope, kRopes,
                    "Rotary embedding: complex numbers in fp32, a rotated half with two products, "
                    "or one kernel."),
-    FORESHARD_WORD("kernels.residual", kernels.residual, kResiduals,
+    FORESHARD_WORD(kernels.residual, kResiduals,
                    "Element type of the stream between blocks: dtype.param (with autocast: its "
                    "dtype), or fp32."),
-    FORESHARD_WORD("kernels.activation", kernels.activation, kActivations,
+    FORESHARD_WORD(kernels.activation, kActivations,
                    "Activation functions: one kernel, or as transformers writes them (eager: "
                    "gelu_new is several operations)."),
-    FORESHARD_FLAG("kernels.unpads", kernels.unpads,
+    FORESHARD_FLAG(kernels.unpads,
                    "Tokens are packed before attention and padded behind it (flash-attn's "
                    "unpad_input and pad_input)."),
     FORESHARD_COUNT(
-        "kernels.train_metrics", kernels.train_metrics, 0, plan_limits::kMetrics,
+        kernels.train_metrics, 0, plan_limits::kMetrics,
         "Further passes of cross entropy over the logits, without gradient, in each micro-batch."),
-    FORESHARD_FLAG("kernels.scan", kernels.scan,
+    FORESHARD_FLAG(kernels.scan,
                    "Blocks are one loop over stacked tensors (jax.lax.scan): what backward needs "
                    "is copied into the stack and out of it.",
                    .quiet = true),
-    FORESHARD_FLAG("kernels.keeps_cache", kernels.keeps_cache,
+    FORESHARD_FLAG(kernels.keeps_cache,
                    "Keys and values of every block are kept until the model's outputs go "
                    "(transformers' use_cache left on in training).",
                    .quiet = true),
@@ -147,42 +146,41 @@ constexpr PlanKey kComputeKeys[] = {
         "time, and no logits are kept (Liger). tiled-linear: tiles of tokens and words, made again "
         "in backward, which adds the gradients up in fp32 (TRL). chunked-N: eager over N parts of "
         "the sequence."),
-    FORESHARD_WORD("logits", logits, kLogits,
+    FORESHARD_WORD(logits, kLogits,
                    "held: the training loop keeps what the model returned while backward runs: "
                    "fp32 logits, or with loss_in_forward those of the head."),
-    FORESHARD_FLAG("loss_in_forward", loss_in_forward,
+    FORESHARD_FLAG(loss_in_forward,
                    "The model computes its loss itself, as transformers' models that are given "
                    "labels: before the root's post-forward hook, not behind it.",
                    .quiet = true),
-    FORESHARD_WORD("float8", float8, kFloat8,
-                   "Linear layers of the blocks in fp8, by scaling recipe."),
-    FORESHARD_FLAG("float8_all_gather", float8_all_gather,
+    FORESHARD_WORD(float8, kFloat8, "Linear layers of the blocks in fp8, by scaling recipe."),
+    FORESHARD_FLAG(float8_all_gather,
                    "Their weights are gathered in fp8, with scales computed behind the optimizer's "
                    "step (torchao's enable_fsdp_float8_all_gather and "
                    "precompute_float8_dynamic_scale_for_fsdp). Tensorwise, fsdp2."),
-    FORESHARD_WORD("experts", experts, kExpertKernels,
+    FORESHARD_WORD(experts, kExpertKernels,
                    "How the products of experts are launched: one grouped product for all, or one "
                    "after the other, for which the host waits for the rows of each, or one for all "
                    "with what transformers' grouped_mm launches around it."),
-    FORESHARD_WORD("recompute_keeps", recompute_keeps, kSelectivePolicies,
+    FORESHARD_WORD(recompute_keeps, kSelectivePolicies,
                    "What selective recompute keeps: attention and every second matrix product "
                    "(torchtitan), or attention and every one whose result backward needs (dots, "
                    "native), or the products around attention but not attention itself "
                    "(MaxText's save_dot_except_mlp).",
                    .quiet = true),
-    FORESHARD_WORD("recompute_wraps", recompute_wraps, kCheckpointWraps,
+    FORESHARD_WORD(recompute_wraps, kCheckpointWraps,
                    "What activation checkpointing wraps: the module inside its unit, or the unit "
                    "with its hooks (fsdp2 only)."),
-    FORESHARD_FLAG("recompute_early_stop", recompute_early_stop,
+    FORESHARD_FLAG(recompute_early_stop,
                    "Recomputation ends when all that backward reads is there "
                    "(torch.utils.checkpoint.set_checkpoint_early_stop). False: the whole module "
                    "runs again, as before PyTorch 2.1."),
-    FORESHARD_FLAG("recompute_reentrant", recompute_reentrant,
+    FORESHARD_FLAG(recompute_reentrant,
                    "Full recomputation by torch.utils.checkpoint(use_reentrant=True), whose "
                    "backward runs the whole block again, then a backward of its own, and keeps the "
                    "block's output and that one's gradient to its end."),
-    FORESHARD_WORD("dtype.param", param_dtype, kDTypes,
-                   "Of gathered parameters and, without autocast, of compute."),
+    FORESHARD_WORD_AT("dtype.param", param_dtype, kDTypes,
+                      "Of gathered parameters and, without autocast, of compute."),
     FORESHARD_KEY("dtype.autocast", words<kDTypeOrNone>(), d.plan.autocast = read_optional_dtype(n),
                   written(p.autocast),
                   "Products and attention compute in it while parameters stay in dtype.param "
@@ -193,37 +191,39 @@ constexpr PlanKey kComputeKeys[] = {
      .value = [](const Plan& p) { return Json(word_of(p.reduce_dtype)); },
      .says = "Of the gradient reduction. none: not given to PyTorch, which takes dtype.param, from "
              "2.15 on dtype.master."},
-    FORESHARD_WORD("dtype.master", master_dtype, kDTypes,
-                   "Of the stored, sharded parameters that the optimizer updates."),
+    FORESHARD_WORD_AT("dtype.master", master_dtype, kDTypes,
+                      "Of the stored, sharded parameters that the optimizer updates."),
     FORESHARD_KEY("dtype.output", words<kDTypeOrNone>(),
                   d.plan.output_dtype = read_optional_dtype(n), written(p.output_dtype),
                   "The outputs of the model are cast to it (fsdp2; fsdp1: fp32, as Accelerate does "
                   "under autocast); none: they stay."),
-    FORESHARD_WORD("accumulation.mode", accumulation, kAccumulationModes,
-                   "reduce_each: every micro-batch reduces; keep_unsharded: gradients stay whole "
-                   "until the last one."),
-    FORESHARD_WORD("accumulation.all_reduce", accumulation_details.all_reduce, kWhens,
-                   "With replicas: all-reduce in each micro-batch or only in the last "
-                   "(set_requires_all_reduce; fsdp2 only)."),
-    FORESHARD_WORD("accumulation.reshard_after_backward",
-                   accumulation_details.reshard_after_backward, kWhens,
-                   "Parameters freed after each backward or only after the last "
-                   "(set_reshard_after_backward; fsdp2 only)."),
-    FORESHARD_WORD("accumulation.is_last_backward", accumulation_details.is_last_backward, kWhens,
-                   "Each backward waits for its reductions and forgets the order of forward, or "
-                   "only the last (set_is_last_backward; fsdp2 only)."),
+    FORESHARD_WORD_AT(
+        "accumulation.mode", accumulation, kAccumulationModes,
+        "reduce_each: every micro-batch reduces; keep_unsharded: gradients stay whole "
+        "until the last one."),
+    FORESHARD_WORD_AT("accumulation.all_reduce", accumulation_details.all_reduce, kWhens,
+                      "With replicas: all-reduce in each micro-batch or only in the last "
+                      "(set_requires_all_reduce; fsdp2 only)."),
+    FORESHARD_WORD_AT("accumulation.reshard_after_backward",
+                      accumulation_details.reshard_after_backward, kWhens,
+                      "Parameters freed after each backward or only after the last "
+                      "(set_reshard_after_backward; fsdp2 only)."),
+    FORESHARD_WORD_AT("accumulation.is_last_backward", accumulation_details.is_last_backward,
+                      kWhens,
+                      "Each backward waits for its reductions and forgets the order of forward, or "
+                      "only the last (set_is_last_backward; fsdp2 only)."),
     FORESHARD_KEY("frozen", kFrozenLayers, d.plan.frozen = read_frozen(n), written(p.frozen),
                   "What is not trained (fsdp2 only): none, or a list of embedding, norm (the final "
                   "one), head, tower (the vision tower) and numbers of blocks."),
-    FORESHARD_COUNT("lora.rank", lora.rank, 0, plan_limits::kRank,
+    FORESHARD_COUNT(lora.rank, 0, plan_limits::kRank,
                     "Of the adapters; 0: none, everything is trained."),
     FORESHARD_KEY("lora.targets", kLoraTargets, d.plan.lora.targets = read_lora_targets(n),
                   written_lora_targets(p.lora.targets),
                   "Linear modules that get an adapter: all-linear (all but the head) or a list of "
                   "names, which match as suffixes."),
-    FORESHARD_NUMBER("lora.dropout", lora.dropout, number(0, 0.999),
+    FORESHARD_NUMBER(lora.dropout, number(0, 0.999),
                      "Of the adapters' input: 0, or a probability, which keeps a mask."),
-    FORESHARD_WORD("lora.base", lora.base, kLoraBases,
+    FORESHARD_WORD(lora.base, kLoraBases,
                    "What frozen parameters are stored in: dtype.master, dtype.param, or (linear "
                    "layers but the head) 4-bit blocks, dequantized before each product."),
     FORESHARD_KEY("lora.modules_to_save", kSavedModules, read_saved_modules(n, d.plan.lora),
@@ -231,27 +231,27 @@ constexpr PlanKey kComputeKeys[] = {
                   "Modules of which a copy is trained whole beside the frozen one (PEFT's word): "
                   "none, or a list of embedding and head.",
                   .quiet = true),
-    FORESHARD_WORD("ignored", ignored, kIgnored,
+    FORESHARD_WORD(ignored, kIgnored,
                    "Parameters that every rank keeps whole (ignored_params): none "
                    "or the weights of norms, which then cannot be clipped."),
     FORESHARD_WORD(
-        "optimizer.kind", optimizer.kind, kOptimizers,
+        optimizer.kind, kOptimizers,
         "adamw keeps two states per parameter, sgd none, sgd-momentum one; adafactor "
         "(transformers') two vectors for a matrix. Of bitsandbytes: adamw-8bit, states of "
         "a byte an element; paged ones, states in managed memory."),
-    FORESHARD_WORD("optimizer.implementation", optimizer.implementation, kImplementations,
+    FORESHARD_WORD(optimizer.implementation, kImplementations,
                    "foreach: PyTorch's default on GPUs, one temporary of the size of one state; "
                    "fused: none; loop: one tensor after the other."),
-    FORESHARD_WORD("optimizer.groups", optimizer.groups, kGroups,
+    FORESHARD_WORD(optimizer.groups, kGroups,
                    "Groups of parameters: one, or (decay) biases and norms in a second one, as "
                    "transformers' Trainer has it. Each is flat by itself under ZeRO.",
                    .quiet = true),
-    FORESHARD_WORD("optimizer.state", optimizer.state, kDTypes, "Element type of the states."),
+    FORESHARD_WORD(optimizer.state, kDTypes, "Element type of the states."),
     FORESHARD_KEY("optimizer.clip_norm", kPositiveOrNone,
                   d.plan.optimizer.clip_norm = read_optional_positive(n),
                   written(p.optimizer.clip_norm),
                   "Largest norm of the gradient; none switches clipping off."),
-    FORESHARD_NUMBER("optimizer.learning_rate", optimizer.learning_rate, number(0, 1e3),
+    FORESHARD_NUMBER(optimizer.learning_rate, number(0, 1e3),
                      "Rate after warm-up; changes numbers, not time."),
     FORESHARD_KEY("optimizer.beta1", kDecay, d.plan.optimizer.beta1 = read_decay(n),
                   Json(p.optimizer.beta1), "AdamW's decay of the first moment."),
@@ -260,52 +260,51 @@ constexpr PlanKey kComputeKeys[] = {
     FORESHARD_KEY("optimizer.epsilon", number(std::numeric_limits<float>::min(), 1),
                   d.plan.optimizer.epsilon = read_epsilon(n), Json(p.optimizer.epsilon),
                   "AdamW's guard against division by zero."),
-    FORESHARD_NUMBER("optimizer.weight_decay", optimizer.weight_decay, number(0, 1e3),
+    FORESHARD_NUMBER(optimizer.weight_decay, number(0, 1e3),
                      "Decoupled decay of parameters with two or more dimensions."),
-    FORESHARD_COUNT("optimizer.warmup_steps", optimizer.warmup_steps, 0, plan_limits::kSteps,
+    FORESHARD_COUNT(optimizer.warmup_steps, 0, plan_limits::kSteps,
                     "Steps over which the learning rate rises linearly."),
     FORESHARD_KEY(
         "optimizer.decay_steps", or_number<kNone>(count(1, plan_limits::kSteps)),
         d.plan.optimizer.decay_steps = read_optional_steps(n), written(p.optimizer.decay_steps),
         "Steps after warm-up over which the rate falls along half a cosine; none: it stays."),
-    FORESHARD_NUMBER("optimizer.min_learning_rate", optimizer.min_learning_rate, number(0, 1e3),
-                     "Rate after the decay."),
-    FORESHARD_WORD("offload", offload, kOffloads,
+    FORESHARD_NUMBER(optimizer.min_learning_rate, number(0, 1e3), "Rate after the decay."),
+    FORESHARD_WORD(offload, kOffloads,
                    "Shards, gradients and states in host memory (CPUOffloadPolicy; fsdp2 only), "
                    "pinned or not."),
-    FORESHARD_COUNT("buffers.reduce_scatter", reduce_scatter_buffers, 1, plan_limits::kBuffers,
-                    "Inputs of reduce-scatters alive at once."),
-    FORESHARD_WORD("communicators", communicators, kCommunicators,
+    FORESHARD_COUNT_AT("buffers.reduce_scatter", reduce_scatter_buffers, 1, plan_limits::kBuffers,
+                       "Inputs of reduce-scatters alive at once."),
+    FORESHARD_WORD(communicators, kCommunicators,
                    "Whether reduce-scatters queue behind all-gathers (shared) or not (separate)."),
-    FORESHARD_WORD("collectives.kernels", collectives.kernels, kCollectiveKernels,
+    FORESHARD_WORD(collectives.kernels, kCollectiveKernels,
                    "Inside one NVLink domain: NCCL's choice, kernels on symmetric memory (2.27), "
                    "or all-gathers by copy engines (2.28), which hold no multiprocessor."),
-    FORESHARD_COUNT("collectives.max_ctas", collectives.max_ctas, 0, plan_limits::kCtas,
+    FORESHARD_COUNT(collectives.max_ctas, 0, plan_limits::kCtas,
                     "NCCL_MAX_CTAS: blocks that a collective may hold; 0: NCCL's choice."),
     FORESHARD_KEY(
         "reduction.divide_factor", kPositiveOrNone,
         d.plan.gradient_divide_factor = read_optional_positive(n),
         written(p.gradient_divide_factor),
         "Gradients are divided by it (set_gradient_divide_factor); none: by the number of ranks."),
-    FORESHARD_FLAG("reduction.force_sum", force_sum_reduction,
-                   "Collectives add up, divisions are kernels of their own "
-                   "(set_force_sum_reduction_for_comms)."),
+    FORESHARD_FLAG_AT("reduction.force_sum", force_sum_reduction,
+                      "Collectives add up, divisions are kernels of their own "
+                      "(set_force_sum_reduction_for_comms)."),
     FORESHARD_KEY("allocator", kAllocatorSettings, d.plan.allocator = read_allocator(n),
                   written(p.allocator),
                   "PYTORCH_ALLOC_CONF of the ranks: what PyTorch's caching allocator is told."),
-    FORESHARD_FLAG("empties_cache", empties_cache,
+    FORESHARD_FLAG(empties_cache,
                    "torch.cuda.empty_cache() between forward and backward of every micro-batch "
                    "(transformers' torch_empty_cache_steps).",
                    .quiet = true),
-    FORESHARD_WORD("built_on", built_on, kBuiltOn,
+    FORESHARD_WORD(built_on, kBuiltOn,
                    "Where the model was made before it was sharded, which stays in the caching "
                    "allocator as segments: on the host, on the device, or (meta) nowhere.",
                    .quiet = true),
     // fsdp1.*, ddp.*, zero.* stand here (library_keys.cpp).
-    FORESHARD_WORD("host_sync", host_sync, kHostSyncs,
+    FORESHARD_WORD(host_sync, kHostSyncs,
                    "step: the host waits for the device once per step, as loss.item() does."),
     FORESHARD_WORD(
-        "reduction_order", reduction_order, kReductionOrders,
+        reduction_order, kReductionOrders,
         "In which order gradients are summed. microbatch: in global micro-batch order, the same "
         "bits for any mesh.shard (the engine's default on CPU ranks); each replica sums its own "
         "share first, and with accumulation.mode keep_unsharded each rank does, so the bits are "
@@ -315,16 +314,16 @@ constexpr PlanKey kComputeKeys[] = {
     FORESHARD_KEY("evaluation.every", or_number<kNone>(count(1, plan_limits::kSteps)),
                   d.plan.evaluation.every = read_optional_steps(n), written(p.evaluation.every),
                   "Steps between evaluations."),
-    FORESHARD_COUNT("evaluation.sequences", evaluation.sequences, 1, plan_limits::kMicroBatch,
+    FORESHARD_COUNT(evaluation.sequences, 1, plan_limits::kMicroBatch,
                     "Sequences of an evaluation, over all ranks."),
-    FORESHARD_NUMBER("evaluation.held_back", evaluation.held_back, number(0, 0.9),
+    FORESHARD_NUMBER(evaluation.held_back, number(0, 0.9),
                      "Part of the data that is never trained on."),
-    FORESHARD_FLAG("evaluation.in_step", evaluation.in_step,
+    FORESHARD_FLAG(evaluation.in_step,
                    "A forward without gradients before each training step (fsdp2 only)."),
-    FORESHARD_COUNT("seed", seed, 0, plan_limits::kSeed,
+    FORESHARD_COUNT(seed, 0, plan_limits::kSeed,
                     "Of the initial parameters and the order of the data."),
     FORESHARD_COUNT(
-        "rank", rank, 0, plan_limits::kMesh - 1,
+        rank, 0, plan_limits::kMesh - 1,
         "Whose memory is told: with uneven shards the last ranks hold less (fsdp2 only)."),
 };
 

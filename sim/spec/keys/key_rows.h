@@ -4,7 +4,6 @@
 #include <array>
 #include <nlohmann/json.hpp>
 #include <span>
-#include <string>
 
 #include "sim/spec/checks/plan_check.h"
 #include "sim/spec/plan_keys.h"
@@ -56,19 +55,22 @@ constexpr PlanKeyType other(const char* schema) {
                PlanDocument& d) { reads; },                                                       \
     .value = [](const Plan& p) { return Json(writes); }, .says = says_ __VA_OPT__(, ) __VA_ARGS__ \
   }
-// A member of the plan and nothing else.
-#define FORESHARD_FLAG(path_, member, says_, ...) \
+// A member of the plan and nothing else, whose path is its name there, or (_AT) another.
+#define FORESHARD_FLAG_AT(path_, member, says_, ...) \
   FORESHARD_KEY(path_, kFlag, d.plan.member = n.as_bool(), p.member, says_, __VA_ARGS__)
-#define FORESHARD_COUNT(path_, member, least_, most_, says_, ...)                         \
+#define FORESHARD_COUNT_AT(path_, member, least_, most_, says_, ...)                      \
   FORESHARD_KEY(path_, count(least_, most_),                                              \
                 d.plan.member = n.as_int(key.type.least, key.type.most), p.member, says_, \
                 __VA_ARGS__)
-#define FORESHARD_NUMBER(path_, member, type_, says_, ...)                                \
-  FORESHARD_KEY(path_, type_,                                                             \
+#define FORESHARD_NUMBER(member, type_, says_, ...)                                       \
+  FORESHARD_KEY(#member, type_,                                                           \
                 d.plan.member = n.as_double(key.type.least_number, key.type.most_number), \
                 p.member, says_, __VA_ARGS__)
-#define FORESHARD_WORD(path_, member, values, says_, ...)                                        \
+#define FORESHARD_WORD_AT(path_, member, values, says_, ...)                                     \
   FORESHARD_KEY(path_, words<values>(), d.plan.member = read_word(n, values), word_of(p.member), \
                 says_, __VA_ARGS__)
+#define FORESHARD_FLAG(member, ...) FORESHARD_FLAG_AT(#member, member, __VA_ARGS__)
+#define FORESHARD_COUNT(member, ...) FORESHARD_COUNT_AT(#member, member, __VA_ARGS__)
+#define FORESHARD_WORD(member, ...) FORESHARD_WORD_AT(#member, member, __VA_ARGS__)
 
 }  // namespace foreshard

@@ -7,12 +7,15 @@ namespace {
 using BackwardPrefetch = Fsdp1Options::BackwardPrefetch;
 using MixedPrecision = DdpOptions::MixedPrecision;
 
-constexpr RuntimeSet kFsdp1 = runtimes_of(RuntimeKind::kFsdp1);
-constexpr RuntimeSet kDdp = runtimes_of(RuntimeKind::kDdp);
-constexpr RuntimeSet kZero =
-    runtimes_of(RuntimeKind::kZero1, RuntimeKind::kZero2, RuntimeKind::kZero3);
-
-constexpr RuntimeSet kMegatron = runtimes_of(RuntimeKind::kMegatron);
+// Whose the keys of a group are that stand here.
+constexpr RuntimeSet runtimes_of_group(std::string_view path) {
+  if (path.starts_with("ddp.")) return runtimes_of(RuntimeKind::kDdp);
+  if (path.starts_with("megatron.")) return runtimes_of(RuntimeKind::kMegatron);
+  if (path.starts_with("zero.")) {
+    return runtimes_of(RuntimeKind::kZero1, RuntimeKind::kZero2, RuntimeKind::kZero3);
+  }
+  return runtimes_of(RuntimeKind::kFsdp1);
+}
 
 constexpr std::array kZeroOffloads = {ZeroOffload::kNone, ZeroOffload::kCpu, ZeroOffload::kNvme};
 constexpr std::array kCudaGraphs = {
@@ -27,159 +30,123 @@ void read_bucket(const PlanKey&, const ConfigNode& n, PlanDocument& d) {
   d.plan.ddp.bucket_cap_mb = none ? 0.0 : read_optional_positive(n);
 }
 
-constexpr PlanKey kLibraryKeys[] = {
-    FORESHARD_KEY("fsdp1.backward_prefetch", words<kPreOrPost>(),
-                  d.plan.fsdp1.backward_prefetch = n.as_choice({"pre", "post"}) == 0
-                                                       ? BackwardPrefetch::kPre
-                                                       : BackwardPrefetch::kPost,
-                  Json(p.fsdp1.backward_prefetch == BackwardPrefetch::kPre ? "pre" : "post"),
-                  "Where a unit's backward gathers the next unit, BACKWARD_PRE or BACKWARD_POST; "
-                  "prefetch.backward: 0 gathers none.",
-                  .runtimes = kFsdp1),
-    FORESHARD_FLAG("fsdp1.limit_all_gathers", fsdp1.limit_all_gathers,
-                   "The rate limiter: at most two gathers ahead of their frees.",
-                   .runtimes = kFsdp1),
-    FORESHARD_FLAG("fsdp1.use_orig_params", fsdp1.use_orig_params,
-                   "Parameters keep their names and are aligned to 16 bytes in the flat one.",
-                   .runtimes = kFsdp1),
-    FORESHARD_FLAG("fsdp1.keep_low_precision_grads", fsdp1.keep_low_precision_grads,
-                   "Gradients stay in the reduce dtype.", .runtimes = kFsdp1),
-    FORESHARD_FLAG("fsdp1.hybrid_shard", fsdp1.hybrid_shard,
-                   "HYBRID_SHARD also where the mesh has one shard group, or one rank in each.",
-                   .runtimes = kFsdp1),
-    FORESHARD_FLAG("fsdp1.gradients_in_place", fsdp1.gradients_in_place,
-                   "Products write gradients where they are reduced, in the reduce dtype (XLA, "
-                   "Megatron-FSDP): PyTorch's FSDP1 concatenates, casts and divides them.",
-                   .quiet = true, .runtimes = kFsdp1),
-    FORESHARD_COUNT("units.min_parameters", units.min_parameters, 0, plan_limits::kParameters,
-                    "size_based_auto_wrap_policy: modules with so many parameters that are in no "
-                    "unit inside of them are units; 0: units are as the other keys say.",
-                    .quiet = true, .runtimes = kFsdp1),
-    {.path = "ddp.bucket_cap_mb",
-     .type = kBucketOrNone,
-     .read = read_bucket,
-     .value = [](const Plan& p) { return written(p.ddp.bucket_cap_mb); },
-     .says = "MiB of a bucket. Left out, it is 25 with a first bucket of 1; on one rank 0: the "
-             "model is not wrapped.",
-     .runtimes = kDdp},
-    FORESHARD_FLAG("ddp.static_graph", ddp.static_graph,
-                   "The graph never changes: buckets are rebuilt one iteration later.",
-                   .runtimes = kDdp),
-    FORESHARD_FLAG("ddp.find_unused_parameters", ddp.find_unused_parameters,
-                   "Parameters that get no gradient are looked for in every iteration.",
-                   .runtimes = kDdp),
-    FORESHARD_FLAG("ddp.gradient_as_bucket_view", ddp.gradient_as_bucket_view,
-                   "Gradients are views into the buckets.", .runtimes = kDdp),
-    FORESHARD_FLAG("ddp.broadcast_buffers", ddp.broadcast_buffers,
-                   "Rank 0's buffers are sent at each forward.", .runtimes = kDdp),
-    FORESHARD_FLAG("ddp.zero_redundancy_optimizer", ddp.zero_redundancy_optimizer,
-                   "ZeroRedundancyOptimizer: optimizer states are divided among the ranks.",
-                   .runtimes = kDdp),
-    FORESHARD_FLAG("ddp.norms_fp32", ddp.norms_fp32,
-                   "Norm layers stay in fp32 where the model is converted to 16 bits.",
-                   .runtimes = kDdp),
-    FORESHARD_KEY(
-        "ddp.mixed_precision", words<kMixedPrecisions>(),
-        d.plan.ddp.mixed_precision = n.as_choice({"autocast", "parameters"}) == 0
-                                         ? MixedPrecision::kAutocast
-                                         : MixedPrecision::kParameters,
-        Json(p.ddp.mixed_precision == MixedPrecision::kAutocast ? "autocast" : "parameters"),
-        "autocast casts in the forward; parameters keeps copies of the parameters in the param "
-        "dtype.",
-        .runtimes = kDdp),
-    FORESHARD_KEY("zero.overlap_comm", kFlag, d.plan.zero.overlap_comm = n.as_bool(),
-                  Json(p.zero.overlap_comm.value_or(p.runtime.kind == RuntimeKind::kZero3)),
-                  "Reductions overlap with backward. Left out: in stage 3 only.",
-                  .runtimes = kZero),
-    FORESHARD_FLAG("zero.contiguous_gradients", zero.contiguous_gradients,
-                   "Gradients are copied into a contiguous buffer as they come.",
-                   .runtimes = kZero),
-    FORESHARD_FLAG("zero.reduce_scatter", zero.reduce_scatter,
-                   "Each rank averages the gradients that it owns.", .runtimes = kZero),
-    FORESHARD_FLAG("zero.round_robin_gradients", zero.round_robin_gradients,
-                   "Parameters are dealt out to the ranks in turn (stages 1 and 2).",
-                   .runtimes = kZero),
-    FORESHARD_FLAG("zero.use_multi_rank_bucket_allreduce", zero.use_multi_rank_bucket_allreduce,
-                   "Buckets of several owners are all-reduced, not reduced to each owner.",
-                   .runtimes = kZero),
-    FORESHARD_FLAG("zero.partition_in_groups", zero.partition_in_groups,
-                   "Stage 1 of trainers with a ZeRO of their own: the optimizer's states are "
-                   "partitioned over mesh.shard and whole in each of mesh.replicate groups.",
-                   .runtimes = kZero),
-    FORESHARD_FLAG("zero.gradient_buffer", zero.gradient_buffer,
-                   "Megatron-Core's distributed optimizer: gradients are parts of one flat buffer "
-                   "of the whole model in dtype.reduce, which backward adds to; overlap_comm and "
-                   "reduce_bucket_size are its overlap_grad_reduce and bucket_size.",
-                   .runtimes = kZero),
-    FORESHARD_COUNT("zero.reduce_bucket_size", zero.reduce_bucket_size, 0, ZeroOptions::kUnlimited,
-                    "Elements reduced at a time.", .runtimes = kZero),
-    FORESHARD_COUNT("zero.allgather_bucket_size", zero.allgather_bucket_size, 0,
-                    ZeroOptions::kUnlimited,
-                    "Elements gathered at a time; DeepSpeed ignores it where the backend gathers "
-                    "into one tensor.",
-                    .runtimes = kZero),
-    FORESHARD_COUNT("zero.stage3_prefetch_bucket_size", zero.stage3_prefetch_bucket_size, 0,
-                    ZeroOptions::kUnlimited, "Elements prefetched at each module.",
-                    .runtimes = kZero),
-    FORESHARD_COUNT("zero.stage3_max_live_parameters", zero.stage3_max_live_parameters, 0,
-                    ZeroOptions::kUnlimited, "Elements beyond which nothing is prefetched.",
-                    .runtimes = kZero),
-    FORESHARD_COUNT("zero.stage3_max_reuse_distance", zero.stage3_max_reuse_distance, 0,
-                    ZeroOptions::kUnlimited,
-                    "A parameter that is used again within so many elements is not released.",
-                    .runtimes = kZero),
-    FORESHARD_COUNT("zero.stage3_param_persistence_threshold",
-                    zero.stage3_param_persistence_threshold, 0, ZeroOptions::kUnlimited,
-                    "Parameters of so many elements or fewer are never partitioned.",
-                    .runtimes = kZero),
-    FORESHARD_COUNT("zero.stage3_model_persistence_threshold",
-                    zero.stage3_model_persistence_threshold, 0, ZeroOptions::kUnlimited,
-                    "Elements of such parameters in all.", .runtimes = kZero),
-    FORESHARD_COUNT("zero.sub_group_size", zero.sub_group_size, 0, ZeroOptions::kUnlimited,
-                    "Elements that the optimizer steps at a time.", .runtimes = kZero),
-    FORESHARD_FLAG("zero.stage3_use_all_reduce_for_fetch_params",
-                   zero.stage3_use_all_reduce_for_fetch_params,
-                   "Parameters are gathered by an all-reduce.", .runtimes = kZero),
-    FORESHARD_FLAG("zero.leaf_blocks", zero.leaf_blocks,
-                   "set_z3_leaf_modules: blocks are fetched whole.", .runtimes = kZero),
-    FORESHARD_COUNT("zero.zero_hpz_partition_size", zero.zero_hpz_partition_size, 0,
-                    ZeroOptions::kUnlimited,
-                    "ZeRO++: ranks of the group that keeps a second copy of the shards; 1: none.",
-                    .runtimes = kZero),
-    FORESHARD_FLAG("zero.zero_quantized_weights", zero.zero_quantized_weights,
-                   "ZeRO++: gathers carry 8-bit weights.", .runtimes = kZero),
-    FORESHARD_FLAG("zero.zero_quantized_gradients", zero.zero_quantized_gradients,
-                   "ZeRO++: gradients travel in 4 bits.", .runtimes = kZero),
-    FORESHARD_WORD("zero.offload_optimizer", zero.offload_optimizer, kZeroOffloads,
-                   "Where optimizer states live and step.", .runtimes = kZero),
-    FORESHARD_WORD("zero.offload_param", zero.offload_param, kZeroOffloads,
-                   "Where partitions of the parameters live.", .runtimes = kZero),
-    FORESHARD_FLAG("zero.pin_memory", zero.pin_memory, "Host memory of offload is page-locked.",
-                   .runtimes = kZero),
-    FORESHARD_FLAG("zero.fp32_gradient_accumulation", zero.fp32_gradient_accumulation,
-                   "data_types.grad_accum_dtype: fp32.", .runtimes = kZero),
-    FORESHARD_FLAG("megatron.overlap_grad_reduce", megatron.overlap_grad_reduce,
-                   "A bucket of gradients is reduced beside backward as soon as it is full; else "
-                   "all are when backward is done.",
-                   .runtimes = kMegatron),
-    FORESHARD_FLAG("megatron.overlap_param_gather", megatron.overlap_param_gather,
-                   "Parameters are gathered bucket by bucket beside the next forward; else all are "
-                   "behind the optimizer.",
-                   .runtimes = kMegatron),
-    FORESHARD_COUNT("megatron.bucket_size", megatron.bucket_size, 0, ZeroOptions::kUnlimited,
-                    "Elements of a bucket. 0: the greater of 40 million and a million for each "
-                    "rank that gradients are sharded over.",
-                    .runtimes = kMegatron),
-    FORESHARD_FLAG("megatron.overlap_expert_parallel", megatron.overlap_expert_parallel,
-                   "overlap_moe_expert_parallel_comm: rows travel to and from the experts beside "
-                   "what another micro-batch computes.",
-                   .runtimes = kMegatron),
-    FORESHARD_WORD("megatron.cuda_graphs", megatron.cuda_graphs, kCudaGraphs,
-                   "What CUDA graphs replay: modules, what a layer computes before rows go to "
-                   "experts; iteration, forward and backward of the whole step; routers, of a "
-                   "mixture what decides where rows go (a fused router, too).",
-                   .runtimes = kMegatron),
-};
+constexpr auto kLibraryKeys = [] {
+  auto keys = std::to_array<PlanKey>({
+      FORESHARD_KEY("fsdp1.backward_prefetch", words<kPreOrPost>(),
+                    d.plan.fsdp1.backward_prefetch = n.as_choice({"pre", "post"}) == 0
+                                                         ? BackwardPrefetch::kPre
+                                                         : BackwardPrefetch::kPost,
+                    Json(p.fsdp1.backward_prefetch == BackwardPrefetch::kPre ? "pre" : "post"),
+                    "Where a unit's backward gathers the next unit, BACKWARD_PRE or BACKWARD_POST; "
+                    "prefetch.backward: 0 gathers none."),
+      FORESHARD_FLAG(fsdp1.limit_all_gathers,
+                     "The rate limiter: at most two gathers ahead of their frees."),
+      FORESHARD_FLAG(fsdp1.use_orig_params,
+                     "Parameters keep their names and are aligned to 16 bytes in the flat one."),
+      FORESHARD_FLAG(fsdp1.keep_low_precision_grads, "Gradients stay in the reduce dtype."),
+      FORESHARD_FLAG(fsdp1.hybrid_shard,
+                     "HYBRID_SHARD also where the mesh has one shard group, or one rank in each."),
+      FORESHARD_FLAG(fsdp1.gradients_in_place,
+                     "Products write gradients where they are reduced, in the reduce dtype (XLA, "
+                     "Megatron-FSDP): PyTorch's FSDP1 concatenates, casts and divides them.",
+                     .quiet = true),
+      FORESHARD_COUNT(units.min_parameters, 0, plan_limits::kParameters,
+                      "size_based_auto_wrap_policy: modules with so many parameters that are in no "
+                      "unit inside of them are units; 0: units are as the other keys say.",
+                      .quiet = true),
+      {.path = "ddp.bucket_cap_mb",
+       .type = kBucketOrNone,
+       .read = read_bucket,
+       .value = [](const Plan& p) { return written(p.ddp.bucket_cap_mb); },
+       .says = "MiB of a bucket. Left out, it is 25 with a first bucket of 1; on one rank 0: the "
+               "model is not wrapped."},
+      FORESHARD_FLAG(ddp.static_graph,
+                     "The graph never changes: buckets are rebuilt one iteration later."),
+      FORESHARD_FLAG(ddp.find_unused_parameters,
+                     "Parameters that get no gradient are looked for in every iteration."),
+      FORESHARD_FLAG(ddp.gradient_as_bucket_view, "Gradients are views into the buckets."),
+      FORESHARD_FLAG(ddp.broadcast_buffers, "Rank 0's buffers are sent at each forward."),
+      FORESHARD_FLAG(ddp.zero_redundancy_optimizer,
+                     "ZeroRedundancyOptimizer: optimizer states are divided among the ranks."),
+      FORESHARD_FLAG(ddp.norms_fp32,
+                     "Norm layers stay in fp32 where the model is converted to 16 bits."),
+      FORESHARD_KEY(
+          "ddp.mixed_precision", words<kMixedPrecisions>(),
+          d.plan.ddp.mixed_precision = n.as_choice({"autocast", "parameters"}) == 0
+                                           ? MixedPrecision::kAutocast
+                                           : MixedPrecision::kParameters,
+          Json(p.ddp.mixed_precision == MixedPrecision::kAutocast ? "autocast" : "parameters"),
+          "autocast casts in the forward; parameters keeps copies of the parameters in the param "
+          "dtype."),
+      FORESHARD_KEY("zero.overlap_comm", kFlag, d.plan.zero.overlap_comm = n.as_bool(),
+                    Json(p.zero.overlap_comm.value_or(p.runtime.kind == RuntimeKind::kZero3)),
+                    "Reductions overlap with backward. Left out: in stage 3 only."),
+      FORESHARD_FLAG(zero.contiguous_gradients,
+                     "Gradients are copied into a contiguous buffer as they come."),
+      FORESHARD_FLAG(zero.reduce_scatter, "Each rank averages the gradients that it owns."),
+      FORESHARD_FLAG(zero.round_robin_gradients,
+                     "Parameters are dealt out to the ranks in turn (stages 1 and 2)."),
+      FORESHARD_FLAG(zero.use_multi_rank_bucket_allreduce,
+                     "Buckets of several owners are all-reduced, not reduced to each owner."),
+      FORESHARD_FLAG(zero.partition_in_groups,
+                     "Stage 1 of trainers with a ZeRO of their own: the optimizer's states are "
+                     "partitioned over mesh.shard and whole in each of mesh.replicate groups."),
+      FORESHARD_FLAG(
+          zero.gradient_buffer,
+          "Megatron-Core's distributed optimizer: gradients are parts of one flat buffer "
+          "of the whole model in dtype.reduce, which backward adds to; overlap_comm and "
+          "reduce_bucket_size are its overlap_grad_reduce and bucket_size."),
+      FORESHARD_COUNT(zero.reduce_bucket_size, 0, ZeroOptions::kUnlimited,
+                      "Elements reduced at a time."),
+      FORESHARD_COUNT(zero.allgather_bucket_size, 0, ZeroOptions::kUnlimited,
+                      "Elements gathered at a time; DeepSpeed ignores it where the backend gathers "
+                      "into one tensor."),
+      FORESHARD_COUNT(zero.stage3_prefetch_bucket_size, 0, ZeroOptions::kUnlimited,
+                      "Elements prefetched at each module."),
+      FORESHARD_COUNT(zero.stage3_max_live_parameters, 0, ZeroOptions::kUnlimited,
+                      "Elements beyond which nothing is prefetched."),
+      FORESHARD_COUNT(zero.stage3_max_reuse_distance, 0, ZeroOptions::kUnlimited,
+                      "A parameter that is used again within so many elements is not released."),
+      FORESHARD_COUNT(zero.stage3_param_persistence_threshold, 0, ZeroOptions::kUnlimited,
+                      "Parameters of so many elements or fewer are never partitioned."),
+      FORESHARD_COUNT(zero.stage3_model_persistence_threshold, 0, ZeroOptions::kUnlimited,
+                      "Elements of such parameters in all."),
+      FORESHARD_COUNT(zero.sub_group_size, 0, ZeroOptions::kUnlimited,
+                      "Elements that the optimizer steps at a time."),
+      FORESHARD_FLAG(zero.stage3_use_all_reduce_for_fetch_params,
+                     "Parameters are gathered by an all-reduce."),
+      FORESHARD_FLAG(zero.leaf_blocks, "set_z3_leaf_modules: blocks are fetched whole."),
+      FORESHARD_COUNT(
+          zero.zero_hpz_partition_size, 0, ZeroOptions::kUnlimited,
+          "ZeRO++: ranks of the group that keeps a second copy of the shards; 1: none."),
+      FORESHARD_FLAG(zero.zero_quantized_weights, "ZeRO++: gathers carry 8-bit weights."),
+      FORESHARD_FLAG(zero.zero_quantized_gradients, "ZeRO++: gradients travel in 4 bits."),
+      FORESHARD_WORD(zero.offload_optimizer, kZeroOffloads,
+                     "Where optimizer states live and step."),
+      FORESHARD_WORD(zero.offload_param, kZeroOffloads, "Where partitions of the parameters live."),
+      FORESHARD_FLAG(zero.pin_memory, "Host memory of offload is page-locked."),
+      FORESHARD_FLAG(zero.fp32_gradient_accumulation, "data_types.grad_accum_dtype: fp32."),
+      FORESHARD_FLAG(megatron.overlap_grad_reduce,
+                     "A bucket of gradients is reduced beside backward as soon as it is full; else "
+                     "all are when backward is done."),
+      FORESHARD_FLAG(
+          megatron.overlap_param_gather,
+          "Parameters are gathered bucket by bucket beside the next forward; else all are "
+          "behind the optimizer."),
+      FORESHARD_COUNT(megatron.bucket_size, 0, ZeroOptions::kUnlimited,
+                      "Elements of a bucket. 0: the greater of 40 million and a million for each "
+                      "rank that gradients are sharded over."),
+      FORESHARD_FLAG(megatron.overlap_expert_parallel,
+                     "overlap_moe_expert_parallel_comm: rows travel to and from the experts beside "
+                     "what another micro-batch computes."),
+      FORESHARD_WORD(megatron.cuda_graphs, kCudaGraphs,
+                     "What CUDA graphs replay: modules, what a layer computes before rows go to "
+                     "experts; iteration, forward and backward of the whole step; routers, of a "
+                     "mixture what decides where rows go (a fused router, too)."),
+  });
+  for (PlanKey& key : keys) key.runtimes = runtimes_of_group(key.path);
+  return keys;
+}();
 
 }  // namespace
 

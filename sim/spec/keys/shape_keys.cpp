@@ -3,11 +3,8 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
-#include <algorithm>
-#include <string>
 #include <vector>
 
-#include "sim/base/spelling.h"
 #include "sim/spec/keys/key_rows.h"
 #include "sim/spec/preset.h"
 
@@ -91,22 +88,21 @@ constexpr PlanKey kShapeKeys[] = {
      .says = "The training code and its era, whose kernels and switches fill the keys that are "
              "left out (docs/stacks.md), each printed with its stack.",
      .default_word = "none"},
-    FORESHARD_COUNT("batch.sequence", batch.sequence, 1, plan_limits::kSequence,
+    FORESHARD_COUNT(batch.sequence, 1, plan_limits::kSequence,
                     "Tokens per sequence. Default: the model's positions, at most 8192.",
                     .open = true),
-    FORESHARD_COUNT("batch.micro_batch", batch.micro_batch, 1, plan_limits::kMicroBatch,
+    FORESHARD_COUNT(batch.micro_batch, 1, plan_limits::kMicroBatch,
                     "Sequences per rank and micro-batch."),
-    FORESHARD_COUNT("batch.accumulation", batch.accumulation, 1, plan_limits::kAccumulation,
-                    "Micro-batches per step."),
+    FORESHARD_COUNT(batch.accumulation, 1, plan_limits::kAccumulation, "Micro-batches per step."),
     FORESHARD_COUNT(
-        "batch.images", batch.images, 0, plan_limits::kImages,
+        batch.images, 0, plan_limits::kImages,
         "Images per sample, of models that read images among words. Default: 1 for those, else 0.",
         .quiet = true, .open = true),
     FORESHARD_COUNT(
-        "batch.documents", batch.documents, 1, plan_limits::kSequence,
+        batch.documents, 1, plan_limits::kSequence,
         "Documents packed into each sequence, equally long; attention stays within each."),
     FORESHARD_FLAG(
-        "batch.padded", batch.padded,
+        batch.padded,
         "Sequences differ in length: a mask of the positions that count comes with each batch.",
         .quiet = true),
     {.path = "batch.global",
@@ -114,51 +110,51 @@ constexpr PlanKey kShapeKeys[] = {
      .read = [](const PlanKey& key, const ConfigNode& n,
                 PlanDocument& d) { d.global_batch = n.as_int(key.type.least, key.type.most); },
      .says = "Sequences per step over all ranks."},
-    FORESHARD_COUNT("mesh.shard", mesh.shard, 1, plan_limits::kMesh,
+    FORESHARD_COUNT(mesh.shard, 1, plan_limits::kMesh,
                     "Ranks that share one copy of parameters, gradients and optimizer state.",
                     .open = true),
-    FORESHARD_COUNT("mesh.replicate", mesh.replicate, 1, plan_limits::kMesh,
+    FORESHARD_COUNT(mesh.replicate, 1, plan_limits::kMesh,
                     "Copies; above 1 this is HSDP, with an all-reduce between the copies.",
                     .open = true),
     FORESHARD_WORD(
-        "mesh.inner", mesh.inner, kMeshInners,
+        mesh.inner, kMeshInners,
         "Whose groups are of consecutive ranks, inside the nodes as far as they fit: shard "
         "(PyTorch's order), or replicate (fsdp2: fully_shard on the transposed mesh).",
         .quiet = true),
-    FORESHARD_COUNT("mesh.cp", mesh.cp, 1, plan_limits::kMesh,
+    FORESHARD_COUNT(mesh.cp, 1, plan_limits::kMesh,
                     "Context parallel: ranks that share each sequence (fsdp2 from 2.11).",
                     .quiet = true),
-    FORESHARD_COUNT("mesh.tp", mesh.tp, 1, plan_limits::kMesh,
+    FORESHARD_COUNT(mesh.tp, 1, plan_limits::kMesh,
                     "Tensor parallel: consecutive ranks that share each layer (fsdp2 from 2.11).",
                     .quiet = true),
-    FORESHARD_COUNT("mesh.ep", mesh.ep, 1, plan_limits::kMesh,
+    FORESHARD_COUNT(mesh.ep, 1, plan_limits::kMesh,
                     "Expert parallel: ranks that share the experts, through tp, then cp, then "
                     "shard (fsdp2 from 2.11).",
                     .quiet = true),
-    FORESHARD_COUNT("mesh.etp", mesh.etp, 1, plan_limits::kMesh,
+    FORESHARD_COUNT(mesh.etp, 1, plan_limits::kMesh,
                     "Tensor parallel inside the experts: 1 or mesh.tp.", .quiet = true),
     {.path = "mesh.pp",
      .type = other(R"({"const": 1})"),
      .read = [](const PlanKey&, const ConfigNode& n, PlanDocument&) { read_stages(n); },
      .says = "Stages of a pipeline, which are not modelled: 1."},
-    FORESHARD_FLAG("tensor_parallel.sequence", tensor_parallel.sequence,
+    FORESHARD_FLAG(tensor_parallel.sequence,
                    "Norms and residuals on a part of the positions each (SequenceParallel).",
                    .quiet = true),
-    FORESHARD_FLAG("tensor_parallel.loss", tensor_parallel.loss,
+    FORESHARD_FLAG(tensor_parallel.loss,
                    "Logits stay cut by vocabulary (loss_parallel); false: they are gathered.",
                    .quiet = true),
     FORESHARD_FLAG(
-        "tensor_parallel.async", tensor_parallel.async,
+        tensor_parallel.async,
         "Collectives run beside the products they belong to, chunk by chunk (torchtitan's "
         "enable_async_tensor_parallel, Megatron-Core's tp_comm_overlap); in compiled blocks.",
         .quiet = true),
-    FORESHARD_WORD("context_parallel.rotate", context_parallel.rotate, kRotates,
+    FORESHARD_WORD(context_parallel.rotate, kRotates,
                    "How keys and values come round; ulysses: none do, an all-to-all changes "
                    "between parts of the positions and parts of the heads. torchtitan 0.2.2 "
                    "trains with allgather whatever its option says.",
                    .quiet = true),
     FORESHARD_WORD(
-        "context_parallel.balance", context_parallel.balance, kBalances,
+        context_parallel.balance, kBalances,
         "headtail: each rank has a chunk from the front of the sequence and one from its back.",
         .quiet = true),
     FORESHARD_KEY("expert_parallel.sent", kRowCounts, d.plan.expert_parallel.sent = read_rows(n),
@@ -167,12 +163,12 @@ constexpr PlanKey kShapeKeys[] = {
     FORESHARD_KEY("expert_parallel.received", kRowCounts,
                   d.plan.expert_parallel.received = read_rows(n), Json(p.expert_parallel.received),
                   "Rows received from each rank of the group.", .quiet = true, .open = true),
-    FORESHARD_NUMBER("expert_parallel.zipf", expert_parallel.zipf, number(0, 10),
+    FORESHARD_NUMBER(expert_parallel.zipf, number(0, 10),
                      "The i-th expert is chosen in proportion to i^-zipf; 0: all alike. The "
                      "forecast is that of the rank whose experts receive most, for which the "
                      "others wait.",
                      .quiet = true),
-    FORESHARD_WORD("expert_parallel.dispatcher", expert_parallel.dispatcher, kDispatchers,
+    FORESHARD_WORD(expert_parallel.dispatcher, kDispatchers,
                    "How rows travel: a row for each expert, or once to each node and there once to "
                    "each rank, as DeepEP and HybridEP do (a price; memory is as with alltoall).",
                    .quiet = true),
@@ -180,27 +176,26 @@ constexpr PlanKey kShapeKeys[] = {
                   d.plan.expert_parallel.counts = read_rows(n), Json(p.expert_parallel.counts),
                   "Rows of each expert, as counted: experts are chosen in proportion to them.",
                   .quiet = true, .open = true),
-    FORESHARD_WORD("step_frame", step_frame, kStepFrames,
+    FORESHARD_WORD(step_frame, kStepFrames,
                    "What stands around forward and backward: plain, or torchtitan's train_step "
                    "(zero_grad first, tokens counted over all samples and read by the host, "
                    "routers balanced before the optimizer), or such a step that logs its loss.",
                    .quiet = true),
     FORESHARD_WORD(
-        "placement", placement, kRankPlacementWords,
+        placement, kRankPlacementWords,
         "Where ranks sit on the nodes of a cluster file: node by node as listed, node by node of "
         "each leaf or of each pod, or round the nodes so that neighbours share a rail.",
         .quiet = true),
-    FORESHARD_COUNT("units.layers_per_unit", units.layers_per_unit, 1, plan_limits::kLayersPerUnit,
-                    "Blocks per unit."),
-    FORESHARD_WORD("units.embedding", units.embedding, kEmbeddingPlacements,
+    FORESHARD_COUNT(units.layers_per_unit, 1, plan_limits::kLayersPerUnit, "Blocks per unit."),
+    FORESHARD_WORD(units.embedding, kEmbeddingPlacements,
                    "own: a unit of its own; root: in the unit of the whole model, gathered first; "
                    "with_head: one unit with norm and head (head: own leaves the norm to the "
                    "root). Tied embeddings: root or with_head."),
     FORESHARD_WORD(
-        "units.head", units.head, kHeadPlacements,
+        units.head, kHeadPlacements,
         "own: a unit of its own, the final norm in the root; root: both in the root; with_norm: "
         "one unit of both; norm_only: the norm a unit, the head in the root."),
-    FORESHARD_WORD("units.blocks", units.blocks, kBlockPlacements,
+    FORESHARD_WORD(units.blocks, kBlockPlacements,
                    "own: units of layers_per_unit blocks; root: in the root (fsdp2 only)."),
     FORESHARD_KEY("units.experts", words<kExpertWords>(), d.plan.units.experts = read_experts(n),
                   written_experts(p.units.experts),
@@ -214,7 +209,7 @@ constexpr PlanKey kShapeKeys[] = {
         "Dimension that matrices are sharded along, which must divide by mesh.shard for 1; "
         "experts: 1 for the weights of experts fewer than the shards, else 0 "
         "(shard_placement_fn)."),
-    FORESHARD_FLAG("units.table_alone", units.table_alone,
+    FORESHARD_FLAG(units.table_alone,
                    "The embedding's unit holds its table alone (of images: the product that reads "
                    "patches); positions, types and norm beside it stay in the root.",
                    .quiet = true),
@@ -235,13 +230,13 @@ constexpr PlanKey kShapeKeys[] = {
         p.prefetch.forward == Prefetch::kImplicit ? Json("implicit") : Json(p.prefetch.forward),
         "implicit: the host runs ahead and gathers a unit when it reaches it; 0 (native only): "
         "none; N: explicit."),
-    FORESHARD_COUNT("prefetch.backward", prefetch.backward, 0, plan_limits::kPrefetch,
+    FORESHARD_COUNT(prefetch.backward, 0, plan_limits::kPrefetch,
                     "0 (native only): none; N: units ahead."),
-    FORESHARD_FLAG("prefetch.backward_lists", prefetch.backward_lists,
+    FORESHARD_FLAG(prefetch.backward_lists,
                    "true: lists of modules set beforehand also for backward 1 "
                    "(set_modules_to_backward_prefetch); false: PyTorch's default, "
                    "the unit before."),
-    FORESHARD_FLAG("prefetch.async_unshard", prefetch.async_unshard,
+    FORESHARD_FLAG(prefetch.async_unshard,
                    "Gathers through asynchronous collectives, with the copy-in on the compute "
                    "stream (_set_unshard_async_op)."),
 };

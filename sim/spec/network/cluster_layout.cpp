@@ -27,8 +27,7 @@ std::vector<NodeGroup> seated(const std::vector<NodeGroup>& from,
   for (std::size_t i = 0; i < nodes.size(); ++i) {
     const std::int64_t node = nodes[i];
     FORESHARD_CHECK(node >= 0 && node < all, "a node that is not there");
-    const auto g = static_cast<std::size_t>(std::upper_bound(first.begin(), first.end(), node) -
-                                            first.begin() - 1);
+    const auto g = at(std::ranges::upper_bound(first, node) - first.begin() - 1);
     const NodeGroup& group = from[g];
     const std::int64_t in_group = node - first[g];
     const bool follows = i > 0 && node == nodes[i - 1] + 1 && in_group > 0;
@@ -42,8 +41,7 @@ std::vector<NodeGroup> seated(const std::vector<NodeGroup>& from,
     }
     NodeGroup& run = groups.back();
     ++run.count;
-    run.names.push_back(group.names.empty() ? fmt::format("n{}", node)
-                                            : group.names[static_cast<std::size_t>(in_group)]);
+    run.names.push_back(group.names.empty() ? fmt::format("n{}", node) : group.names[at(in_group)]);
   }
   return groups;
 }
@@ -90,7 +88,7 @@ Cluster on_nodes(Cluster cluster, std::span<const std::int64_t> nodes) {
   cluster.gpu = slowest->gpu;
   cluster.gpu.memory = least;
   cluster.node = slowest->kind;
-  cluster.node_count = static_cast<std::int64_t>(nodes.size());
+  cluster.node_count = std::ssize(nodes);
   cluster.layout = std::make_shared<const ClusterLayout>(std::move(layout));
   return with_routes(std::move(cluster));
 }
@@ -111,7 +109,7 @@ ClusterLayout layout_of(const Cluster& cluster) {
   const std::int64_t per_leaf = std::max<std::int64_t>(1, cluster.network.nodes_per_leaf);
   const auto pods = static_cast<std::int32_t>((nodes + per_leaf - 1) / per_leaf);
   const auto rails = static_cast<std::int32_t>(kind.nics);
-  const BytesPerSecond uplink(kind.nic_rate.value() * static_cast<double>(per_leaf) /
+  const BytesPerSecond uplink(kind.nic_rate.value() * as_double(per_leaf) /
                               std::max(1.0, cluster.network.oversubscription));
   layout.switches.push_back({"spine", -1, 0, Time()});
   for (std::int32_t pod = 0; pod < pods; ++pod) {

@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <numeric>
-#include <utility>
 
 #include "sim/base/error.h"
 #include "sim/base/integers.h"
@@ -100,13 +99,13 @@ std::vector<std::int32_t> placed(const Topology& topology, RankPlacement placeme
       const TopologyNode& n = topology.nodes[at(node)];
       return n.ports == 0 ? -1 : order[at(topology.ports[at(n.first_port)].on)];
     };
-    std::stable_sort(nodes.begin(), nodes.end(),
-                     [&](std::int32_t a, std::int32_t b) { return place(a) < place(b); });
+    std::ranges::stable_sort(nodes,
+                             [&](std::int32_t a, std::int32_t b) { return place(a) < place(b); });
   }
   std::vector<std::int32_t> gpus;
-  gpus.reserve(static_cast<std::size_t>(topology.gpus));
+  gpus.reserve(at(topology.gpus));
   if (placement == RankPlacement::kByRail) {
-    for (std::int32_t local = 0; gpus.size() < static_cast<std::size_t>(topology.gpus); ++local) {
+    for (std::int32_t local = 0; gpus.size() < at(topology.gpus); ++local) {
       for (const TopologyNode& node : topology.nodes) {
         if (local < node.gpus) gpus.push_back(node.first_gpu + local);
       }

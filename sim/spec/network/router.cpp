@@ -5,14 +5,8 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <limits>
-#include <map>
-#include <numeric>
-#include <optional>
-#include <tuple>
-#include <utility>
 
 #include "sim/base/error.h"
 #include "sim/spec/network/fair_shares.h"
@@ -87,8 +81,8 @@ class Router {
   GroupRoute lay(std::span<const std::int32_t> ranks) {
     sort_by_domain(ranks);
     GroupRoute made;
-    made.nodes = static_cast<std::int64_t>(domain_begin_.size()) - 1;
-    made.ranks_per_node = static_cast<std::int64_t>(ranks.size());
+    made.nodes = std::ssize(domain_begin_) - 1;
+    made.ranks_per_node = std::ssize(ranks);
     for (std::size_t d = 0; d + 1 < domain_begin_.size(); ++d) {
       made.ranks_per_node =
           std::min<std::int64_t>(made.ranks_per_node, domain_begin_[d + 1] - domain_begin_[d]);
@@ -201,11 +195,9 @@ class Router {
   }
 
   void add_trees(std::int32_t channel, std::int32_t channels) {
-    const auto nodes = static_cast<std::int64_t>(domain_begin_.size()) - 1;
+    const auto nodes = std::ssize(domain_begin_) - 1;
     const double flow = 0.25 / channels;  // of twice the buffer; half of it in each tree
-    const auto rank_of = [&](std::int64_t node) {
-      return members(static_cast<std::size_t>(node))[at(channel)];
-    };
+    const auto rank_of = [&](std::int64_t node) { return members(at(node))[at(channel)]; };
     for (std::int64_t node = 0; node < nodes; ++node) {
       for (const std::int64_t up : {parent_in_first(nodes, node), parent_in_second(nodes, node)}) {
         if (up < 0) continue;
@@ -255,7 +247,7 @@ class Router {
     find_exits(to, in_);
     // As many as the side with more: a node without a port of this rail takes them all in.
     const std::size_t parts = std::max(out_.size(), in_.size());
-    const double part = flow / static_cast<double>(parts);
+    const double part = flow / as_double(parts);
     double hop = 0;
     for (std::size_t i = 0; i < parts; ++i) {
       const Exit& receiver = in_[i % in_.size()];
@@ -274,7 +266,7 @@ class Router {
       }
       hop += enter(tally, to.rank, receiver, part);
     }
-    return hop / static_cast<double>(parts);
+    return hop / as_double(parts);
   }
 
   // Where a port of another rail takes the flow in, the sender goes there over NVLink (PXN) rather
@@ -336,7 +328,7 @@ class Router {
   }
 
   double latency(std::int32_t wire) const {
-    return static_cast<double>(t_.wires[at(wire)].latency.nanoseconds());
+    return as_double(t_.wires[at(wire)].latency.nanoseconds());
   }
 
   // --- sharing the wires ---

@@ -29,8 +29,7 @@ struct RankGroups {
   std::vector<std::int32_t> begin;  // per group and one more
   std::size_t size() const { return begin.size() - 1; }
   std::span<const std::int32_t> group(std::size_t i) const {
-    return std::span(ranks).subspan(static_cast<std::size_t>(begin[i]),
-                                    static_cast<std::size_t>(begin[i + 1] - begin[i]));
+    return std::span(ranks).subspan(at(begin[i]), at(begin[i + 1] - begin[i]));
   }
 };
 

@@ -1,7 +1,6 @@
 // Shortest paths between switches, for the router alone.
 #pragma once
 
-#include <algorithm>
 #include <cstdint>
 #include <span>
 #include <unordered_map>
@@ -109,8 +108,7 @@ class SwitchPaths {
           if (!nearer(n)) continue;
           const double part = rate > 0 ? share * rate_of(n.end) / rate : share;
           route.steps.push_back({n.end, part});
-          route.latency +=
-              part * static_cast<double>(topology_.wires[n.end / 2].latency.nanoseconds());
+          route.latency += part * as_double(topology_.wires[n.end / 2].latency.nanoseconds());
           reached[n.device] += part;
         }
       }

@@ -34,7 +34,7 @@ class TopologyBuilder {
       topology_.gpus += group.count * group.kind.gpus;
       has_network_ = has_network_ || !group.leaves.empty();
     }
-    topology_.nodes.reserve(static_cast<std::size_t>(layout.nodes()));
+    topology_.nodes.reserve(at(layout.nodes()));
     reserve();
     add_gpus();
     std::int32_t node = 0;
@@ -44,7 +44,7 @@ class TopologyBuilder {
           nvswitch_ = add(DeviceKind::kNvSwitch, node, 0);
           ++topology_.domains;
         }
-        topology_.nodes[static_cast<std::size_t>(node)].domain = topology_.domains - 1;
+        topology_.nodes[at(node)].domain = topology_.domains - 1;
         add_node(group, node);
       }
     }
@@ -68,10 +68,10 @@ class TopologyBuilder {
     std::size_t devices = topology_.layout.switches.size();
     std::size_t wires = topology_.layout.links.size();
     for (const NodeGroup& group : topology_.layout.groups) {
-      const auto count = static_cast<std::size_t>(group.count);
-      const auto gpus = static_cast<std::size_t>(group.kind.gpus);
-      const auto nics = static_cast<std::size_t>(group.kind.nics);
-      const auto slots = static_cast<std::size_t>(group.kind.pcie_switches);
+      const auto count = at(group.count);
+      const auto gpus = at(group.kind.gpus);
+      const auto nics = at(group.kind.nics);
+      const auto slots = at(group.kind.pcie_switches);
       devices += count * (gpus + nics + slots + 1);
       wires += count * (2 * gpus + 2 * nics);
     }
@@ -100,7 +100,7 @@ class TopologyBuilder {
 
   void add_node(const NodeGroup& group, std::int32_t node) {
     const NodeKind& kind = group.kind;
-    TopologyNode& place = topology_.nodes[static_cast<std::size_t>(node)];
+    TopologyNode& place = topology_.nodes[at(node)];
     for (std::int32_t i = 0; i < place.gpus; ++i) {
       topology_.link_of.push_back(connect(place.first_gpu + i, nvswitch_,
                                           part_of(kind.gpu_link, {node, kGpu, i}),
@@ -113,7 +113,7 @@ class TopologyBuilder {
       switches.push_back(add(DeviceKind::kPcieSwitch, node, i));
     }
     for (std::int64_t i = 0; i < place.gpus && switch_count > 0; ++i) {
-      const auto near = static_cast<std::size_t>(i * switch_count / place.gpus);
+      const auto near = at(i * switch_count / place.gpus);
       slots.push_back(connect(place.first_gpu + static_cast<std::int32_t>(i), switches[near],
                               kind.host_link, part(kind.nic_latency, 8)));
     }
@@ -126,7 +126,7 @@ class TopologyBuilder {
   void add_port(const NodeGroup& group, std::int32_t node, std::int32_t index) {
     Port port;
     port.device = add(DeviceKind::kNic, node, index);
-    port.on = group.leaves[static_cast<std::size_t>(index) % group.leaves.size()];
+    port.on = group.leaves[at(index) % group.leaves.size()];
     topology_.ports.push_back(port);
   }
 
@@ -134,14 +134,14 @@ class TopologyBuilder {
   void add_access(const NodeKind& kind, const TopologyNode& place,
                   const std::vector<std::int32_t>& slots,
                   const std::vector<std::int32_t>& switches) {
-    std::vector<std::int32_t> behind(static_cast<std::size_t>(place.ports), -1);
-    const auto count = static_cast<std::int64_t>(switches.size());
+    std::vector<std::int32_t> behind(at(place.ports), -1);
+    const auto count = std::ssize(switches);
     for (std::int32_t p = 0; p < place.ports && count > 0; ++p) {
-      const Port& port = topology_.ports[static_cast<std::size_t>(place.first_port + p)];
-      const auto own = static_cast<std::size_t>(p * count / place.ports);
+      const Port& port = topology_.ports[at(place.first_port + p)];
+      const auto own = at(p * count / place.ports);
       if (fraction({node_of(place), kNic, p}) > 0) {
-        behind[static_cast<std::size_t>(p)] = connect(
-            switches[own], port.device, port_rate(kind, place, p), part(kind.nic_latency, 8));
+        behind[at(p)] = connect(switches[own], port.device, port_rate(kind, place, p),
+                                part(kind.nic_latency, 8));
       }
     }
     const std::int32_t each = place.ports / std::max(1, place.gpus);
@@ -153,11 +153,10 @@ class TopologyBuilder {
       for (std::int32_t p = from; p < from + std::max(1, each); ++p) {
         if (fraction({node_of(place), kNic, p}) <= 0) continue;
         const std::int32_t port_index = place.first_port + p;
-        Port& port = topology_.ports[static_cast<std::size_t>(port_index)];
+        Port& port = topology_.ports[at(port_index)];
         if (port.owner < 0) port.owner = place.first_gpu + g;
         if (count > 0) {
-          topology_.access.push_back({port_index, slots[static_cast<std::size_t>(g)],
-                                      behind[static_cast<std::size_t>(p)]});
+          topology_.access.push_back({port_index, slots[at(g)], behind[at(p)]});
         } else {
           topology_.access.push_back({port_index,
                                       connect(place.first_gpu + g, port.device,
@@ -175,24 +174,22 @@ class TopologyBuilder {
       add(DeviceKind::kSwitch, -1, static_cast<std::int64_t>(i));
     }
     for (const TopologyNode& place : topology_.nodes) {
-      const NodeKind& kind = layout.groups[static_cast<std::size_t>(place.group)].kind;
+      const NodeKind& kind = layout.groups[at(place.group)].kind;
       for (std::int32_t p = 0; p < place.ports; ++p) {
         if (fraction({node_of(place), kNic, p}) <= 0) continue;
-        Port& port = topology_.ports[static_cast<std::size_t>(place.first_port + p)];
-        const Time at_switch = part(layout.switches[static_cast<std::size_t>(port.on)].latency, 2);
+        Port& port = topology_.ports[at(place.first_port + p)];
+        const Time at_switch = part(layout.switches[at(port.on)].latency, 2);
         port.wire = connect(port.device, topology_.first_switch + port.on,
                             port_rate(kind, place, p), part(kind.nic_latency, 4) + at_switch);
       }
     }
     for (const SwitchLink& link : layout.links) {
-      const auto half = [&](std::int32_t end) {
-        return part(layout.switches[static_cast<std::size_t>(end)].latency, 2);
-      };
+      const auto half = [&](std::int32_t end) { return part(layout.switches[at(end)].latency, 2); };
       const std::int32_t wire =
           connect(topology_.first_switch + link.a, topology_.first_switch + link.b,
                   BytesPerSecond(link.rate.value() * (1 - link.background)),
                   link.latency + half(link.a) + half(link.b));
-      topology_.wires[static_cast<std::size_t>(wire)].background = link.background;
+      topology_.wires[at(wire)].background = link.background;
     }
   }
 
@@ -221,7 +218,7 @@ class TopologyBuilder {
   }
 
   std::int64_t node_of(const TopologyNode& place) const {
-    return topology_.node_of[static_cast<std::size_t>(place.first_gpu)];
+    return topology_.node_of[at(place.first_gpu)];
   }
 
   Topology topology_;
@@ -240,8 +237,7 @@ std::string node_name(const Topology& topology, std::int64_t node) {
   std::int64_t first = 0;
   for (const NodeGroup& group : topology.layout.groups) {
     if (node < first + group.count) {
-      return group.names.empty() ? fmt::format("n{}", node)
-                                 : group.names[static_cast<std::size_t>(node - first)];
+      return group.names.empty() ? fmt::format("n{}", node) : group.names[at(node - first)];
     }
     first += group.count;
   }
@@ -251,17 +247,16 @@ std::string node_name(const Topology& topology, std::int64_t node) {
 
 std::string device_name(const Topology& topology, std::int64_t device) {
   static constexpr const char* kNames[] = {"gpu", "nvswitch", "pcieswitch", "nic"};
-  const Device& d = topology.devices[static_cast<std::size_t>(device)];
+  const Device& d = topology.devices[at(device)];
   if (d.kind == DeviceKind::kSwitch) {
-    const NetworkSwitch& s = topology.layout.switches[static_cast<std::size_t>(d.index)];
+    const NetworkSwitch& s = topology.layout.switches[at(d.index)];
     return s.pod < 0 ? s.name : fmt::format("pod{}.leaf{}", s.pod, s.rail);
   }
-  return fmt::format("{}.{}{}", node_name(topology, d.node),
-                     kNames[static_cast<std::size_t>(d.kind)], d.index);
+  return fmt::format("{}.{}{}", node_name(topology, d.node), kNames[at(d.kind)], d.index);
 }
 
 std::string wire_name(const Topology& topology, std::int64_t wire) {
-  const Wire& w = topology.wires[static_cast<std::size_t>(wire)];
+  const Wire& w = topology.wires[at(wire)];
   return fmt::format("{} - {}", device_name(topology, w.a), device_name(topology, w.b));
 }
 

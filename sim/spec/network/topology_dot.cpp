@@ -31,8 +31,7 @@ std::string to_dot(const Topology& topology, std::span<const float> used) {
   Graph graph(topology.devices.size());
   for (std::size_t i = 0; i < topology.wires.size(); ++i) {
     const Wire& wire = topology.wires[i];
-    boost::add_edge(static_cast<std::size_t>(wire.a), static_cast<std::size_t>(wire.b), Edge{i},
-                    graph);
+    boost::add_edge(at(wire.a), at(wire.b), Edge{i}, graph);
   }
   const auto name_vertex = [&](std::ostream& out, std::size_t v) {
     const DeviceKind kind = topology.devices[v].kind;

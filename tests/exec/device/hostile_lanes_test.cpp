@@ -12,7 +12,7 @@
 #include <string>
 #include <vector>
 
-#include "exec/device/hostile_accelerator.h"
+#include "tests/exec/device/hostile_accelerator.h"
 #include "tests/exec/device/planted_faults.h"
 
 namespace foreshard {

@@ -9,10 +9,10 @@
 
 #include "exec/comm/rank_threads.h"
 #include "exec/device/host_accelerator.h"
-#include "exec/device/hostile_accelerator.h"
 #include "exec/engine/engine.h"
 #include "exec/engine/schedule.h"
 #include "sim/graph/training_step.h"
+#include "tests/exec/device/hostile_accelerator.h"
 #include "tests/exec/device/planted_faults.h"
 #include "tests/exec/engine/engine_runs.h"
 

@@ -12,10 +12,8 @@
 #include <string>
 #include <vector>
 
-#include "interop/frameworks/accelerate.h"
-#include "interop/frameworks/deepspeed.h"
+#include "interop/frameworks/frameworks.h"
 #include "interop/frameworks/toml_config.h"
-#include "interop/frameworks/torchtitan.h"
 #include "sim/spec/plan_keys.h"
 #include "tests/support/generators.h"
 

@@ -1,11 +1,10 @@
 // Megatron-Bridge's and NeMo's settings become a plan of runtime megatron.
-#include "interop/frameworks/megatron.h"
-
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <string>
 
+#include "interop/frameworks/frameworks.h"
 #include "sim/base/config.h"
 #include "sim/base/error.h"
 

@@ -9,8 +9,8 @@
 #include <string>
 #include <vector>
 
-#include "interop/steps/likely_stack.h"
 #include "interop/steps/training_job.h"
+#include "interop/steps/training_rows.h"
 #include "sim/base/error.h"
 #include "sim/spec/checks/plan_check.h"
 #include "tests/interop/training_cells.h"

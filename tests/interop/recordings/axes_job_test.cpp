@@ -1,11 +1,11 @@
 // torchtitan's own models over the axes of a mesh, as PyTorch recorded them (tests/axes).
-#include "interop/recordings/axes_job.h"
-
 #include <gtest/gtest.h>
 
 #include <cstddef>
 #include <filesystem>
 #include <vector>
+
+#include "interop/recordings/recorded_job.h"
 
 namespace foreshard {
 namespace {

@@ -61,8 +61,8 @@ TEST(HfCases, MoreCasesAreForecastAsWell) {
   EXPECT_LT(errors[errors.size() / 2], 0.0005);
 }
 
-// Captured under foreshard-null from the training codes themselves (reports/preset_cases.py), of
-// which the plan says what somebody would type.
+// Captured under foreshard-null from the training codes themselves (tests/presets/preset_cases.py),
+// of which the plan says what somebody would type.
 TEST(HfCases, PresetsAreWhatTheirCodesDo) {
   // docs/stacks.md says what of each no plan says.
   const std::vector<std::string> known = {"titan_tied", "torchtune_own"};

@@ -1,12 +1,11 @@
 // Tables in the words of those who publish them: what a row becomes, and what is refused by name.
-#include "interop/steps/published_words.h"
-
 #include <gtest/gtest.h>
 
 #include <string>
 
 #include "interop/steps/score_steps.h"
 #include "interop/steps/training_job.h"
+#include "interop/steps/training_rows.h"
 #include "sim/base/error.h"
 
 namespace foreshard::published_words_test {

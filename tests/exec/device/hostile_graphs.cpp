@@ -5,7 +5,7 @@
 #include <mutex>
 #include <stdexcept>
 
-#include "exec/device/hostile_parts.h"
+#include "tests/exec/device/hostile_parts.h"
 
 namespace foreshard {
 

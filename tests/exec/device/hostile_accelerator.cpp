@@ -1,4 +1,4 @@
-#include "exec/device/hostile_accelerator.h"
+#include "tests/exec/device/hostile_accelerator.h"
 
 #include <algorithm>
 #include <cstring>
@@ -7,9 +7,9 @@
 #include <utility>
 #include <vector>
 
-#include "exec/device/hostile_operators.h"
 #include "exec/device/paced_move.h"
 #include "sim/spec/plan.h"
+#include "tests/exec/device/hostile_operators.h"
 
 namespace foreshard {
 namespace {

@@ -1,4 +1,4 @@
-#include "exec/device/hostile_arguments.h"
+#include "tests/exec/device/hostile_arguments.h"
 
 #include <ATen/Functions.h>
 #include <ATen/ops/from_blob.h>

@@ -1,9 +1,9 @@
-// ATen's operators on a HostileGpu: see exec/device/hostile_accelerator.h.
+// ATen's operators on a HostileGpu: see tests/exec/device/hostile_accelerator.h.
 #pragma once
 
 #include <memory>
 
-#include "exec/device/hostile_gpu.h"
+#include "tests/exec/device/hostile_gpu.h"
 
 namespace foreshard {
 

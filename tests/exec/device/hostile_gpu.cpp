@@ -2,14 +2,14 @@
 // off, one after another, in the order that the seed says, until what it waits for is done; nothing
 // else runs them. Orders are held twice: by the queues, for what is computed, and by vector clocks,
 // for what is refused.
-#include "exec/device/hostile_gpu.h"
+#include "tests/exec/device/hostile_gpu.h"
 
 #include <cstring>
 #include <stdexcept>
 #include <thread>
 #include <utility>
 
-#include "exec/device/hostile_parts.h"
+#include "tests/exec/device/hostile_parts.h"
 
 namespace foreshard {
 namespace {

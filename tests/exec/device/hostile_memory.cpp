@@ -1,4 +1,4 @@
-#include "exec/device/hostile_memory.h"
+#include "tests/exec/device/hostile_memory.h"
 
 #include <sys/mman.h>
 #include <unistd.h>

@@ -1,5 +1,5 @@
-// A stand-in as hostile as a GPU (exec/device/hostile_gpu.h): the engine's device half runs on it
-// with its own operators, and what host_accelerator.h forgives fails.
+// A stand-in as hostile as a GPU (tests/exec/device/hostile_gpu.h): the engine's device half runs
+// on it with its own operators, and what host_accelerator.h forgives fails.
 //
 // Tensors are of the device `privateuseone:0`; every operator of ATen that is given such tensors
 // goes to the current lane of the thread's accelerator, where it is computed by ATen's own CPU
@@ -10,7 +10,7 @@
 #include <memory>
 
 #include "exec/device/accelerator.h"
-#include "exec/device/hostile_gpu.h"
+#include "tests/exec/device/hostile_gpu.h"
 
 namespace foreshard {
 

@@ -8,7 +8,7 @@
 #include <thread>
 #include <vector>
 
-#include "exec/device/hostile_gpu.h"
+#include "tests/exec/device/hostile_gpu.h"
 
 namespace foreshard {
 

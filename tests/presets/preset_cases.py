@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
 """Presets of training codes against captures of these codes' own training step: a table.
 
-    reports/preset_cases.py BIN [NAME ...] [--path TRAINER=FOLDER ...] [--keep FOLDER]
-    reports/preset_cases.py BIN --record tests/preset_cases      the captures as cases for `foreshard conform`
+    tests/presets/preset_cases.py BIN [NAME ...] [--path TRAINER=FOLDER ...] [--keep FOLDER]
+    tests/presets/preset_cases.py BIN --record tests/preset_cases      the captures as cases for `foreshard conform`
 
-BIN has foreshard-null and foreshard. A case of presets/cases.json says what runs (`run`: the code's own options, read by
-presets/TRAINER_train.py) and what somebody who plans it would type (`set`: keys of a plan). The code runs three steps as
+BIN has foreshard-null and foreshard. A case of cases.json says what runs (`run`: the code's own options, read by
+TRAINER_train.py) and what somebody who plans it would type (`set`: keys of a plan). The code runs three steps as
 rank 0 of 8 under foreshard-null; compared are the collectives of the last one in order and bytes, the peak of what tensors
 ask for less cuBLAS' workspaces, and what the caching allocator holds. Needs PyTorch 2.11 with the codes: those of --path
 are taken from a folder that pip filled (pip install --no-deps --target FOLDER torchtitan==0.2.2), others are python3's.
@@ -18,11 +18,11 @@ import subprocess
 import sys
 import tempfile
 
-sys.path.insert(0, str(pathlib.Path(__file__).parent))
+HERE = pathlib.Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE.parents[1] / "reports"))
 from hf_captures import step_collectives  # noqa: E402
 from hf_cases import WORKSPACES, recorded, same, scheduled  # noqa: E402
 
-HERE = pathlib.Path(__file__).resolve().parent / "presets"
 WORLD, STEPS = 8, 3
 
 
@@ -92,7 +92,7 @@ def compared(program, said, result):
 
 def drawn():
     """Cases that say all of themselves: of tests/preset_cases, those with a program."""
-    for file in sorted((HERE.parents[1] / "tests/preset_cases").glob("*.json")):
+    for file in sorted((HERE.parent / "preset_cases").glob("*.json")):
         held = json.loads(file.read_text(encoding="utf-8"))
         if "program" in held["case"]:
             yield file.stem, {"null": [], **held["case"], "config": held["config"]}

@@ -10,7 +10,7 @@
 //                  bytes where work may touch them, and ATen's CPU kernel is called. Where an
 //                  operator makes its result, its shape is found by calling it on zeros of the same
 //                  shapes first.
-#include "exec/device/hostile_operators.h"
+#include "tests/exec/device/hostile_operators.h"
 
 #include <ATen/Functions.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
@@ -20,7 +20,7 @@
 #include <stdexcept>
 #include <utility>
 
-#include "exec/device/hostile_arguments.h"
+#include "tests/exec/device/hostile_arguments.h"
 
 namespace foreshard {
 

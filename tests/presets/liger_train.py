@@ -11,7 +11,7 @@ import tempfile
 from liger_kernel.transformers import apply_liger_kernel_to_llama
 from watch import said
 
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "reports"))
 import hf_train  # noqa: E402
 
 case = said()

@@ -1,6 +1,6 @@
 // Memory is cut into spans at the borders of all extents seen; each knows its last writer and who
 // has read since. A writer must be ordered after both, a reader after the writer.
-#include "exec/device/access_log.h"
+#include "tests/exec/device/access_log.h"
 
 #include <iterator>
 

@@ -11,7 +11,7 @@
 #include <optional>
 #include <vector>
 
-#include "exec/device/access_log.h"
+#include "tests/exec/device/access_log.h"
 
 namespace foreshard {
 

@@ -31,8 +31,8 @@
 #include <string>
 #include <vector>
 
-#include "exec/device/access_log.h"
-#include "exec/device/hostile_memory.h"
+#include "tests/exec/device/access_log.h"
+#include "tests/exec/device/hostile_memory.h"
 
 namespace foreshard {
 

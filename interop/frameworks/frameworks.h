@@ -1,0 +1,60 @@
+// Settings of other training codes, read into plans and written from them, a code after the other.
+#pragma once
+
+#include "interop/frameworks/foreign_plan.h"
+
+namespace foreshard {
+
+// Hugging Face Accelerate's YAML (`accelerate config`): FSDP1, FSDP2, DDP and DeepSpeed.
+//
+// Keys and defaults are Accelerate's (src/accelerate/commands/config/config_args.py,
+// utils/launch.py and FullyShardedDataParallelPlugin in utils/dataclasses.py, 1.14). Its parser
+// refuses a file with any other key at the top, so a file says of a plan what these keys can say
+// and no more: neither model nor batch.
+
+bool looks_like_accelerate(const ConfigNode& root);
+// Throws ConfigError.
+ForeignPlan read_accelerate(const ConfigNode& root);
+
+// For runtimes fsdp2, fsdp1, ddp and zero1 to zero3. Throws Error(kMissingCapability) for native.
+Exported export_accelerate(const ExportJob& job);
+
+// DeepSpeed's JSON configuration: "zero_optimization" and what stands beside it. Names and defaults
+// are DeepSpeed's (deepspeed/runtime/zero/config.py and runtime/config.py, 0.19).
+//
+// "auto" (Hugging Face's Trainer fills it in) counts as absent and is listed.
+
+// Throws ConfigError.
+ForeignPlan read_deepspeed(const ConfigNode& root);
+
+// Precondition: runtime zero1, zero2 or zero3 (translate() makes one of the others).
+Exported export_deepspeed(const ExportJob& job);
+
+// Settings of Megatron-Core's training codes as YAML or JSON: Megatron-Bridge's ConfigContainer
+// (model, train, ddp, comm_overlap, optimizer; megatron-bridge 0.2 training/config.py) and NeMo's
+// (model, trainer; examples/nlp/language_modeling/conf/megatron_gpt_config.yaml of 1.23; data,
+// optim, trainer.strategy of 2.0's recipes).
+
+// Whether it names Megatron-Core's degrees of parallelism.
+bool looks_like_megatron(const ConfigNode& root);
+
+// A plan of runtime megatron. Throws ConfigError.
+ForeignPlan read_megatron(const ConfigNode& root);
+
+// TorchTitan's job configuration: TOML (until 2026), and the JSON that debug.save_config_file or
+// --job.save_config_file writes, whose keys are the same but for a few that were renamed.
+//
+// Sources: torchtitan, torchtitan/config/job_config.py at 01e1814a (TOML:
+// training.local_batch_size, training.seq_len, parallelism.*, activation_checkpoint.*, compile.*),
+// torchtitan/config/ and trainer.py at b5bcd76c (JSON:
+// training.num_tokens_per_microbatch_per_dp_rank, training.max_context_length,
+// training.num_tokens_per_train_step).
+
+bool looks_like_torchtitan(const ConfigNode& root);
+// Throws ConfigError.
+ForeignPlan read_torchtitan(const ConfigNode& root);
+
+// The TOML form. Precondition: runtime fsdp2 (translate() makes one of the others).
+Exported export_torchtitan(const ExportJob& job);
+
+}  // namespace foreshard

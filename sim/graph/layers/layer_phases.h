@@ -1,0 +1,36 @@
+// The phases of a layer's program, one writer after the other.
+#pragma once
+
+#include "sim/graph/layers/layer_program_writer.h"
+
+namespace foreshard {
+
+// The phases of a layer's program that run its operations forward.
+
+// Writes LayerProgram::forward and LayerProgram::saved.
+void write_forward(LayerProgramWriter& writer);
+
+// Writes LayerProgram::recompute, of a checkpointed layer; forward is written.
+void write_recompute(LayerProgramWriter& writer);
+
+// What is kept of a layer goes into the stack of all layers, or comes out of it
+// (ModuleKernels::scan); forward is written.
+void copy_stacked(LayerProgramWriter& writer, Pass pass);
+
+// The phase of a layer's program that runs autograd's nodes.
+
+// Writes LayerProgram::backward and LayerProgram::weight_gradients; forward and, of a checkpointed
+// layer, recompute are written.
+void write_backward(LayerProgramWriter& writer);
+
+// Ring attention in a layer's program: collectives, kernels and temporaries of one attention over
+// the ranks of mesh.cp (Operation::ring).
+
+// All but the operation's outputs. Returns the slots that go when those are there.
+LayerProgramWriter::Slots write_ring_forward(LayerProgramWriter& writer, const Operation& op,
+                                             MemoryCategory category);
+
+// All but the gradients of q, k and v. Returns the slots that go when those are there.
+LayerProgramWriter::Slots write_ring_backward(LayerProgramWriter& writer, const Operation& op);
+
+}  // namespace foreshard
