@@ -134,7 +134,7 @@ constexpr PlanKey kComputeKeys[] = {
                    "Keys and values of every block are kept until the model's outputs go "
                    "(transformers' use_cache left on in training).",
                    .quiet = true),
-    FORESHARD_FLAG("kernels.strided_bias", kernels.strided_bias,
+    FORESHARD_FLAG(kernels.strided_bias,
                    "The bias of positions (T5) lies heads innermost, which no fused kernel takes "
                    "(transformers 5.15 to 5.19).",
                    .quiet = true),

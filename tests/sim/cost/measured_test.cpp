@@ -128,12 +128,31 @@ TEST(CurveSeconds, ScoresThatAreMaskedOrDroppedTakeLonger) {
 // 262,144 heads of 64 values: 385 us of an H200, where their bytes take 20.
 TEST(RowSeconds, ShortRowsOfANormTakeABlockEach) {
   const Gpu gpu = hopper();
+  MemoryCurve streams;
+  streams.fraction = 0.9;
   Kernel kernel;
   kernel.memory_class = MemoryClass::kNormForward;
   kernel.m = 262144;
-  EXPECT_NEAR(row_seconds(kernel, gpu), 385e-6, 4e-6);
+  EXPECT_NEAR(row_seconds(kernel, streams, gpu), 385e-6, 4e-6);
   kernel.memory_class = MemoryClass::kGeneratedNorm;
-  EXPECT_EQ(row_seconds(kernel, gpu), 0);
+  EXPECT_EQ(row_seconds(kernel, streams, gpu), 0);
+}
+
+// 16,384 rows of 1,024 values in 16 bits: 35 us for the input's gradient and 79 for the weights'.
+TEST(RowSeconds, WeightsOfANarrowNormGoDownItsRows) {
+  Gpu gpu = hopper();
+  gpu.memory_bandwidth = BytesPerSecond(4.8e12);
+  MemoryCurve streams;
+  streams.fraction = 0.9;
+  Kernel kernel;
+  kernel.memory_class = MemoryClass::kNormBackward;
+  kernel.m = 16384;
+  kernel.bytes = Bytes(3LL * 16384 * 1024 * 2);
+  EXPECT_NEAR(row_seconds(kernel, streams, gpu), 114e-6, 0.15 * 114e-6);
+  // Above 65,536 rows narrow ones share their columns.
+  kernel.m = 131072;
+  kernel.bytes = Bytes(3LL * 131072 * 1024 * 2);
+  EXPECT_LT(row_seconds(kernel, streams, gpu), 131072 / 16384 * 79e-6);
 }
 
 TEST(SecondsAt, LinesBetweenPoints) {
