@@ -114,9 +114,10 @@ TEST(Heat, PointsOfOnesOwnWereMeasuredHot) {
   GemmPoint& point = measured.measured.gemm.back();
   point.m = point.n = point.k = 8192;
   point.seconds = 2e-3;
-  const auto [alone, beside] = alone_and_beside(costs(600, measured));
-  EXPECT_NEAR(alone, 2e-3, 1e-6);
-  EXPECT_NEAR(beside, alone, 1e-6);
+  const CostModel model = costs(600, measured);
+  const auto [alone, beside] = alone_and_beside(model);
+  EXPECT_NEAR(alone, model.price(product()).seconds, 1e-9);
+  EXPECT_NEAR(beside, alone, 1e-9);
 }
 
 }  // namespace
