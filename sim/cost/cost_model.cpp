@@ -566,16 +566,16 @@ LinkUse used_by(const LinkShares& most, const CollectiveModel& model, Collective
 
 // Rows, not steps: a limit binds over tens of milliseconds, as long as a pass is made of rows
 // alike, and a row's price does not follow from what else is in the graph.
-double CostModel::heat(const EventGraph& graph, const Work& work) const {
+double CostModel::heat(std::span<const Kernel> kernels, std::span<const KernelPrice> prices) const {
   const HeatCurve& curve = calibration_.heat;
   // Points of one's own were measured as hot as layers run.
   const bool is_measured = !calibration_.measured.gemm.empty();
   if (curve.idle <= 0 || cluster_.gpu.power_limit <= 0 || is_measured) return 1;
   const double fp8 = cluster_.gpu.peak_bf16.value() / cluster_.gpu.peak_fp8.value();
   HeatLoad load;
-  for (std::uint32_t k = work.kernels_begin; k < work.kernels_end; ++k) {
-    const Kernel& kernel = graph.kernels[k];
-    const double seconds = price(kernel).seconds;
+  for (std::size_t k = 0; k < kernels.size(); ++k) {
+    const Kernel& kernel = kernels[k];
+    const double seconds = prices[k].seconds;
     load.joules += curve.joules_per_byte * as_double(kernel.bytes.count());
     if (kernel.kind == KernelKind::kGemm) {
       load.products += curve.cool * seconds;
@@ -614,6 +614,7 @@ CostTable CostModel::price(const EventGraph& graph, const FactorDraw& draw) cons
     gaps[i] = latency_gap(cluster_, group, choices_.collectives.version);
   }
   const std::vector<LinkShares> links = shared_links(cluster_, groups);
+  std::vector<KernelPrice> prices;  // of a row's kernels
   for (const Work& work : graph.works) {
     double seconds = 0;
     double last = 0;
@@ -647,9 +648,15 @@ CostTable CostModel::price(const EventGraph& graph, const FactorDraw& draw) cons
       (host_price->by_host ? on_host : seconds) = host_price->seconds;
       evidence = weaker(evidence, host_price->evidence);
     }
-    const double hot = host_price ? 1 : heat(graph, work);
-    for (std::uint32_t k = work.kernels_begin; k < work.kernels_end && !host_price; ++k) {
-      const KernelPrice p = price(graph.kernels[k]);
+    std::span<const Kernel> kernels;
+    if (!host_price) {
+      kernels = std::span(graph.kernels)
+                    .subspan(work.kernels_begin, work.kernels_end - work.kernels_begin);
+    }
+    prices.clear();
+    for (const Kernel& kernel : kernels) prices.push_back(price(kernel));
+    const double hot = heat(kernels, prices);
+    for (const KernelPrice& p : prices) {
       last = p.seconds * scale(p.factor);
       if (p.factor == Factor::kGemm) last *= hot;
       if (p.factor != Factor::kMemoryBound) last *= slowest;  // clocks differ, memory hardly

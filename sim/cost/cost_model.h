@@ -14,6 +14,7 @@
 #include <array>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -70,8 +71,6 @@ class CostModel {
   std::optional<CollectivePrice> collective(EventKind collective, Bytes bytes,
                                             const GroupShape& group) const;
 
-  // How often as long as price(kernel) says the products of one of its rows take.
-  double heat(const EventGraph& graph, const Work& work) const;
   CostTable price(const EventGraph& graph) const { return price(graph, center()); }
   CostTable price(const EventGraph& graph, const FactorDraw& draw) const;
 
@@ -95,6 +94,8 @@ class CostModel {
   // By the smooth curves alone.
   KernelPrice curve_price(const Kernel& kernel) const;
   KernelPrice memory_price(const Kernel& kernel) const;
+  // How often as long as their prices say the products of a row of these kernels take.
+  double heat(std::span<const Kernel> kernels, std::span<const KernelPrice> prices) const;
   KernelPrice copy_price(Bytes written) const;  // a gather of a group of one
   std::optional<CollectiveModel> collective_model(const GroupShape& group) const;
   KernelPrice curve_price(EventKind collective, Bytes bytes, const GroupShape& group) const;
