@@ -205,7 +205,7 @@ class HalvesRotation {
   HalvesRotation(LayerSpec& layer, const ModelDims& dims, const Plan& plan)
       : layer_(layer), rows_(dims.max_positions), width_(dims.head_dim) {
     const Mesh& mesh = plan.mesh;
-    is_wrapped_ = mesh.tp == 1 || mesh.fsdp() * mesh.replicate > 1;
+    is_wrapped_ = mesh.is_wrapped();
     gathers_ = mesh.cp > 1;
     is_cast_ = plan.compute_dtype() != DType::kFp32;
   }
@@ -373,8 +373,7 @@ RecordedJob read_axes_job(const RecordingFolder& folder, std::size_t row) {
   plan.reduce_dtype = s.dtype("reduce_dtype");
   plan.master_dtype = plan.optimizer.state = s.dtype("orig_dtype");
   // Without fully_shard nothing casts (distributed/utils.py, maybe_enable_amp).
-  const bool is_wrapped = plan.mesh.tp == 1 || plan.mesh.fsdp() * plan.mesh.replicate > 1;
-  plan.param_dtype = is_wrapped ? s.dtype("param_dtype") : plan.master_dtype;
+  plan.param_dtype = plan.mesh.is_wrapped() ? s.dtype("param_dtype") : plan.master_dtype;
   multiply_experts_in_bf16(job.model, plan);
   for (LayerSpec& layer : job.model.kinds) {
     if (s.text("model") != "qwen3" || layer.role != LayerRole::kBlock) continue;

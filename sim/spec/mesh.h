@@ -61,6 +61,8 @@ struct Mesh {
   std::int64_t world() const { return shard * replicate * cp * tp; }
   std::int64_t fsdp() const { return shard * cp; }
   std::int64_t efsdp() const { return fsdp() * tp / (ep * etp); }
+  // Whether torchtitan calls fully_shard at all: not for tensor parallelism alone.
+  bool is_wrapped() const { return tp == 1 || fsdp() * replicate > 1; }
   // Ranks with samples of their own.
   std::int64_t data_parallel() const { return shard * replicate; }
   // Whether any rank shares its samples or its weights' products with another.

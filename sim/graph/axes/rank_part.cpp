@@ -102,8 +102,7 @@ LayerSpec as_executed(LayerSpec layer, const Plan& plan) {
 bool parts_table(const Plan& plan) {
   const Mesh& mesh = plan.mesh;
   return plan.runtime.kind == RuntimeKind::kFsdp2 && plan.units.embedding != UnitPlacement::kRoot &&
-         plan.units.embedding != UnitPlacement::kWithHead &&
-         (mesh.tp == 1 || mesh.fsdp() * mesh.replicate > 1);
+         plan.units.embedding != UnitPlacement::kWithHead && mesh.is_wrapped();
 }
 
 // visit(kind, its cut), of each kind once. What a kind hands on follows from what arrives at it.

@@ -214,7 +214,7 @@ class Fsdp2 final : public StepBuilder {
   std::int32_t counted(std::int64_t bytes);
   std::int32_t fetched(std::int64_t bytes);
   void balance_routers();
-  bool is_wrapped() const;
+  bool is_wrapped() const { return plan_.mesh.is_wrapped(); }
   void note_module(std::string_view kind, std::int32_t unit);
   void begin_plain_backward();
   void end_plain_backward(std::string_view cause);

@@ -12,11 +12,6 @@
 
 namespace foreshard {
 
-bool Fsdp2::is_wrapped() const {
-  const Mesh& mesh = plan_.mesh;
-  return mesh.tp == 1 || mesh.fsdp() * mesh.replicate > 1;
-}
-
 void Fsdp2::note_module(std::string_view kind, std::int32_t unit) {
   if (logging_ && log_where_ == "forward") log(kind, {.unit = unit});
 }

@@ -333,8 +333,9 @@ LayerPrograms::Setting LayerPrograms::setting_of(const Plan& plan) {
     setting.early_stop = false;
   }
   if (plan.runtime.kind != RuntimeKind::kFsdp2) return setting;
-  const bool is_wrapped = plan.mesh.tp == 1 || plan.mesh.fsdp() * plan.mesh.replicate > 1;
-  if (!is_wrapped && plan.batch.accumulation > 1) setting.existing = ExistingGradients::kAll;
+  if (!plan.mesh.is_wrapped() && plan.batch.accumulation > 1) {
+    setting.existing = ExistingGradients::kAll;
+  }
   const Fsdp2Version version =
       fsdp2_version(fsdp2_minor(plan.runtime.version).value_or(kNewestFsdp2));
   if (version.autograd_accumulates) {

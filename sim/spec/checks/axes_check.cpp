@@ -61,9 +61,7 @@ Problem problem_of_company(const Plan& plan, const char* key) {
       fmt::format("{}@{} with {}", to_string(plan.runtime.kind), plan.runtime.version, key);
   if (Problem problem = problem_of_capability(plan, Capability::Of::kAxes, who)) return problem;
   const bool is_fsdp2 = plan.runtime.kind == RuntimeKind::kFsdp2;
-  if (!is_fsdp2 || plan.mesh.tp == 1 || plan.mesh.fsdp() * plan.mesh.replicate > 1) {
-    return std::nullopt;
-  }
+  if (!is_fsdp2 || plan.mesh.is_wrapped()) return std::nullopt;
   return problem_of_capability(
       plan, Capability::Of::kPlainTensors,
       "mesh.tp without fully_shard (mesh.shard, mesh.cp and mesh.replicate 1)");
