@@ -229,7 +229,107 @@ def own_kernel(width=512, batch=2, length=256):
     return model, lambda: torch.nn.functional.cross_entropy(model(zeros(batch, length)).flatten(0, 1), zeros(batch * length))
 
 
+def classifier(kind, batch=2, size=224, **more):
+    """Of torchvision; `more` are the sizes of frames before height and width."""
+    import torchvision
+
+    model = torchvision.models.get_model(kind, weights=None, num_classes=100).cuda().train()
+    return model, lambda: torch.nn.functional.cross_entropy(model(torch.randn(batch, 3, *more.values(), size, size, device="cuda")), zeros(batch))
+
+
+def sd3(batch=2, words=77, **changes):
+    from diffusers import SD3Transformer2DModel
+
+    shape = {**dict(sample_size=32, num_layers=4, attention_head_dim=64, num_attention_heads=4, joint_attention_dim=256, caption_projection_dim=256, pooled_projection_dim=128), **changes}
+    with torch.device("cuda"):
+        model = SD3Transformer2DModel(in_channels=16, out_channels=16, pos_embed_max_size=192, **shape).train()
+
+    def loss():
+        noise = torch.randn(batch, 16, shape["sample_size"], shape["sample_size"], device="cuda")
+        said = torch.randn(batch, words, shape["joint_attention_dim"], device="cuda")
+        pooled = torch.randn(batch, shape["pooled_projection_dim"], device="cuda")
+        made = model(noise, timestep=zeros(batch), encoder_hidden_states=said, pooled_projections=pooled).sample
+        return torch.nn.functional.mse_loss(made.float(), noise)
+
+    return model, loss
+
+
+def autoencoder(batch=2, size=64, widths=(32, 64), layers=1):
+    from diffusers import AutoencoderKL
+
+    blocks = len(widths)
+    model = AutoencoderKL(block_out_channels=widths, layers_per_block=layers, latent_channels=4, sample_size=size, down_block_types=("DownEncoderBlock2D",) * blocks,
+                          up_block_types=("UpDecoderBlock2D",) * blocks).cuda().train()
+
+    def loss():
+        given = images(batch, size)
+        return torch.nn.functional.mse_loss(model(given).sample.float(), given)
+
+    return model, loss
+
+
+def click_model(batch=64, tables=4, rows=1000, width=16, hidden=(64, 64)):
+    """Categories in tables, sums of each bag, their products in pairs, two stacks of layers: what recommends."""
+    class Clicks(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.tables = torch.nn.ModuleList(torch.nn.EmbeddingBag(rows, width, mode="sum") for _ in range(tables))
+            self.below = self.stack(13, *hidden, width)
+            self.above = self.stack(width + (tables + 1) * tables // 2, *hidden, 1)
+
+        @staticmethod
+        def stack(*sizes):
+            return torch.nn.Sequential(*[layer for i, o in zip(sizes, sizes[1:]) for layer in (torch.nn.Linear(i, o), torch.nn.ReLU())][:-1])
+
+        def forward(self, numbers, bags):
+            dense = self.below(numbers)
+            found = torch.stack([dense] + [table(bag) for table, bag in zip(self.tables, bags)], 1)
+            pairs = torch.bmm(found, found.transpose(1, 2))
+            i, j = torch.tril_indices(tables + 1, tables + 1, -1, device="cuda")
+            return self.above(torch.cat([dense, pairs[:, i, j]], 1)).squeeze(1)
+
+    with torch.device("cuda"):
+        model = Clicks().train()
+
+    def loss():
+        bags = torch.randint(rows, (tables, batch, 8), device="cuda")
+        return torch.nn.functional.binary_cross_entropy_with_logits(model(torch.randn(batch, 13, device="cuda"), bags), torch.rand(batch, device="cuda"))
+
+    return model, loss
+
+
+def volumes(batch=1, size=32, widths=(8, 16)):
+    """A U-Net over volumes, as medicine segments with."""
+    def block(i, o):
+        return torch.nn.Sequential(torch.nn.Conv3d(i, o, 3, padding=1), torch.nn.InstanceNorm3d(o, affine=True), torch.nn.LeakyReLU(0.01, inplace=True))
+
+    class Net(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            sizes = list(zip((1, *widths), widths))
+            self.down = torch.nn.ModuleList(torch.nn.Sequential(block(i, o), block(o, o)) for i, o in sizes)
+            self.up = torch.nn.ModuleList(torch.nn.ConvTranspose3d(o, i, 2, 2) for i, o in sizes[:0:-1])
+            self.join = torch.nn.ModuleList(block(2 * i, i) for i, _ in sizes[:0:-1])
+            self.head = torch.nn.Conv3d(widths[0], 4, 1)
+
+        def forward(self, x):
+            kept = []
+            for i, level in enumerate(self.down):
+                x = level(x if not i else torch.nn.functional.max_pool3d(x, 2))
+                kept.append(x)
+            for up, join, beside in zip(self.up, self.join, kept[-2::-1]):
+                x = join(torch.cat([up(x), beside], 1))
+            return self.head(x)
+
+    model = Net().cuda().train()
+    return model, lambda: torch.nn.functional.cross_entropy(model(torch.randn(batch, 1, size, size, size, device="cuda")), zeros(batch, size, size, size))
+
+
 OTHERS = {
+    "timm RegNet": lambda: timm_model("regnety_002"), "timm MobileNet": lambda: timm_model("mobilenetv3_small_050"), "timm MLP-Mixer": lambda: timm_model("mixer_s32_224"),
+    "timm EfficientNetV2": lambda: timm_model("efficientnetv2_rw_t"), "torchvision VGG": lambda: classifier("vgg11_bn", size=64),
+    "torchvision video ResNet": lambda: classifier("r3d_18", size=64, frames=8), "torchvision DenseNet": lambda: classifier("densenet121", size=64),
+    "diffusers SD3": sd3, "diffusers AutoencoderKL": autoencoder, "a model of clicks": click_model, "a U-Net over volumes": volumes,
     "timm ConvNeXt": lambda: timm_model("convnext_atto"), "timm Swin": lambda: timm_model("swin_tiny_patch4_window7_224"), "timm ResNet-50": lambda: timm_model("resnet50"),
     "timm ViT": lambda: timm_model("vit_tiny_patch16_224"), "timm EfficientNet": lambda: timm_model("efficientnet_b0"),
     "torchvision RetinaNet": detector, "torchvision DeepLabV3": segmenter, "diffusers DiT": dit, "diffusers SDXL UNet": sdxl,
@@ -259,7 +359,21 @@ REAL = {name: lambda name=name, real=real: transformer(name, *real) for name, re
     "gpt-oss": (dict(hidden_size=2880, intermediate_size=2880, num_hidden_layers=3, num_attention_heads=64, num_key_value_heads=8, head_dim=64, num_local_experts=32, num_experts_per_tok=4), lambda: text(1, 2048)),
     "Qwen3-MoE": (dict(hidden_size=2048, moe_intermediate_size=768, num_hidden_layers=4, num_attention_heads=32, num_key_value_heads=4, head_dim=128, num_experts=64, num_experts_per_tok=8), lambda: text(4, 2048)),
     "BLOOM": (dict(hidden_size=1536, n_layer=24, n_head=16), lambda: text(2, 2048)),
+    "BERT": (LARGE, lambda: text(16, 512)),
+    "OPT": (dict(hidden_size=2048, num_hidden_layers=24, num_attention_heads=32, ffn_dim=8192, word_embed_proj_dim=2048), lambda: text(2, 2048)),
+    "Phi-3": (dict(hidden_size=3072, intermediate_size=8192, num_hidden_layers=10, num_attention_heads=32, num_key_value_heads=32, pad_token_id=0), lambda: text(2, 2048)),
+    "Gemma-3": (dict(hidden_size=1152, intermediate_size=6912, num_hidden_layers=26, num_attention_heads=4, num_key_value_heads=1, head_dim=256, vocab_size=262144, sliding_window=512), lambda: text(2, 1024)),
+    "Mixtral": (dict(hidden_size=2048, intermediate_size=7168, num_hidden_layers=4, num_attention_heads=32, num_key_value_heads=8, num_local_experts=8), lambda: text(4, 2048)),
+    "DeepSeek-V3": (dict(hidden_size=2048, intermediate_size=6144, moe_intermediate_size=1024, num_hidden_layers=4, num_attention_heads=16, num_key_value_heads=16, n_routed_experts=32, num_experts_per_tok=4, n_group=1, topk_group=1, first_k_dense_replace=1, q_lora_rank=768, kv_lora_rank=512, vocab_size=102400), lambda: text(2, 2048)),
+    "GPT-NeoX": (dict(hidden_size=2048, intermediate_size=8192, num_hidden_layers=16, num_attention_heads=16), lambda: text(4, 2048)),
 }.items()} | {
+    "timm RegNet": lambda: timm_model("regnety_064", 128), "timm MobileNet": lambda: timm_model("mobilenetv3_large_100", 256),
+    "timm MLP-Mixer": lambda: timm_model("mixer_l16_224", 64), "timm EfficientNetV2": lambda: timm_model("efficientnetv2_rw_m", 32, 320),
+    "torchvision VGG": lambda: classifier("vgg16_bn", 64), "torchvision video ResNet": lambda: classifier("r3d_18", 16, 112, frames=16),
+    "torchvision DenseNet": lambda: classifier("densenet161", 64),
+    "diffusers SD3": lambda: sd3(8, 333, sample_size=64, num_layers=12, num_attention_heads=24, joint_attention_dim=4096, caption_projection_dim=1536, pooled_projection_dim=2048),
+    "diffusers AutoencoderKL": lambda: autoencoder(4, 256, (128, 256, 512, 512), 2), "a model of clicks": lambda: click_model(32768, 26, 200000, 128, (512, 256)),
+    "a U-Net over volumes": lambda: volumes(2, 128, (32, 64, 128, 256)),
     "timm ConvNeXt": lambda: timm_model("convnextv2_base", 64), "timm Swin": lambda: timm_model("swinv2_base_window8_256", 32, 256),
     "timm ResNet-50": lambda: timm_model("resnet50", 256), "timm ViT": lambda: timm_model("vit_large_patch16_224", 64),
     "timm EfficientNet": lambda: timm_model("efficientnet_b4", 64, 320), "torchvision RetinaNet": lambda: detector(8, 800),
