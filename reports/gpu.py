@@ -66,7 +66,8 @@ def main():
              "## Forecasts before the run", "",
              "Of steps whose forecast was computed before they ran, with the profile that was shipped then: rows: median and largest error; rows inside",
              "the 90 % interval. Engine: plans of 1B to 8B models on 1 to 512 ranks, of which one GPU runs rank 0, collectives paced as forecast. The forecast",
-             "holds what it says of the slowest of that many GPUs (2 to 4 %), which one GPU does not show. FSDP2: steps at world 1, memory at 1 to 512.",
+             "held what it says of the slowest of that many GPUs (2 to 4 %), which one GPU does not show, until `predict --paced` (2026-11-27, the last round). FSDP2: steps at world 1,",
+             "memory at 1 to 512.",
              "The first round's rows set constants of the profile that the later ones were forecast with; the H200 had no say in anything.", "",
              "| round | engine: step | allocated | reserved | FSDP2: step | allocated | reserved |", "| --- | --- | --- | --- | --- | --- | --- |"]
     folders = sorted(p for p in (ROOT / "reports" / "validation").iterdir() if p.is_dir())
@@ -75,6 +76,14 @@ def main():
         fsdp2 = [r for r in read_rows(folder / "fsdp2.jsonl") if r["status"] == "ok"]
         cells = [of_errors(rows, "blind", q) for rows in (plans, fsdp2) for q in ("step_s", "peak_allocated_bytes", "peak_reserved_bytes")]
         lines.append(f"| {folder.name} | " + " | ".join(cells) + " |")
+    lines += ["", "The same with the profile that `foreshard calibrate` made of the machine's own measurements, minutes before: median and largest error of",
+              "`validate` (the last round: with each product's heat taken off before a plan's is put on, which was no better and is gone).", "",
+              "| round | engine: step | FSDP2: step |", "| --- | --- | --- |"]
+    for folder in folders:
+        errors = [abs(r["step_error"]) for r in read_rows(folder / "plans.jsonl") if "calibrated" in (r.get("forecast") or {}) and r.get("step_error") is not None]
+        if errors:
+            cell = f"{len(errors)}: {percent(statistics.median(errors))}, {percent(max(errors))}"
+            lines.append(f"| {folder.name} | {cell} | {of_errors(read_rows(folder / 'fsdp2.jsonl'), 'calibrated', 'step_s')} |")
     lines += ["", "## The engine beside PyTorch's FSDP2", "",
               "Same GPU, same round; collectives move their bytes inside the GPU on both sides. Best attention kernel of each side; *tuned*: cuDNN attention and",
               "`torch.compile` per block, loss included; *default*: PyTorch 2.11 as it comes, which chooses cuDNN's attention here.", "",

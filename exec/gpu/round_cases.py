@@ -30,12 +30,12 @@ class Cases:
         return ["--device", "standin" if self.standin else "cuda"]
 
     def forecasts(self, log, p, runtime):
-        """{blind, calibrated}: reports, or the reason why there is none."""
-        found = {}
+        """{blind, calibrated}: reports, or the reason why there is none; of the engine as one GPU runs it."""
+        found, paced = {}, ["--paced"] if runtime == "native" else []
         for name, profile in (("blind", []), ("calibrated", self.profile())):
             if name == "calibrated" and not profile:
                 continue
-            status, report = self.answer(log, [self.bin / "foreshard", "predict", *self.job(p, runtime), *profile, "--json"], 60)
+            status, report = self.answer(log, [self.bin / "foreshard", "predict", *self.job(p, runtime), *profile, *paced, "--json"], 60)
             found[name] = report or {"reason": f"predict: exit {status}: {self.log_tail(log, 1)}"}
         return {"created": now(), **found}
 

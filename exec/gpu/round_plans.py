@@ -23,6 +23,8 @@ PLANS = [
     plan("8b-shard-64-free-cudnn", EIGHT, 64, pace=0, attention="cudnn"),
     plan("1b-world-1-cudnn", ONE, 1, attention="cudnn"),
     plan("8b-shard-64-free-cudnn-dots", EIGHT, 64, pace=0, attention="cudnn", **DOTS),
+    plan("8b-shard-64-free-cudnn-some", EIGHT, 64, pace=0, attention="cudnn",
+         **dict(DOTS, recompute="[{layers: 0-16, value: selective}, {layers: 17-31, value: none}]")),
     plan("1b-world-1-cudnn-dots", ONE, 1, attention="cudnn", **DOTS),
     plan("1b-world-1-cudnn-lean", ONE, 1, attention="cudnn", **dict(DOTS, recompute="[{layers: 0-3, value: full}, {layers: 4-21, value: selective}]")),
     plan("3b-shard-16", THREE, 16),
@@ -59,6 +61,8 @@ BESIDE = [("1b, world 1", ["1b-world-1", "1b-world-1-cudnn"], ["1b-world-1-defau
           ("1b, world 1, dots, four blocks whole", ["1b-world-1-cudnn-lean"], ["1b-world-1-default", "1b-world-1-tuned"]),
           ("1b, world 1, dots", ["1b-world-1-cudnn-dots"], ["1b-world-1-default", "1b-world-1-tuned"]),
           ("8b, shard 64, free network, dots", ["8b-shard-64-free-cudnn-dots"],
+           ["8b-world-64-default", "8b-world-64-tuned"]),
+          ("8b, shard 64, free network, dots in 17 of 32 blocks", ["8b-shard-64-free-cudnn-some"],
            ["8b-world-64-default", "8b-world-64-tuned"])]
 
 # FSDP2 beside it: (name, base, world, variant, recompute).
