@@ -141,6 +141,9 @@ class Tree {
     add_job_flags(verb, o->job, kSetHelp);
     add_capture(verb, o->job);
     add_json(verb, o->output);
+    verb->add_flag("--paced", o->job.paced,
+                   "Of one GPU that runs rank 0 by itself (foreshard-exec run --paced): it waits "
+                   "for no slower one");
     verb->add_flag("--ask", o->asks,
                    "Instead: which fact narrows this forecast most (foreshard ask)");
     option(verb, "--trace", o->trace, "FILE", "Also write a Chrome trace, for ui.perfetto.dev");

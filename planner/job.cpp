@@ -266,7 +266,8 @@ CostModel cost_model(const Job& job) {
       job.calibration ? *job.calibration
                       : with_code_term(informed_calibration(job.model, plan, job.cluster, {}), plan,
                                        job.cluster, told_stack(job));
-  return CostModel(job.cluster, calibration, cost_choices(job.resolved.plan));
+  const CostModel costs(job.cluster, calibration, cost_choices(job.resolved.plan));
+  return job.options.paced ? costs.of_one_gpu() : costs;
 }
 
 StackSet stack_set(const Job& job, const CostModel& costs) {

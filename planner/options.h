@@ -45,6 +45,7 @@ struct JobOptions {
   // Ranks of `local` where the plan gives no whole mesh: the launcher's. None: what the mesh says,
   // or one.
   std::optional<std::int64_t> ranks;
+  bool paced = false;  // rank 0 by itself, as foreshard-exec run --paced: no slower GPU holds it up
 };
 
 struct PredictOptions {

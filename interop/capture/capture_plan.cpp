@@ -30,16 +30,6 @@ struct Steps {
   std::string attention;  // the kernel that most calls take
 };
 
-// Of a kernel of attention.
-std::string attention_word(std::string_view kernel) {
-  constexpr std::pair<std::string_view, const char*> kKernels[] = {
-      {"cudnn", "cudnn"}, {"pytorch_flash", "flash"}, {"fmha", "efficient"}, {"flash", "fa2"}};
-  for (const auto& [part, word] : kKernels) {
-    if (kernel.find(part) != kernel.npos) return word;
-  }
-  return "";
-}
-
 Steps read_steps(const Capture& capture) {
   Steps steps;
   const StepRange range = steady_step(capture);
@@ -73,7 +63,7 @@ Steps read_steps(const Capture& capture) {
     const bool attends = kernel->kernel.kind == KernelKind::kAttention;
     const bool is_forward = attends && kernel->kernel.pass == Pass::kForward;
     if (is_forward) {
-      steps.attention = attention_word(name);
+      steps.attention = attention_kernel_of(name);
       steps.batch = kernel->kernel.m;
       steps.sequence = std::max(steps.sequence, kernel->kernel.n);
       ++(call.thread == main ? steps.forward : steps.recomputed);

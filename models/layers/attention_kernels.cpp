@@ -89,7 +89,8 @@ bool takes_windows(AttentionKernel kernel, const FamilyCode& code) {
 bool is_masked(const Plan& plan, const FamilyCode& code, const AttentionShape& shape,
                std::int64_t sequence) {
   const bool is_outside = shape.window > 0 && sequence >= shape.window;
-  return plan.batch.padded || (is_outside && !takes_windows(plan.attention, code));
+  return plan.batch.padded || plan.kernels.given_mask ||
+         (is_outside && !takes_windows(plan.attention, code));
 }
 
 AttentionKernel dispatched(const Plan& plan, const FamilyCode& code, const AttentionShape& shape,

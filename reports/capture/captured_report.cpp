@@ -16,6 +16,7 @@
 #include "reports/view/event_names.h"
 #include "sim/base/error.h"
 #include "sim/base/unit_strings.h"
+#include "sim/graph/capture/captured_kernel.h"
 #include "sim/simulate/simulate.h"
 
 namespace foreshard {
@@ -128,15 +129,19 @@ std::vector<KernelTime> kernel_times(const Capture& capture, const CapturedGraph
                                      const EventGraph& graph, const CostModel& costs) {
   std::map<std::int32_t, KernelTime> by_name;
   double all = 0;
-  for (std::size_t k = 0; k < graph.kernels.size(); ++k) {
-    const auto [name, is_known] = captured.kernels[k];
-    const double seconds = costs.price(graph.kernels[k]).seconds;
-    all += seconds;
-    KernelTime& one = by_name[name];
-    ++one.launches;
-    one.bytes += graph.kernels[k].bytes;
-    one.seconds += seconds;
-    one.is_known = is_known;
+  std::vector<KernelPrice> prices;
+  for (const Work& work : graph.works) {
+    const std::span kernels = graph.kernels_of(work);
+    costs.price_row(kernels, costs.center(), prices);
+    for (std::size_t k = 0; k < kernels.size(); ++k) {
+      const auto [name, is_known] = captured.kernels[work.kernels_begin + k];
+      all += prices[k].seconds;
+      KernelTime& one = by_name[name];
+      ++one.launches;
+      one.bytes += kernels[k].bytes;
+      one.seconds += prices[k].seconds;
+      one.is_known = is_known;
+    }
   }
   std::vector<KernelTime> times;
   for (auto& [name, one] : by_name) {
@@ -195,6 +200,25 @@ void add_warnings(const Capture& capture, const Cluster& cluster, CapturedForeca
 
 }  // namespace
 
+namespace {
+
+// Whose curves price it: PyTorch's choice, unless the program took another backend.
+AttentionKernel captured_attention(const Capture& capture) {
+  AttentionKernel found = AttentionKernel::kFlash;
+  for (const std::string& name : capture.names) {
+    const bool attends = name.find("attention") != name.npos || name.find("flash") != name.npos ||
+                         name.find("fmha") != name.npos;
+    if (!attends) continue;
+    const std::string_view word = attention_kernel_of(name);
+    if (word == "cudnn") return AttentionKernel::kFlash;
+    if (word == "efficient") found = AttentionKernel::kEfficient;
+    if (word == "flash" || word == "fa2") found = AttentionKernel::kFa2;
+  }
+  return found;
+}
+
+}  // namespace
+
 Plan captured_plan(const Capture& capture, const Cluster& cluster) {
   Plan plan;
   plan.model = capture.model.empty() ? "captured" : capture.model;
@@ -205,6 +229,7 @@ Plan captured_plan(const Capture& capture, const Cluster& cluster) {
     const std::size_t dot = version.find('.', version.find('.') + 1);
     plan.runtime.version = version.substr(0, dot);
   }
+  plan.attention = captured_attention(capture);
   return plan;
 }
 

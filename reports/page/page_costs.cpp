@@ -71,11 +71,13 @@ Json operations_json(const Forecast& forecast, const CostModel& costs) {
   std::vector<std::int64_t> rows_of_work(graph.works.size());
   for (const Row& row : graph.rows) ++rows_of_work[row.work];
   std::map<std::string, PricedOperation> by_name;
+  std::vector<KernelPrice> prices;
   for (std::size_t w = 0; w < graph.works.size(); ++w) {
-    const Work& work = graph.works[w];
-    for (std::uint32_t k = work.kernels_begin; k < work.kernels_end; ++k) {
-      const Kernel& kernel = graph.kernels[k];
-      const KernelPrice price = costs.price(kernel);
+    const std::span kernels = graph.kernels_of(graph.works[w]);
+    costs.price_row(kernels, costs.center(), prices);
+    for (std::size_t k = 0; k < kernels.size(); ++k) {
+      const Kernel& kernel = kernels[k];
+      const KernelPrice& price = prices[k];
       PricedOperation& operation = by_name[words_of(kernel)];
       operation.count += rows_of_work[w];
       operation.seconds += price.seconds * as_double(rows_of_work[w]);

@@ -378,7 +378,7 @@ KernelPrice CostModel::curve_price(const Kernel& kernel) const {
         wide.fp8 = false;
         return {curve_seconds(curve, wide, hot_), Factor::kGemm, Evidence::kAssumed};
       }
-      return {curve_seconds(curve, kernel, hot_), Factor::kGemm,
+      return {curve_seconds(curve, kernel, hot_) * as_double(kernel.kernels), Factor::kGemm,
               is_grouped ? weaker(curve.evidence, Evidence::kAssumed) : curve.evidence};
     }
     case KernelKind::kAttention: {
@@ -589,6 +589,19 @@ double CostModel::heat(std::span<const Kernel> kernels, std::span<const KernelPr
   return product_heat(curve, load, cluster_.gpu.power_limit);
 }
 
+void CostModel::price_row(std::span<const Kernel> kernels, const FactorDraw& draw,
+                          std::vector<KernelPrice>& prices) const {
+  prices.clear();
+  for (const Kernel& kernel : kernels) prices.push_back(price(kernel));
+  const double hot = heat(kernels, prices);
+  const double slowest = cluster_.host_computes || choices_.one_gpu ? 1 : slowest_of(cluster_.gpus);
+  for (KernelPrice& p : prices) {
+    p.seconds *= draw[static_cast<std::size_t>(p.factor)];
+    if (p.factor == Factor::kGemm) p.seconds *= hot;
+    if (p.factor != Factor::kMemoryBound) p.seconds *= slowest;  // clocks differ, memory hardly
+  }
+}
+
 CostTable CostModel::price(const EventGraph& graph, const FactorDraw& draw) const {
   CostTable table;
   table.works.reserve(graph.works.size());
@@ -601,7 +614,6 @@ CostTable CostModel::price(const EventGraph& graph, const FactorDraw& draw) cons
     return static_cast<std::int32_t>(
         std::llround(static_cast<double>(Contention::kOne) * (factor - 1) * overlap));
   };
-  const double slowest = cluster_.host_computes || choices_.one_gpu ? 1 : slowest_of(cluster_.gpus);
   std::vector<std::optional<CollectiveModel>> models;
   models.reserve(graph.communicators.size());
   std::vector<LatencyGap> gaps(graph.communicators.size());
@@ -648,18 +660,10 @@ CostTable CostModel::price(const EventGraph& graph, const FactorDraw& draw) cons
       (host_price->by_host ? on_host : seconds) = host_price->seconds;
       evidence = weaker(evidence, host_price->evidence);
     }
-    std::span<const Kernel> kernels;
-    if (!host_price) {
-      kernels = std::span(graph.kernels)
-                    .subspan(work.kernels_begin, work.kernels_end - work.kernels_begin);
-    }
-    prices.clear();
-    for (const Kernel& kernel : kernels) prices.push_back(price(kernel));
-    const double hot = heat(kernels, prices);
+    const auto kernels = host_price ? std::span<const Kernel>() : graph.kernels_of(work);
+    price_row(kernels, draw, prices);
     for (const KernelPrice& p : prices) {
-      last = p.seconds * scale(p.factor);
-      if (p.factor == Factor::kGemm) last *= hot;
-      if (p.factor != Factor::kMemoryBound) last *= slowest;  // clocks differ, memory hardly
+      last = p.seconds;
       seconds += last;
       if (p.factor == Factor::kMemoryBound) by_memory += last;
       evidence = weaker(evidence, p.evidence);

@@ -62,6 +62,10 @@ class CostModel {
   KernelPrice price(const Kernel& kernel) const;
   // The same without looking it up.
   KernelPrice compute_price(const Kernel& kernel) const;
+  // Of a row's kernels, one after another: as hot as they are together, by the factors of a draw
+  // and, of several GPUs, on the slowest. `prices` is what they are put into.
+  void price_row(std::span<const Kernel> kernels, const FactorDraw& draw,
+                 std::vector<KernelPrice>& prices) const;
   // Seconds of one collective over a group; bytes as in Work. Over NCCL where the calibration knows
   // fabrics (sim/cost/collective.h), else by its curves of one node and of several.
   KernelPrice price(EventKind collective, Bytes bytes, const GroupShape& group) const;

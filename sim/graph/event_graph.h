@@ -291,6 +291,9 @@ struct EventGraph {
     const Row& row = rows[at(id)];
     return {waits.data() + row.waits_begin, row.wait_count};
   }
+  std::span<const Kernel> kernels_of(const Work& work) const {
+    return std::span(kernels).subspan(work.kernels_begin, work.kernels_end - work.kernels_begin);
+  }
   void clear();  // keeps the memory
   std::int32_t buffer_count() const {
     return first_own_buffer + static_cast<std::int32_t>(buffers.size());

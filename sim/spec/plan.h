@@ -253,6 +253,8 @@ struct ModuleKernels {
   bool keeps_cache = false;
   // The bias of positions (T5) is given to attention as it was looked up, heads innermost.
   bool strided_bias = false;
+  // Attention is given a mask of pairs although no batch is padded.
+  bool given_mask = false;
   bool operator==(const ModuleKernels&) const = default;
 };
 const char* to_string(ModuleKernels::Norm norm);

@@ -215,14 +215,14 @@ std::int64_t moved_bytes(const KernelClass& row, std::string_view name, const Ca
     case BytesRule::kChunks:
     case BytesRule::kLists: {
       const std::int64_t lists = std::max<std::int64_t>(1, number_after(name, "Metadata<"));
-      const std::int64_t most = call.values[0] * 65536 * lists * 4;
+      // UnaryOpFunctor<float, 2, 1, 1>: of two lists one is read, the second written.
+      const std::size_t found = name.find("Functor<");
+      const std::string_view functor = found == name.npos ? "" : name.substr(found);
+      const std::vector<std::int64_t> counts = numbers_after(functor, ",");
+      const double size = counts.empty() ? 4 : first_element_bytes(functor);
+      const auto most = static_cast<std::int64_t>(as_double(call.values[0] * 65536 * lists) * size);
       const std::int64_t given = operands > 0 ? std::min(operands, most) : most;
       if (row.rule == BytesRule::kChunks) return given;
-      // UnaryOpFunctor<float, 2, 1, 1>: of two lists one is read, the second written.
-      const std::size_t functor = name.find("Functor<");
-      const std::vector<std::int64_t> counts = functor == name.npos
-                                                   ? std::vector<std::int64_t>{}
-                                                   : numbers_after(name.substr(functor), ",");
       const std::int64_t reads = counts.size() < 2 ? lists : counts[1];
       return given * (reads + 1) / lists;
     }
@@ -334,14 +334,32 @@ Kernel product(std::string_view name, const CapturedCall& call) {
   return k;
 }
 
+// Of a kernel that is busy for so long on all of an H200's multiprocessors: in operations, which a
+// GPU with more of them does faster (CostModel::curve_price).
+Flops operations_of(double picoseconds) {
+  return Flops(picoseconds * 1e-12 * kBusyRate * kBusyMultiprocessors);
+}
+
 // A convolution of cuDNN as a product: m, n, k, groups, type. With few channels, or a filter for
 // each channel, threads bind.
-Kernel convolution(const KernelClass& row, const CapturedCall& call) {
+Kernel convolution(const KernelClass& row, std::string_view name, const CapturedCall& call) {
   const auto& v = call.values;
   Kernel k;
   k.bytes = Bytes(v[0]);
   if (row.binds_threads) {
     k.flops = Flops(row.factor * as_double(v[1] * v[2] * v[3] * v[4]));
+    return k;
+  }
+  // Groups of few channels are one kernel, which each output keeps busy once for each tap of its
+  // filter (ps on all of an H200's multiprocessors); wider ones run one behind another, each a
+  // product of its own.
+  constexpr std::int64_t kWideGroup = 64;
+  constexpr double kTap = 0.42;
+  const bool is_filter = name.find("filter") != name.npos;
+  const bool in_groups = v[4] > 1;
+  if (in_groups && v[is_filter ? 1 : 2] < kWideGroup) {
+    const std::int64_t outputs_and_taps = v[is_filter ? 2 : 1] * v[3];
+    k.flops = operations_of(kTap * as_double(outputs_and_taps) * as_double(v[4]));
     return k;
   }
   // fp32 convolutions run in TF32, at half the rate of 16 bits (cudnn.allow_tf32 is PyTorch's
@@ -350,10 +368,11 @@ Kernel convolution(const KernelClass& row, const CapturedCall& call) {
   const double longer = row.factor * (v[5] == 0 ? 2 : 1);
   k.kind = KernelKind::kGemm;
   k.function = Function::kMatrixProduct;
-  k.m = v[1] * v[4];
+  k.m = v[1];
   k.n = v[2];
   k.k = static_cast<std::int64_t>(std::ceil(longer * as_double(v[3]) / kAligned)) * kAligned;
-  k.flops = Flops(2 * as_double(k.m) * as_double(k.n * v[3]));
+  k.kernels = v[4];
+  k.flops = Flops(2 * as_double(k.m) * as_double(k.n * v[3]) * as_double(v[4]));
   return k;
 }
 
@@ -361,8 +380,9 @@ Kernel convolution(const KernelClass& row, const CapturedCall& call) {
 // causal mask leaves tiles out as a whole. Head sizes are filled up to 64, 80 or 128. Backward adds
 // up what output and gradient have in common first, keeps the queries' gradient in fp32 and rounds
 // it behind: its two small kernels reach 0.6 of the bandwidth (H200). A mask or bias of all pairs
-// is read for each head; dropout makes random numbers for each pair, which take as long as 3.5
-// bytes forward and 2.5 backward (H200: GPT-2, torch.nn.TransformerEncoder).
+// is read for each head, which takes as long as 2 bytes for each pair forward and 6 backward where
+// heads are 128 wide (H200, seven shapes by themselves); dropout makes random numbers for each
+// pair, as long as 3.5 and 2.5 bytes (H200: GPT-2, torch.nn.TransformerEncoder).
 Kernel cudnn_attention(std::string_view name, const CapturedCall& call) {
   constexpr std::int64_t kKeys = 128, kElement = 2;
   const auto& v = call.values;
@@ -391,8 +411,9 @@ Kernel cudnn_attention(std::string_view name, const CapturedCall& call) {
   const double moved = forward
                            ? as_double(2 * queries + 2 * keys)
                            : as_double(5 * queries + 4 * keys) + as_double(5 * queries) / kSmall;
+  const double for_mask = (forward ? 2 : 6) * as_double(width) / 128;
   const double for_pairs =
-      (v[7] != 0 ? (forward ? 2 : 4) : 0) + (v[8] != 0 ? (forward ? 3.5 : 2.5) : 0);
+      (v[7] != 0 ? for_mask : 0) + (v[8] != 0 ? (forward ? 3.5 : 2.5) : 0);
   k.bytes = Bytes(static_cast<std::int64_t>(moved + all * for_pairs));
   k.kernels = forward ? 1 : 3;
   return k;
@@ -403,7 +424,7 @@ Kernel library_call(std::string_view name, const CapturedCall& call) {
   Kernel k;
   k.bytes = Bytes(call.values[0]);
   if (const KernelClass* const row = class_of(name); row != nullptr) {
-    if (row->kind == KernelKind::kGemm || row->binds_threads) return convolution(*row, call);
+    if (row->kind == KernelKind::kGemm || row->binds_threads) return convolution(*row, name, call);
     k.memory_class = row->memory_class;
     k.bytes = Bytes(static_cast<std::int64_t>(row->factor * as_double(call.values[0])));
     return k;
@@ -419,11 +440,6 @@ Kernel library_call(std::string_view name, const CapturedCall& call) {
 // on all of an H200's multiprocessors, as its programs took (docs/capture.md). What no warp shares
 // moves through the second-level cache in sectors, at 5.5 TB/s there. A reduction also waits for
 // each wave of its blocks, and in columns needs two of them to a multiprocessor.
-// (In operations, which a GPU with more multiprocessors does faster: CostModel::curve_price.)
-Flops operations_of(double picoseconds) {
-  return Flops(picoseconds * 1e-12 * kBusyRate * kBusyMultiprocessors);
-}
-
 void set_strided(std::string_view name, const CapturedCall& call, Kernel& k) {
   constexpr double kElement = 1.95, kIndex = 0.14, kCast = 0.52, kSector = 1 / 5.5;
   const auto& v = call.values;
@@ -437,13 +453,15 @@ void set_strided(std::string_view name, const CapturedCall& call, Kernel& k) {
 }
 
 void set_reduced(std::string_view name, const CapturedCall& call, Kernel& k) {
-  constexpr double kElement = 1.1, kTruth = 0.5, kFew = 2 * kBusyMultiprocessors;
+  constexpr double kByte = 0.275, kLeast = 0.5, kFew = 2 * kBusyMultiprocessors;
   const auto& v = call.values;
   const bool in_columns = name.find("reduce_kernel<128, 4") != std::string_view::npos;
   const double wave = in_columns ? 6e6 : 2.4e6;
   const double blocks = as_double(v[0] * v[1] * v[2]), threads = as_double(v[3] * v[4] * v[5]);
-  const double each = v[13] == 1 ? kTruth : kElement;
   const double elements = as_double(v[11]) / as_double(v[13]);
+  // Sums of 16 bits are told by what they add up in.
+  const double size = std::min(as_double(v[13]), as_double(v[8]) / elements);
+  const double each = std::max(kLeast, kByte * size);
   const double few = in_columns ? std::max(1.0, kFew / blocks) : 1;
   k.memory_class = MemoryClass::kElementwise;
   k.bytes = Bytes(v[8]);
@@ -452,14 +470,31 @@ void set_reduced(std::string_view name, const CapturedCall& call, Kernel& k) {
                           blocks * threads / kBusyThreads / kBusyMultiprocessors * wave);
 }
 
+// A block for each row, or one for 32 columns, which goes down all rows: ps of a row and of an
+// element (twelve shapes on an H200 by themselves).
+void set_layer_norm(std::string_view name, const CapturedCall& call, Kernel& k) {
+  const auto& v = call.values;
+  const double size = first_element_bytes(name), elements = as_double(v[9]) / size;
+  const bool half = size == 2;
+  if (name.find("vectorized_layer_norm") != name.npos) {
+    k.flops = operations_of((half ? 900 : 1350) * as_double(v[0]) + (half ? 1.62 : 2.2) * elements);
+  } else if (name.find("layer_norm_grad_input_kernel_v") != name.npos) {
+    k.flops = operations_of(680 * as_double(v[0]) + (half ? 1.33 : 2.1) * elements);
+  } else if (name.find("GammaBeta") != name.npos && v[1] == 1) {
+    k.flops = operations_of(4400 * elements / as_double(32 * v[0]));
+  }
+}
+
 void set_busy(std::string_view name, const CapturedCall& call, Kernel& k) {
   const auto& v = call.values;
   const auto has = [&](std::string_view part) { return name.find(part) != name.npos; };
   if (v[11] > 0 && has("gpu_kernel_impl")) return set_strided(name, call, k);
   if (v[11] > 0 && has("reduce_kernel<")) return set_reduced(name, call, k);
-  constexpr double kRolled = 4.4, kCatDimension = 0.9, kCat = 0.5, kUnrolled = 0.9, kCast = 0.95;
+  constexpr double kRolled = 4.4, kCatDimension = 0.68, kCat = 0.5, kUnrolled = 0.9, kCast = 0.95;
   // GELU of 8192 x 8192 on an H200 (calibration/measure/torch_rows.py): 89 and 118 us.
   constexpr double kGelu = 1.33, kGeluBackward = 1.76;
+  if (has("layer_norm") || has("GammaBetaBackwardCUDAKernelTemplate"))
+    return set_layer_norm(name, call, k);
   if (has("CatArrayBatchedCopy<")) {  // <.., OpaqueType<2u>, unsigned int, dimensions, ..
     const double size = as_double(std::max<std::int64_t>(1, number_after(name, "OpaqueType<")));
     const double each = kCat + kCatDimension * as_double(number_after(name, "unsigned int,"));
@@ -507,6 +542,15 @@ std::optional<CapturedKernel> captured_kernel(const Capture& capture, const Capt
   }
   made.kernel.pass = pass;
   return made;
+}
+
+std::string_view attention_kernel_of(std::string_view kernel) {
+  constexpr std::pair<std::string_view, std::string_view> kKernels[] = {
+      {"cudnn", "cudnn"}, {"pytorch_flash", "flash"}, {"fmha", "efficient"}, {"flash", "fa2"}};
+  for (const auto& [part, word] : kKernels) {
+    if (kernel.find(part) != kernel.npos) return word;
+  }
+  return "";
 }
 
 }  // namespace foreshard

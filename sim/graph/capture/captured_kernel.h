@@ -25,4 +25,7 @@ struct CapturedKernel {
 std::optional<CapturedKernel> captured_kernel(const Capture& capture, const CapturedCall& call,
                                               Pass pass);
 
+// The plan's word for the kernel of attention that one of this name is; "": of none.
+std::string_view attention_kernel_of(std::string_view kernel);
+
 }  // namespace foreshard

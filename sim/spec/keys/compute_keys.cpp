@@ -138,6 +138,10 @@ constexpr PlanKey kComputeKeys[] = {
                    "The bias of positions (T5) lies heads innermost, which no fused kernel takes "
                    "(transformers 5.15 to 5.19).",
                    .quiet = true),
+    FORESHARD_FLAG(kernels.given_mask,
+                   "Attention is given a mask of pairs although no batch is padded (transformers' "
+                   "model that torch.compile traces as a whole).",
+                   .quiet = true),
     FORESHARD_KEY(
         "loss", kLossName, d.plan.loss = read_loss(n), written(p.loss),
         "Cross entropy. eager: over fp32 logits, an operation at a time; eager-compute: over the "

@@ -381,6 +381,10 @@ TEST(Variants, CheckpointedBlocksKeepTheirMask) {
   EXPECT_EQ(kept_masks(variant(plan), plan), std::vector<std::int64_t>{2 * pairs});
   plan.batch.padded = false;
   EXPECT_TRUE(kept_masks(variant(plan), plan).empty());
+  // Without padding one is for both.
+  plan.kernels.given_mask = true;
+  EXPECT_EQ(kept_masks(variant(plan), plan), std::vector<std::int64_t>{pairs});
+  plan.kernels.given_mask = false;
   plan.attention = AttentionKernel::kEager;
   EXPECT_EQ(kept_masks(variant(plan), plan), std::vector<std::int64_t>{2 * 2 * pairs});
 }
