@@ -76,9 +76,13 @@ def fit(rows, write):
     names = list(evidence["calls"])
     matrix, sizes = [], []
     for row in rows.values():
-        calls = calls_of(row)
-        for part in PARTS:
-            matrix.append([calls[part].get(name, 0) / row["seconds"][part] for name in names])
+        calls, seconds = calls_of(row), dict(row["seconds"])
+        if row["case"]["checkpoint"]:  # its hooks run in both, and are counted where the layer runs again
+            seconds["forward"] += seconds["backward"]
+            for name, count in calls.pop("backward").items():
+                calls["forward"][name] = calls["forward"].get(name, 0) + count
+        for part in filter(calls.__contains__, PARTS):
+            matrix.append([calls[part].get(name, 0) / seconds[part] for name in names])
             sizes.append(f"{row['name']} {part}")
     matrix = numpy.array(matrix)
     values, _ = nnls(matrix, numpy.ones(len(matrix)))

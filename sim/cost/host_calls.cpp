@@ -1,5 +1,5 @@
 // A layer's row: every kernel stands for the operation that launches it, with the module, the views
-// and the autograd node around it; a recomputed one runs forward under checkpointing's hooks. A
+// and the autograd node around it; a recomputed layer runs under checkpointing's hooks, once. A
 // unit's row: one call for all of it and one per parameter, each a Python loop's turn. Clipping and
 // the optimizer: a Python loop over the parameters, which DTensor's dispatch lengthens; a for-each
 // optimizer goes through them once per operation. A CUDA graph is one call and one launch.
@@ -27,6 +27,9 @@ constexpr double kModuleTimes = 50 / 256.4, kModuleCollectiveTimes = 52 / 171.7;
 // with what its module wraps and unwraps, on the processor of the fit: 65 us of a product and of a
 // norm (PyTorch 2.11 on the null GPU: docs/host.md).
 constexpr double kDtensorOperation = 65e-6;
+// One that runs again under checkpointing: a layer over tp 4 takes 2.2 to 2.8 ms again, with what
+// checkpointing takes of any layer, its collectives and its other operations (docs/host.md).
+constexpr double kDtensorRecomputed = 150e-6;
 
 bool is_layer(EventKind kind) {
   return kind == EventKind::kForward || kind == EventKind::kRecompute ||
@@ -77,9 +80,10 @@ void add_layer(const EventGraph& graph, const Work& work, Counter& counter) {
     counter.add(HostCall::kCompiled, work.kernels_end - work.kernels_begin);
     return;
   }
+  const bool again = work.kind == EventKind::kRecompute && work.begins;
+  counter.add(HostCall::kRecomputed, again ? 1 : 0);
   for (std::uint32_t k = work.kernels_begin; k < work.kernels_end; ++k) {
     counter.add(call_of(graph.kernels[k]), 1);
-    if (work.kind == EventKind::kRecompute) counter.add(HostCall::kRecomputed, 1);
   }
 }
 
@@ -122,7 +126,7 @@ HostCounts host_calls(const EventGraph& graph, const Work& work) {
   counter.add(HostCall::kHook, work.hooks);
   switch (work.kind) {
     case EventKind::kLoss:
-      counter.add(HostCall::kPass, work.begins_loss ? 1 : 0);
+      counter.add(HostCall::kPass, work.begins ? 1 : 0);
       [[fallthrough]];
     case EventKind::kForward:
     case EventKind::kRecompute:
@@ -171,7 +175,9 @@ HostSeconds host_seconds(const EventGraph& graph, const Work& work, const HostCu
   };
   double all = std::inner_product(counts.begin(), counts.end(), curve.calls.begin(), 0.0);
   if (graph.host.modules) all -= (1 - kModuleCollectiveTimes) * of(HostCall::kCollective);
-  all += kDtensorOperation * static_cast<double>(dtensor_operations(graph, work));
+  const bool again = work.kind == EventKind::kRecompute;
+  all += (again ? kDtensorRecomputed : kDtensorOperation) *
+         static_cast<double>(dtensor_operations(graph, work));
   const double hooks = of(HostCall::kHook);
   const double before = curve.processor * hooks * (graph.host.modules ? kModuleTimes : 1);
   if (graph.host.captured && !is_of_optimizer(work.kind)) return {before, 0};

@@ -109,7 +109,7 @@ struct Work {
   std::uint16_t launches = 0;  // kernels the host enqueues
   bool to_neighbour = false;   // all-to-all round a ring: all of it goes to one rank
   Caller caller = Caller::kRuntime;
-  bool begins_loss = false;   // the first row of a micro-batch's loss
+  bool begins = false;        // the first row of a micro-batch's loss, of a layer that runs again
   bool captured = false;      // the kernels of a layer: one CUDA graph
   std::uint16_t copies = 1;   // all-to-all of rows: LayerCollective::copies
   std::uint32_t tensors = 0;  // parameters that the host goes through one by one for it

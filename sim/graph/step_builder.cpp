@@ -34,6 +34,10 @@ bool is_layer_kind(EventKind kind) {
          kind == EventKind::kBackward || kind == EventKind::kLoss;
 }
 
+bool has_beginning(EventKind kind) {
+  return kind == EventKind::kLoss || kind == EventKind::kRecompute;
+}
+
 }  // namespace
 
 StepBuilder::StepBuilder(const ModelSpec& model, const Plan& plan, const LayerPrograms& programs,
@@ -326,7 +330,7 @@ std::int32_t StepBuilder::add_work(EventKind kind, std::int32_t group, std::int3
   if (kind == EventKind::kForward || kind == EventKind::kLoss) append(program.forward);
   if (kind == EventKind::kBackward || kind == EventKind::kLoss) append(program.backward);
   const std::int32_t index = add_work(kind, work, flops);
-  graph_.works.back().begins_loss = kind == EventKind::kLoss && variant <= 1;
+  graph_.works.back().begins = has_beginning(kind) && variant <= 1;
   return index;
 }
 
@@ -388,7 +392,7 @@ std::uint16_t StepBuilder::layer_run_work(EventKind kind, std::int32_t layer, st
   for (std::size_t i = first; i < first + count; ++i) flops += p.segments[i].flops;
   const auto work = static_cast<std::uint16_t>(add_work(kind, cost, flops));
   graph_.works.back().hooks = static_cast<std::uint16_t>(hooks);
-  graph_.works.back().begins_loss = kind == EventKind::kLoss && first == 0;
+  graph_.works.back().begins = has_beginning(kind) && first == 0;
   graph_.works.back().captured = is_captured(kind, layer, first, first + count);
   run_works_.insert(key, work);
   return work;

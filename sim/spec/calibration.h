@@ -181,7 +181,7 @@ enum class HostCall : std::uint8_t {
   kBackwardProduct,   // the same of backward: one kernel each
   kBackwardAttention,
   kBackwardOperation,
-  kRecomputed,  // on top, per operation that runs a second time under checkpointing
+  kRecomputed,  // on top, per layer that runs a second time under checkpointing
   kCompiled,    // instead of the above: a kernel of a compiled block
   kHook,        // of the sharding runtime, around a unit's forward or backward
   kUnitRow,     // a copy of a whole unit into or out of a collective's buffer

@@ -196,6 +196,7 @@ struct LayerCollective {
   // them travel.
   std::int64_t copies = 1;
   bool beside = false;  // of Operation::gathers and reduces: its overlap is written as it is
+  bool in_fp8 = false;  // what a product reads was cast before it travels
   bool operator==(const LayerCollective&) const = default;
 };
 
@@ -243,6 +244,8 @@ struct Operation {
   bool fp8_weight = false;           // GEMM: the weight arrives in fp8
   bool shares_fp8_input = false;     // GEMM: an earlier one has quantised the same input
   bool amax_in_producer = false;     // GEMM: what makes the input finds its greatest value too
+  // GEMM: of so many ranks each casts its part to fp8, before all is gathered.
+  std::int64_t fp8_inputs = 1, fp8_gradients = 1;
   // >= 0: one kernel runs this and the other operations of that number, forward and backward.
   std::int16_t region = -1;
   bool pads = false;    // GEMM: widths that are no multiple of 16 bytes are padded to one

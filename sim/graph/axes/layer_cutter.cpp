@@ -124,14 +124,24 @@ class Cutter {
     return op;
   }
 
+  // Whether what a product reads is cast before it is gathered: torchao's Float8ColwiseParallel,
+  // Float8RowwiseParallel and PrepareFloat8ModuleInput (float8/float8_tensor_parallel.py), which
+  // torchtitan takes with scales of tensors alone, and TransformerEngine's linear layers
+  // (module/linear.py; the output's gradient: module/base.py, grad_output_preprocess).
+  bool gathers_in_fp8(const Operation& op) const {
+    return tp_ > 1 && sequence_ && op.fp8 != Fp8Recipe::kNone && op.fp8 != Fp8Recipe::kRowwise &&
+           op.fp8 != Fp8Recipe::kRowwiseGwHp;
+  }
+
   // All positions of a sequence-parallel tensor, where a module that multiplies begins.
-  Index gather(Index t, std::int8_t part) {
+  Index gather(Index t, std::int8_t part, bool in_fp8 = false) {
     if (gathered_[at(t)] != kNone) return gathered_[at(t)];
     Index all = t;
     if (tp_ > 1) {
       all = add_tensor(whole(t, " gathered"), Placement::kWhole);
       Operation& op = move(t, all, part);
-      op.collective = {.kind = CollectiveKind::kAllGather, .unpacks = !native_, .waits = true};
+      op.collective = {
+          .kind = CollectiveKind::kAllGather, .unpacks = !native_, .waits = true, .in_fp8 = in_fp8};
       // A block's modules take their inputs apart themselves (PrepareModuleInput), and wait there.
       const bool waits = native_ || old_.role == LayerRole::kBlock;
       op.collective_backward = {
@@ -181,6 +191,8 @@ class Cutter {
     layer_.tensors[at(partial)].name += " (summand)";
     std::replace(product.outputs.begin(), product.outputs.end(), result, partial);
     const Indices released = has_returned ? Indices() : std::exchange(product.released, {});
+    const bool in_fp8 = gathers_in_fp8(product);
+    if (in_fp8) product.fp8_gradients = tp_;
     place(result, sequence_ ? Placement::kSequence : Placement::kWhole);
     Operation& op = move(partial, result, part);
     op.released = {partial};
@@ -191,7 +203,7 @@ class Cutter {
       const bool by_rows = native_ || megatron_;
       op.collective = {.kind = CollectiveKind::kReduceScatter, .packs = !by_rows, .waits = by_rows};
       op.collective_backward = {
-          .kind = CollectiveKind::kAllGather, .unpacks = !by_rows, .waits = true};
+          .kind = CollectiveKind::kAllGather, .unpacks = !by_rows, .waits = true, .in_fp8 = in_fp8};
       op.kept_by_selective = true;
     } else {
       op.collective = {.kind = CollectiveKind::kAllReduce, .waits = megatron_};
@@ -770,12 +782,16 @@ class Cutter {
       return;
     }
     Index input = read;
+    const bool in_fp8 = gathers_in_fp8(op) && placement_[at(read)] == Placement::kSequence;
+    if (in_fp8) op.fp8_inputs = tp_;
     if (megatron_) {
-      if (sequence_) op.gathers = {.kind = CollectiveKind::kAllGather, .beside = true};
+      if (sequence_) {
+        op.gathers = {.kind = CollectiveKind::kAllGather, .beside = true, .in_fp8 = in_fp8};
+      }
       op.reduces = {.kind = sequence_ ? CollectiveKind::kReduceScatter : CollectiveKind::kAllReduce,
                     .beside = true};
     } else if (placement_[at(read)] == Placement::kSequence) {
-      input = gather(read, op.part);
+      input = gather(read, op.part, in_fp8);
     } else if (!sequence_ || (old_.role == LayerRole::kBlock && !is_gathered(read))) {
       // Of a latent every rank has all.
       input = own_input(read, op.part);

@@ -259,6 +259,9 @@ void Fsdp2::balance_routers() {
   parts.push_back(allocated_size(4 * counts));
   std::int32_t read = allocate_parts(MemoryCategory::kOptimizerTemp, Stream::kCompute, -1,
                                      add_part_list(std::move(parts)));
+  // A router's buffers are where its parameters are.
+  const bool on_host = plan_.offload != Offload::kNone;
+  graph().buffers.back().on_host = on_host;
   const auto communicator = communicator_of(MeshDim::kLoss);
   const std::int64_t bytes = counts * 4;
   wait(Stream::kAllReduce, tail(Stream::kCompute));
@@ -279,6 +282,7 @@ void Fsdp2::balance_routers() {
   std::int32_t change = allocate_parts(
       MemoryCategory::kOptimizerTemp, Stream::kCompute, -1,
       add_part_list({allocated_size(4 * own), allocated_size(4), allocated_size(4 * own)}));
+  graph().buffers.back().on_host = on_host;
   StepBuilder::free(change);
   StepBuilder::free(read);
 }

@@ -8,7 +8,11 @@
 //               again. A weight that was gathered in fp8 is only transposed, for backward's
 //               product: reads 1, writes 1
 //   rowwise     amax and cast in one: reads 2, writes 1, for each product anew, for each scales
-//               along its own inner width; gw_hp: the weight's gradient stays in the compute dtype
+//               along its own inner width. Backward's scales of input and weight, and the weight's
+//               gradient's of the output's gradient, run along the other one: behind a transposed
+//               copy, which reads 2 and writes 2 (of the output's gradient its cast writes it, 2)
+//               (torchao/testing/training/roofline_utils.py); gw_hp: the weight's gradient stays
+//               in the compute dtype, the weight has one scale in backward
 //   delayed     reads 2, writes 1 and its transpose 1, for which forward keeps what backward needs
 //   current     the same behind an amax that reads 2 (TransformerEngine's Float8CurrentScaling)
 #include "sim/graph/layers/layer_kernels.h"
@@ -94,12 +98,30 @@ bool is_narrow(const KernelCounts& counts, const Operation& op) {
   return counts.layer.tensors[at(op.outputs.front())].type == ElementType::kBf16;
 }
 
-// Of an operand of `elements`, two bytes each, read once or twice and written once or twice.
+// Of an operand of `elements`, two bytes each, read once or twice and written once or twice. Where
+// each of `ranks` casts its part before it is gathered, the transpose is made of what has arrived.
 void add_quantisation(const Operation& op, Pass pass, std::int64_t elements,
-                      LayerPhaseProgram& phase) {
+                      LayerPhaseProgram& phase, std::int64_t ranks = 1) {
   constexpr std::int64_t kRead = 2, kWritten = 1;
-  const std::int64_t written = keeps_transposes(op) ? 2 * kWritten : kWritten;
-  add_memory_kernel(phase, Function::kCast, pass, checked_multiply(elements, kRead + written));
+  const bool transposes = keeps_transposes(op);
+  const std::int64_t written = transposes && ranks == 1 ? 2 * kWritten : kWritten;
+  add_memory_kernel(phase, Function::kCast, pass,
+                    checked_multiply(elements, kRead + written) / ranks);
+  if (transposes && ranks > 1) {
+    add_memory_kernel(phase, Function::kCopy, pass, checked_multiply(elements, 2 * kWritten));
+  }
+}
+
+// In the other layout, for backward: of the two-byte operand, or of what arrived in fp8.
+void add_transposed(const Operation& op, std::int64_t elements, LayerPhaseProgram& phase,
+                    std::int64_t ranks, std::int64_t copied = 4) {
+  const bool copies = op.fp8 == Fp8Recipe::kRowwise;
+  if (copies || ranks > 1) {
+    add_memory_kernel(phase, Function::kCopy, Pass::kBackward,
+                      checked_multiply(elements, copies ? copied : 2));
+    phase.kernels.back().memory_class = MemoryClass::kCopy;
+  }
+  if (ranks == 1) add_quantisation(op, Pass::kBackward, elements, phase);
 }
 
 void add_amax(const Operation& op, Pass pass, std::int64_t elements, LayerPhaseProgram& phase) {
@@ -202,13 +224,13 @@ void add_gemm_backward(const KernelCounts& counts, const Operation& op, Backward
   const bool keeps = keeps_transposes(op);  // written before
   // (Of a product that is differentiated in two parts, with the first.)
   if (fp8 && (parts.inputs || op.reduces.kind == CollectiveKind::kNone)) {
-    add_amax(op, Pass::kBackward, rows * op.n, phase);
-    add_quantisation(op, Pass::kBackward, rows * op.n, phase);
+    add_amax(op, Pass::kBackward, rows * op.n / op.fp8_gradients, phase);
+    add_quantisation(op, Pass::kBackward, rows * op.n, phase, op.fp8_gradients);
   }
   if (parts.weights) {
     if (fp8_weights && !keeps) {
-      add_quantisation(op, Pass::kBackward, rows * op.n, phase);
-      if (!op.shares_fp8_input) add_quantisation(op, Pass::kBackward, rows * op.k, phase);
+      add_transposed(op, rows * op.n, phase, op.fp8_gradients, 2);
+      if (!op.shares_fp8_input) add_transposed(op, rows * op.k, phase, op.fp8_inputs);
     }
     add_gemm(counts, Pass::kBackward,
              {width(counts, op, op.k), width(counts, op, op.n), group, elements, op.groups,
@@ -225,7 +247,7 @@ void add_gemm_backward(const KernelCounts& counts, const Operation& op, Backward
     if (op.fp8_weight) {
       add_memory_kernel(phase, Function::kCopy, Pass::kBackward, 2 * weights);
     } else if (fp8 && !keeps) {
-      add_quantisation(op, Pass::kBackward, weights, phase);
+      add_transposed(op, weights, phase, 1);
     }
     add_padding(counts, op, Pass::kBackward, phase);
     add_gemm(counts, Pass::kBackward,
@@ -269,8 +291,10 @@ void add_forward(const KernelCounts& counts, const Operation& op, LayerPhaseProg
       }
       if (op.fp8 != Fp8Recipe::kNone) {
         if (!op.shares_fp8_input) {
-          if (!op.amax_in_producer) add_amax(op, Pass::kForward, rows * op.k, phase);
-          add_quantisation(op, Pass::kForward, rows * op.k, phase);
+          if (!op.amax_in_producer) {
+            add_amax(op, Pass::kForward, rows * op.k / op.fp8_inputs, phase);
+          }
+          add_quantisation(op, Pass::kForward, rows * op.k, phase, op.fp8_inputs);
         }
         if (!op.fp8_weight) {
           add_amax(op, Pass::kForward, weight_elements(counts, op), phase);

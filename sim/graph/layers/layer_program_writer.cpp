@@ -132,6 +132,11 @@ std::int16_t LayerProgramWriter::launch(const LayerCollective& collective, std::
   call.bytes_in = bytes_in;
   call.bytes_out = bytes_out;
   call.element = element;
+  if (collective.in_fp8) {
+    call.bytes_in /= element.size();
+    call.bytes_out /= element.size();
+    call.element.type = ElementType::kByte;
+  }
   return add_call(call);
 }
 

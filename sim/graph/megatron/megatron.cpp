@@ -50,7 +50,10 @@ void Megatron::forward_begins(std::int32_t layer) {
 void Megatron::gradient_ready(std::int32_t p) { ready_.push_back(p); }
 
 // A product that adds to the buffer reads and writes it, where its kernel was counted with one
-// write in the compute dtype; other gradients are tensors that are added one by one.
+// write in the compute dtype. Half of that is hidden by the product: it takes 0.48 of what
+// the bytes would alone in 61 products on an A100, 0.33 in 144 on a B200 (medians of SimuMax's
+// configs/system, layout=NT, accumulate=True beside TN and NN). Other gradients are tensors
+// that are added one by one.
 void Megatron::backward_ended(std::int32_t) {
   cut();
   std::int64_t fused = 0, added = 0, launches = 0;
@@ -66,7 +69,7 @@ void Megatron::backward_ended(std::int32_t) {
   }
   if (fused > 0) {
     const std::int64_t more = 2 * gradient_size() - param_size();
-    add_copy(EventKind::kAccumulate, Stream::kCompute, fused * more, 0);
+    add_copy(EventKind::kAccumulate, Stream::kCompute, fused * more / 2, 0);
   }
   if (added > 0) {
     const std::int64_t moved = added * (2 * gradient_size() + param_size());

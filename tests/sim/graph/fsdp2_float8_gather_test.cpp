@@ -2,6 +2,8 @@
 // other one.
 #include <gtest/gtest.h>
 
+#include <utility>
+
 #include "models/layers/variants.h"
 #include "models/zoo.h"
 #include "sim/graph/training_step.h"
@@ -72,6 +74,71 @@ TEST(Fsdp2Float8Gather, ScalesFollowTheOptimizer) {
   EXPECT_EQ(optimizer_bytes(with) - optimizer_bytes(without), 4 * kBlocks * kLinear / kShards);
   EXPECT_EQ(with.rows.size(), without.rows.size() + 1);
   EXPECT_EQ(with.rows.back().kind, EventKind::kAllReduce);
+}
+
+// Backward's scales of rows run along the other width of what was read and of the weight, which are
+// transposed first: two bytes are read and two written of each. Of the output's gradient the cast
+// that is made anyway writes the transpose, two, where scales of a tensor read it for its greatest
+// value, two.
+TEST(Float8Rows, BackwardTransposesFirst) {
+  const auto moved = [](Float8 recipe) {
+    Plan plan = plan_with(false);
+    plan.float8 = recipe;
+    const EventGraph graph =
+        build_training_step(with_variants(load_zoo_model("llama-3-8b", Stack::kEager), plan), plan);
+    std::int64_t sum = 0;
+    for (const Row& row : graph.rows) {
+      const Work& work = graph.works[row.work];
+      if (row.kind != EventKind::kBackward) continue;
+      for (std::uint32_t k = work.kernels_begin; k < work.kernels_end; ++k) {
+        const Kernel& kernel = graph.kernels[k];
+        if (kernel.kind == KernelKind::kMemory) sum += kernel.bytes.count();
+      }
+    }
+    return sum;
+  };
+  constexpr std::int64_t kBlocks = 32, kPositions = 1024;
+  constexpr std::int64_t kRead = 6 * kWidth + 14336;  // by q, k, v, o, gate, up and down
+  EXPECT_EQ(moved(Float8::kRowwise) - moved(Float8::kTensorwise),
+            4 * kBlocks * (kPositions * kRead + kLinear));
+}
+
+// Bytes of the tensor-parallel collectives of one kind.
+std::int64_t bytes_over_tp(Plan plan, EventKind kind) {
+  plan.mesh = {2, 1};
+  plan.mesh.tp = 2;
+  const EventGraph graph =
+      build_training_step(with_variants(load_zoo_model("llama-3-8b", Stack::kEager), plan), plan);
+  std::int64_t sum = 0;
+  for (const Row& row : graph.rows) {
+    const Work& work = graph.works[row.work];
+    if (row.kind == kind && graph.communicators[work.communicator].name == "tp") {
+      sum += work.bytes.count();
+    }
+  }
+  return sum;
+}
+
+// With one scale for a tensor each rank casts its positions before they are gathered: of each block
+// the inputs of two modules and the gradients of two outputs; TransformerEngine gathers the inputs
+// once more. Scales of rows wait for whole rows. Sums travel as they were.
+TEST(Float8OverTensorParallel, WhatProductsReadIsCastBeforeItTravels) {
+  constexpr std::int64_t kBlocks = 32, kPositions = 1024;
+  const auto saved = [](Runtime runtime, Float8 recipe, EventKind kind) {
+    Plan plan = plan_with(false);
+    plan.runtime = std::move(runtime);
+    plan.float8 = recipe;
+    Plan wide = plan;
+    wide.float8 = Float8::kNone;
+    return bytes_over_tp(wide, kind) - bytes_over_tp(plan, kind);
+  };
+  const Runtime fsdp2 = plan_with(false).runtime;
+  const Runtime megatron = {RuntimeKind::kMegatron, "0.20"};
+  const std::int64_t each = kBlocks * kPositions * kWidth;
+  EXPECT_EQ(saved(fsdp2, Float8::kTensorwise, EventKind::kAllGather), 4 * each);
+  EXPECT_EQ(saved(fsdp2, Float8::kRowwise, EventKind::kAllGather), 0);
+  EXPECT_EQ(saved(megatron, Float8::kDelayed, EventKind::kAllGather), 6 * each);
+  EXPECT_EQ(saved(megatron, Float8::kDelayed, EventKind::kReduceScatter), 0);
 }
 
 }  // namespace
