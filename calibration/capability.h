@@ -3,6 +3,8 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
+#include <string_view>
 
 #include "sim/spec/cluster.h"
 
@@ -20,5 +22,8 @@ struct ComputeCapability {
 // By the GPU's key, else by its architecture. Throws Error(kMissingCapability) where neither is
 // CUDA's.
 ComputeCapability capability_of(const Gpu& gpu);
+
+// "a100" of "a100-80gb" and of "a800": cards of one chip share their kernels.
+std::string chip_of_key(std::string_view key);
 
 }  // namespace foreshard

@@ -79,11 +79,8 @@ FirstLooks read_first_looks(const ConfigNode& root) {
 
 const FirstLooks& first_looks() {
   static const FirstLooks looks = [] {
-    for (const EmbeddedFile& file : calibration_files()) {
-      if (file.path == kFirstLooksFile)
-        return read_first_looks(parse_json(file.content, kFirstLooksFile));
-    }
-    throw Error(ExitCode::kInternal, fmt::format("{} is not built in", kFirstLooksFile));
+    const EmbeddedFile& file = file_named(kFirstLooksFile, calibration_files());
+    return read_first_looks(parse_json(file.content, kFirstLooksFile));
   }();
   return looks;
 }

@@ -66,14 +66,19 @@ const Machine* best_match(std::string_view text, const std::vector<Machine>& mac
 
 }  // namespace
 
+std::string squeezed(std::string_view text) {
+  std::string low = lower(text);
+  std::erase_if(low, [](char c) { return !is_letter(c) && !is_digit(c); });
+  return low;
+}
+
 std::vector<std::string> words_of(std::string_view text) {
   static constexpr std::array<std::string_view, 9> kVendors = {
       "nvidia", "amd", "intel", "tesla", "geforce", "instinct", "quadro", "radeon", "generation"};
   std::vector<std::string> words(1);
-  for (const char c : text) {
-    const char low = c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c;
-    if (is_digit(low) || is_letter(low)) {
-      words.back().push_back(low);
+  for (const char c : lower(text)) {
+    if (is_digit(c) || is_letter(c)) {
+      words.back().push_back(c);
     } else if (!words.back().empty()) {
       words.emplace_back();
     }

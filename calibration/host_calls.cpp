@@ -5,7 +5,6 @@
 
 #include "sim/base/config.h"
 #include "sim/base/embedded.h"
-#include "sim/base/error.h"
 
 namespace foreshard {
 std::span<const EmbeddedFile> calibration_files();
@@ -47,10 +46,7 @@ HostCurve read(const EmbeddedFile& file, std::string_view machine) {
 }  // namespace
 
 HostCurve published_host_calls(std::string_view machine) {
-  for (const EmbeddedFile& file : calibration_files()) {
-    if (file.path == kPath) return read(file, machine);
-  }
-  throw Error(ExitCode::kInternal, "the host's calls are not embedded");
+  return read(file_named(kPath, calibration_files()), machine);
 }
 
 }  // namespace foreshard

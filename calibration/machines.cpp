@@ -217,21 +217,10 @@ Cluster from_catalogue(std::string_view spec, const ClusterName& name) {
 // degraded: [{node: 3, nic: 2, fraction: 0}, {node: 0, gpu: 5, fraction: 0.5}]
 void read_degraded(const ConfigNode& list, Cluster& cluster) {
   for (const ConfigNode& element : list.elements()) {
-    element.allow_only({"node", "nic", "gpu", "fraction"});
-    DegradedLink link;
-    link.node = element.at("node", "which node, from 0").as_int(0, cluster.nodes() - 1);
-    if (element.has("gpu") == element.has("nic")) {
-      throw element.error("names no link or two", "either gpu: or nic:, from 0");
-    }
-    const bool is_gpu = element.has("gpu");
-    link.part = is_gpu ? DegradedLink::Part::kGpu : DegradedLink::Part::kNic;
-    const std::int64_t all = is_gpu ? cluster.node.gpus : cluster.node.nics;
-    link.index = element.at(is_gpu ? "gpu" : "nic").as_int(0, all - 1);
-    const ConfigNode fraction = element.at("fraction", "of its rate, 0 for a missing port");
-    link.fraction = fraction.as_double(0, 1);
-    if (is_gpu && link.fraction <= 0) {
-      throw fraction.error("must be more than zero for a GPU", "a GPU without links is no rank");
-    }
+    const ConfigNode node = element.at("node", "which node, from 0");
+    const std::int64_t number = node.as_int(0, cluster.nodes() - 1);
+    DegradedLink link = read_degraded_link(element, cluster.node);
+    link.node = number;
     for (const DegradedLink& other : cluster.degraded) {
       if (other.node == link.node && other.part == link.part && other.index == link.index) {
         throw element.error("is there twice", "each link once");

@@ -5,19 +5,15 @@
 
 #include <algorithm>
 #include <array>
-#include <span>
 #include <vector>
 
-#include "calibration/csv_table.h"
 #include "calibration/machines.h"
-#include "sim/base/embedded.h"
+#include "calibration/published.h"
 #include "sim/base/error.h"
 #include "sim/base/spelling.h"
 #include "sim/base/text_file.h"
 
 namespace foreshard {
-
-std::span<const EmbeddedFile> calibration_files();
 
 namespace {
 
@@ -133,18 +129,14 @@ Price listed_price(const Cluster& cluster) {
     if (path == "gpu.price_per_hour") price.source = source;
   }
   if (!price.source.starts_with("assumed")) price.evidence = Evidence::kDatasheet;
-  static constexpr std::string_view kRanges = "calibration/published/price_ranges.csv";
-  for (const EmbeddedFile& file : calibration_files()) {
-    if (file.path != kRanges) continue;
-    const CsvTable table(file.content, std::string(kRanges));
-    for (std::size_t row = 0; row < table.rows(); ++row) {
-      if (table.text(row, "machine") != cluster.gpu.key) continue;
-      // Another price than the catalogue's is the user's own.
-      if (table.number(row, "usd_per_gpu_hour") != price.usd_per_hour) continue;
-      price.low = table.number(row, "low");
-      price.high = table.number(row, "high");
-      price.date = table.text(row, "date");
-    }
+  const CsvTable table = published_table("price_ranges.csv");
+  for (std::size_t row = 0; row < table.rows(); ++row) {
+    if (table.text(row, "machine") != cluster.gpu.key) continue;
+    // Another price than the catalogue's is the user's own.
+    if (table.number(row, "usd_per_gpu_hour") != price.usd_per_hour) continue;
+    price.low = table.number(row, "low");
+    price.high = table.number(row, "high");
+    price.date = table.text(row, "date");
   }
   return price;
 }

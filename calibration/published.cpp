@@ -10,30 +10,19 @@
 
 #include "calibration/gpu_names.h"
 #include "sim/base/embedded.h"
-#include "sim/base/error.h"
 #include "sim/base/letters.h"
 
 namespace foreshard {
 
 std::span<const EmbeddedFile> calibration_files();
 
-namespace {
-
-CsvTable built_in(const std::string& path) {
-  for (const EmbeddedFile& file : calibration_files()) {
-    if (file.path == path) return CsvTable(file.content, path);
-  }
-  throw Error(ExitCode::kInternal, fmt::format("{} is not built in", path));
+CsvTable calibration_table(std::string_view path) {
+  const EmbeddedFile& file = file_named(fmt::format("calibration/{}", path), calibration_files());
+  return CsvTable(file.content, std::string(file.path));
 }
-
-}  // namespace
 
 CsvTable published_table(std::string_view name) {
-  return built_in(fmt::format("calibration/published/{}", name));
-}
-
-CsvTable measured_table(std::string_view name) {
-  return built_in(fmt::format("calibration/measured/{}", name));
+  return calibration_table(fmt::format("published/{}", name));
 }
 
 std::string_view cell_of(const CsvTable& table, std::size_t row, std::string_view column) {
@@ -49,11 +38,7 @@ double positive_of(const CsvTable& table, std::size_t row, std::string_view colu
 }
 
 std::string chip_of(std::string_view gpu) {
-  std::string low;
-  for (const char c : gpu) {
-    if (c >= 'A' && c <= 'Z') low.push_back(static_cast<char>(c - 'A' + 'a'));
-    if ((c >= 'a' && c <= 'z') || (c >= '0' && c <= '9')) low.push_back(c);
-  }
+  const std::string low = squeezed(gpu);
   // Other cards of the same chips run at other clocks and bandwidths.
   for (const char* other : {"pcie", "nvl", "gh200", "gb200", "notstated"}) {
     if (low.find(other) != std::string::npos) return "";
@@ -81,6 +66,14 @@ bool is_half(std::string_view dtype) {
   return low == "fp16" || low == "float16" || low == "half";
 }
 
+constexpr double kLargest = 1e8;  // of a shape's numbers
+
+// Of its time and its GPU.
+std::string problem_of(const auto& row, std::string_view gpu) {
+  if (row.seconds == 0) return "neither tflops nor latency_us is a number above zero";
+  return row.gpu.empty() ? fmt::format("the catalogue has no GPU '{}'", gpu) : "";
+}
+
 // Matches each spelling once.
 class GpuNames {
  public:
@@ -105,7 +98,6 @@ class GpuNames {
 }  // namespace
 
 std::vector<ReadGemm> read_gemm_rows(const CsvTable& table, const std::vector<Machine>& machines) {
-  constexpr double kLargest = 1e8;
   GpuNames names(machines);
   std::vector<ReadGemm> rows;
   for (std::size_t i = 0; i < table.rows(); ++i) {
@@ -131,10 +123,8 @@ std::vector<ReadGemm> read_gemm_rows(const CsvTable& table, const std::vector<Ma
       read.problem = "m, n and k must be numbers above zero";
     } else if (std::max({row.m, row.n, row.k}) > kLargest) {
       read.problem = "m, n or k is absurdly large";
-    } else if (row.seconds == 0) {
-      read.problem = "neither tflops nor latency_us is a number above zero";
-    } else if (row.gpu.empty()) {
-      read.problem = fmt::format("the catalogue has no GPU '{}'", cell_of(table, i, "gpu"));
+    } else {
+      read.problem = problem_of(row, cell_of(table, i, "gpu"));
     }
     rows.push_back(std::move(read));
   }
@@ -154,10 +144,7 @@ namespace {
 // The kernels that a name may mean, the first that fits: "flashinfer FA2" is fa2, "FA3 in step"
 // fa3.
 std::string kernel_named(std::string_view text) {
-  std::string low;
-  for (const char c : lower(text)) {
-    if ((c >= 'a' && c <= 'z') || (c >= '0' && c <= '9')) low.push_back(c);
-  }
+  const std::string low = squeezed(text);
   struct Name {
     std::string_view part;
     const char* kernel;
@@ -201,7 +188,6 @@ bool is_false(std::string_view text) {
 std::vector<ReadAttention> read_attention_rows(const CsvTable& table,
                                                const std::vector<Machine>& machines) {
   constexpr double kBackward = 2.5;  // of forward's operations
-  constexpr double kLargest = 1e8;
   GpuNames names(machines);
   std::vector<ReadAttention> rows;
   for (std::size_t i = 0; i < table.rows(); ++i) {
@@ -236,10 +222,8 @@ std::vector<ReadAttention> read_attention_rows(const CsvTable& table,
       read.problem = "batch, seqlen, heads and head_dim must be numbers above zero";
     } else if (std::max({row.batch, row.sequence, row.heads, head_dim}) > kLargest) {
       read.problem = "the shape is absurdly large";
-    } else if (row.seconds == 0) {
-      read.problem = "neither tflops nor latency_us is a number above zero";
-    } else if (row.gpu.empty()) {
-      read.problem = fmt::format("the catalogue has no GPU '{}'", cell_of(table, i, "gpu"));
+    } else {
+      read.problem = problem_of(row, cell_of(table, i, "gpu"));
     }
     rows.push_back(std::move(read));
   }
@@ -247,38 +231,11 @@ std::vector<ReadAttention> read_attention_rows(const CsvTable& table,
 }
 
 std::vector<AttentionRow> attention_rows(std::string_view chip) {
-  struct Name {
-    const char* text;
-    const char* kernel;
-  };
-  static constexpr Name kNames[] = {{"FlashAttention-2", "fa2"}, {"FA2", "fa2"},
-                                    {"FlashAttention-3", "fa3"}, {"FA3", "fa3"},
-                                    {"cuDNN", "cudnn"},          {"Triton", "triton"},
-                                    {"trtllm-gen MHA", "trtllm"}};
-  const CsvTable table = published_table("attention_measured.csv");
   std::vector<AttentionRow> rows;
-  for (std::size_t i = 0; i < table.rows(); ++i) {
-    if (chip_of(table.text(i, "gpu")) != chip || table.text(i, "causal") != "1") continue;
-    AttentionRow row;
-    row.source = table.text(i, "source");
-    for (const Name& name : kNames) {
-      if (table.text(i, "kernel") == name.text) row.kernel = name.kernel;
-    }
-    const std::string& pass = table.text(i, "pass");
-    row.pass = pass == "fwd"   ? AttentionPass::kForward
-               : pass == "bwd" ? AttentionPass::kBackward
-                               : AttentionPass::kBoth;
-    row.batch = table.number(i, "batch");
-    row.sequence = table.number(i, "seqlen");
-    row.heads = table.number(i, "heads");
-    row.head_dim = static_cast<int>(table.number(i, "head_dim"));
-    const double forward = 2 * row.batch * row.heads * row.sequence * row.sequence * row.head_dim;
-    row.flops = forward * (row.pass == AttentionPass::kForward    ? 1.0
-                           : row.pass == AttentionPass::kBackward ? 2.5
-                                                                  : 3.5);
-    row.seconds = table.empty(i, "tflops") ? table.number(i, "latency_us") * 1e-6
-                                           : row.flops / (table.number(i, "tflops") * 1e12);
-    rows.push_back(std::move(row));
+  for (ReadAttention& read :
+       read_attention_rows(published_table("attention_measured.csv"), list_machines())) {
+    const bool is_meant = read.problem.empty() && read.row.causal && chip_of(read.row.gpu) == chip;
+    if (is_meant) rows.push_back(std::move(read.row));
   }
   return rows;
 }

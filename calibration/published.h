@@ -11,10 +11,9 @@
 
 namespace foreshard {
 
-// The embedded file of that name: "gemm_measured.csv".
+// The embedded file of calibration/: "measured/clocks.csv"; of published/: "gemm_measured.csv".
+CsvTable calibration_table(std::string_view path);
 CsvTable published_table(std::string_view name);
-// The same of calibration/measured/: "clocks.csv".
-CsvTable measured_table(std::string_view name);
 
 // The cell, "" where the table has no such column.
 std::string_view cell_of(const CsvTable& table, std::size_t row, std::string_view column);

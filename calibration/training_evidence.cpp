@@ -10,6 +10,7 @@
 #include <string_view>
 #include <utility>
 
+#include "calibration/capability.h"
 #include "sim/base/embedded.h"
 #include "sim/base/error.h"
 #include "sim/base/quantile.h"
@@ -21,20 +22,6 @@ std::span<const EmbeddedFile> calibration_files();
 namespace {
 
 constexpr const char* kStepsFile = "calibration/evidence/training_steps.json";
-
-// Cards of a chip whose names are others: the same multiprocessors and caches, with other links or
-// memory (NVIDIA's product briefs: machines/). H20 is not: most of its matrix units are off.
-constexpr std::pair<std::string_view, std::string_view> kSameChip[] = {
-    {"a800", "a100"}, {"h800", "h100"}, {"h200", "h100"}, {"gh200", "h100"}};
-
-// "a100" of "a100-80gb" and of "a800": cards of one chip share their kernels.
-std::string chip_of_key(const std::string& key) {
-  std::string chip = key.substr(0, key.find('-'));
-  for (const auto& [card, same] : kSameChip) {
-    if (chip == card) chip = same;
-  }
-  return chip;
-}
 
 std::ptrdiff_t index_of(const std::vector<std::string>& names, std::string_view name) {
   const auto found = std::ranges::find(names, name);
@@ -150,11 +137,8 @@ TrainingEvidence read_training_evidence(const ConfigNode& root) {
 
 const TrainingEvidence& training_evidence() {
   static const TrainingEvidence evidence = [] {
-    for (const EmbeddedFile& file : calibration_files()) {
-      if (file.path == kStepsFile)
-        return read_training_evidence(parse_json(file.content, kStepsFile));
-    }
-    throw Error(ExitCode::kInternal, fmt::format("{} is not built in", kStepsFile));
+    const EmbeddedFile& file = file_named(kStepsFile, calibration_files());
+    return read_training_evidence(parse_json(file.content, kStepsFile));
   }();
   return evidence;
 }

@@ -1,6 +1,5 @@
-// CLI11 holds the tree and parses; unknown words are then named with the nearest known one, which
-// CLI11 does not do. The value of an option is described by its type name: FILE completes to files,
-// a|b to these words, MODEL and KEY=VALUE to what the program knows.
+// The tree of verbs, which CLI11 holds. The value of an option is described by its type name: FILE
+// completes to files, a|b to these words, MODEL and KEY=VALUE to what the program knows.
 #include "cli/command_line.h"
 
 #include <fmt/format.h>
@@ -90,9 +89,12 @@ class Tree {
   const std::string& shell() const { return shell_; }  // of completion
 
  private:
+  // The verb and its options, which are filled when it is parsed.
   template <typename Options>
-  CLI::App* add_verb(const char* name, const char* help, const char* example,
-                     ExitCode (*run)(const Options&), std::shared_ptr<Options> options) {
+  std::pair<CLI::App*, std::shared_ptr<Options>> add_verb(const char* name, const char* help,
+                                                          const char* example,
+                                                          ExitCode (*run)(const Options&)) {
+    auto options = std::make_shared<Options>();
     CLI::App* verb = app_.add_subcommand(name, help);
     verb->footer(std::string("Example:\n  foreshard ") + example);
     verb->callback([this, run, options] {
@@ -106,7 +108,7 @@ class Tree {
         return run(*options);
       };
     });
-    return verb;
+    return {verb, options};
   }
 
   // The value is one of the words, which are separated by |.
@@ -134,10 +136,9 @@ class Tree {
   }
 
   void add_predict() {
-    auto o = std::make_shared<PredictOptions>();
-    CLI::App* verb = add_verb("predict", "Step time and memory of a job",
-                              "predict --model llama-3.1-8b --cluster 64xh100 --set mesh.shard=8",
-                              run_predict, o);
+    auto [verb, o] =
+        add_verb("predict", "Step time and memory of a job",
+                 "predict --model llama-3.1-8b --cluster 64xh100 --set mesh.shard=8", run_predict);
     add_job_flags(verb, o->job, kSetHelp);
     add_capture(verb, o->job);
     add_json(verb, o->output);
@@ -154,9 +155,8 @@ class Tree {
   }
 
   void add_schedule() {
-    auto o = std::make_shared<ScheduleOptions>();
-    CLI::App* verb = add_verb("schedule", "Every event of the step in the order the host issues it",
-                              "schedule --model gpt2 --cluster 8xa100 --csv", run_schedule, o);
+    auto [verb, o] = add_verb("schedule", "Every event of the step in the order the host issues it",
+                              "schedule --model gpt2 --cluster 8xa100 --csv", run_schedule);
     add_job_flags(verb, o->job, kSetHelp);
     add_capture(verb, o->job);
     o->job.profile_need = ProfileNeed::kOptional;
@@ -166,11 +166,10 @@ class Tree {
   }
 
   void add_explain() {
-    auto o = std::make_shared<ExplainOptions>();
-    CLI::App* verb = add_verb("explain", "Where the time and the memory of a step go, and why",
+    auto [verb, o] = add_verb("explain", "Where the time and the memory of a step go, and why",
                               "explain --model llama-3.1-8b --cluster 64xh100\n"
                               "  foreshard explain --run rank-0.trace.json.gz",
-                              run_explain, o);
+                              run_explain);
     add_job_flags(verb, o->job, kSetHelp);
     add_capture(verb, o->job);
     option(verb, "--run", o->run, "DIR|TRACE",
@@ -180,10 +179,9 @@ class Tree {
   }
 
   void add_compare() {
-    auto o = std::make_shared<CompareOptions>();
-    CLI::App* verb = add_verb(
-        "compare", "Two plans side by side: two files, or one job and what changes in it",
-        "compare --model llama-3.1-8b --cluster 64xh100 --with mesh.shard=8", run_compare, o);
+    auto [verb, o] =
+        add_verb("compare", "Two plans side by side: two files, or one job and what changes in it",
+                 "compare --model llama-3.1-8b --cluster 64xh100 --with mesh.shard=8", run_compare);
     add_job_flags(verb, o->job, "Any key of both plans; may be repeated");
     verb->add_option("plans", o->plans, "Two plan files")->type_name("FILE")->expected(0, 2);
     option(verb, "--with", o->with, "KEY=VALUE",
@@ -193,7 +191,7 @@ class Tree {
         ->type_name("LIST")
         ->delimiter(',');
     add_json(verb, o->output);
-    verb->parse_complete_callback([o] {
+    verb->parse_complete_callback([o = o] {
       if (!o->runtimes.empty()) {
         if (o->plans.empty() && o->with.empty()) return;
         throw CLI::ValidationError("--runtimes", "does not go together with --with or plan files");
@@ -213,11 +211,10 @@ class Tree {
   }
 
   void add_search() {
-    auto o = std::make_shared<SearchCommandOptions>();
-    CLI::App* verb = add_verb(
+    auto [verb, o] = add_verb(
         "search", "The fastest plan that fits: shard group, prefetch, recompute, micro-batch, ...",
         "search --model llama-3.1-8b --cluster 64xh100 --global-batch 128 --fix recompute=none",
-        run_search, o);
+        run_search);
     add_job_flags(verb, o->job, "Any key of the plan, which then does not vary; may be repeated");
     option(verb, "--fix", o->fix, "KEY=VALUE", "The same as --set");
     option(verb, "--global-batch", o->global_batch, "N",
@@ -234,8 +231,7 @@ class Tree {
     add_vary(verb, o->vary);
     option(verb, "--resume", o->resume, "FILE",
            "Keep what was judged there, and go on where an earlier search was stopped");
-    option(verb, "--threads", o->threads, "N", "Default: all cores; the answer is the same")
-        ->check(CLI::Range(1, 4096));
+    add_threads(verb, o->threads, "Default: all cores; the answer is the same");
     option(verb, "--out", o->out, "FILE", "Also write the best plan, as YAML");
     option(verb, "--html", o->html, "FILE",
            "Also write a report for browsers: every cell of the heatmap with its timeline");
@@ -243,11 +239,10 @@ class Tree {
   }
 
   void add_recommend() {
-    auto o = std::make_shared<RecommendCommandOptions>();
-    CLI::App* verb = add_verb(
+    auto [verb, o] = add_verb(
         "recommend", "What to buy or rent: machine, GPUs and plan for so many tokens in time",
         "recommend --model llama-3.1-8b --tokens 1T --deadline 30d --budget 2M --cluster h100",
-        run_recommend, o);
+        run_recommend);
     add_model_flags(verb, o->job, "Any key of the plan, which then does not vary; may be repeated");
     option(verb, "--cluster", o->clusters, "CLUSTER",
            "A candidate: 64xh100, h100 in likely sizes, a cluster file; may be repeated; default: "
@@ -282,18 +277,16 @@ class Tree {
                    "That a choice fits, is in time and within the budget, at the least");
     verb->add_flag("--what-if", o->what_if,
                    "Also which property of the first choice is worth most");
-    option(verb, "--threads", o->threads, "N", "Default: all cores; the answer is the same")
-        ->check(CLI::Range(1, 4096));
+    add_threads(verb, o->threads, "Default: all cores; the answer is the same");
     option(verb, "--html", o->html, "FILE",
            "Also write a report for browsers, in one file, with what --what-if says");
     add_json(verb, o->output);
   }
 
   void add_scale() {
-    auto o = std::make_shared<ScaleOptions>();
-    CLI::App* verb =
+    auto [verb, o] =
         add_verb("scale", "How a job scales with the number of GPUs, each size with its best plan",
-                 "scale --model llama-3.1-8b --cluster h100 --gpus 8,64,512", run_scale, o);
+                 "scale --model llama-3.1-8b --cluster h100 --gpus 8,64,512", run_scale);
     add_model_flags(verb, o->job, "Any key of the plan, which then does not vary; may be repeated");
     option(verb, "--cluster", o->cluster, "CLUSTER", "A machine such as h100")->required();
     option(verb, "--gpus", o->gpus, "LIST", "Sizes; default: eight, doubling from one node");
@@ -310,19 +303,17 @@ class Tree {
     option(verb, "--prices", o->prices, "FILE", "As of recommend");
     add_confidence(verb, o->confidence, "That a plan fits, at the least");
     verb->add_flag("--csv", o->csv, "A table of the points instead of text");
-    option(verb, "--threads", o->threads, "N", "Default: all cores; the answer is the same")
-        ->check(CLI::Range(1, 4096));
+    add_threads(verb, o->threads, "Default: all cores; the answer is the same");
     option(verb, "--html", o->html, "FILE", "Also write a report for browsers, in one file");
     add_json(verb, o->output);
   }
 
   void add_calibrate() {
-    auto o = std::make_shared<CalibrateOptions>();
-    CLI::App* verb = add_verb(
+    auto [verb, o] = add_verb(
         "calibrate",
         "A profile from measurements: of this machine, of a GPU from products, or of a cluster's "
         "collectives from logs of nccl-tests",
-        "calibrate raw.json", run_calibrate, o);
+        "calibrate raw.json", run_calibrate);
     verb->add_option("raw", o->files,
                      "What foreshard-exec measure wrote, CSV of products, or logs of nccl-tests")
         ->type_name("FILE")
@@ -333,13 +324,12 @@ class Tree {
   }
 
   void add_import() {
-    auto o = std::make_shared<CaptureImportOptions>();
-    CLI::App* verb = add_verb(
+    auto [verb, o] = add_verb(
         "import",
         "A plan from settings of TorchTitan, Accelerate or DeepSpeed, config.json and "
         "weights; a cluster file from nvidia-smi (-q, topo -m), NCCL's topology or Slurm's",
         "import deepspeed.json --model llama-3.1-8b --cluster 64xh100 --out plan.yaml",
-        run_any_import, o);
+        run_any_import);
     verb->add_option("files", o->files, "Several of one job, or of one cluster, are joined")
         ->type_name("FILE")
         ->required();
@@ -358,10 +348,9 @@ class Tree {
   }
 
   void add_export() {
-    auto o = std::make_shared<ExportOptions>();
-    CLI::App* verb = add_verb(
+    auto [verb, o] = add_verb(
         "export", "The plan as a file that others run: a PyTorch script, a trainer's settings, ...",
-        "export --plan plan.yaml --to fsdp2 --out train.py", run_export, o);
+        "export --plan plan.yaml --to fsdp2 --out train.py", run_export);
     add_job_flags(verb, o->job, kSetHelp);
     o->job.profile_need = ProfileNeed::kOptional;
     choice(verb->add_option("--to", o->to, "Whose file")->required(), kExportFormats);
@@ -373,14 +362,18 @@ class Tree {
   }
 
   void add_launch() {
-    auto o = std::make_shared<ExportOptions>();
-    CLI::App* verb =
+    auto [verb, o] =
         add_verb("launch", "The line that starts the plan's ranks",
-                 "launch --plan plan.yaml --launcher slurm --program train.py", run_launch, o);
+                 "launch --plan plan.yaml --launcher slurm --program train.py", run_launch);
     add_job_flags(verb, o->job, kSetHelp);
     o->job.profile_need = ProfileNeed::kOptional;
     add_launcher(verb, *o);
     add_json(verb, o->output);
+  }
+
+  template <typename Count>
+  static void add_threads(CLI::App* verb, Count& threads, const char* help) {
+    option(verb, "--threads", threads, "N", help)->check(CLI::Range(1, 4096));
   }
 
   static void add_confidence(CLI::App* verb, double& confidence, const char* help) {
@@ -405,10 +398,9 @@ class Tree {
   }
 
   void add_validate() {
-    auto o = std::make_shared<ValidateOptions>();
-    CLI::App* verb =
+    auto [verb, o] =
         add_verb("validate", "A forecast against a run of the same plan, event by event",
-                 "validate --plan plan.yaml --run runs/first", run_validate, o);
+                 "validate --plan plan.yaml --run runs/first", run_validate);
     add_job_flags(verb, o->job, kSetHelp);
     option(verb, "--run", o->run, "DIR|TRACE",
            "What foreshard-exec run --out wrote, a trace of torch.profiler, or a folder of traces");
@@ -422,7 +414,7 @@ class Tree {
     option(verb, "--trace", o->trace, "FILE",
            "Beside --run: also write both timelines as one Chrome trace; alone: the trace to read");
     verb->add_flag_callback(
-        "--no-history", [o] { o->history = false; },
+        "--no-history", [o = o] { o->history = false; },
         "Do not add it to the history file in the user's data folder (accuracy --history)");
     option(verb, "--html", o->html, "FILE",
            "Also write a report for browsers: forecast and run side by side");
@@ -430,10 +422,9 @@ class Tree {
   }
 
   void add_report() {
-    auto o = std::make_shared<ReportOptions>();
-    CLI::App* verb = add_verb(
+    auto [verb, o] = add_verb(
         "report", "Forecast, search, scaling and what it rests on, for browsers, in one HTML file",
-        "report --model llama-3.1-8b --cluster 64xh100 --html report.html", run_report, o);
+        "report --model llama-3.1-8b --cluster 64xh100 --html report.html", run_report);
     add_job_flags(verb, o->job, "Any key of the plan, which the search then does not vary");
     add_capture(verb, o->job);
     verb->add_option("answer", o->answer,
@@ -441,18 +432,16 @@ class Tree {
         ->type_name("FILE");
     option(verb, "--run", o->run, "DIR|TRACE", "A run of the plan, to stand beside: as validate");
     option(verb, "--html", o->html, "FILE", "Write there instead of to standard output");
-    option(verb, "--threads", o->threads, "N", "Of the search; default: all cores")
-        ->check(CLI::Range(1, 4096));
+    add_threads(verb, o->threads, "Of the search; default: all cores");
     verb->add_flag_callback(
-        "--json", [o] { o->output.form = Form::kJson; },
+        "--json", [o = o] { o->output.form = Form::kJson; },
         "The document that the page shows, instead of the page");
   }
 
   void add_serve() {
-    auto o = std::make_shared<ServeOptions>();
-    CLI::App* verb = add_verb(
+    auto [verb, o] = add_verb(
         "serve", "What to buy, how to plan, why it is slow: in a browser; and answers as JSON",
-        "serve --port 8080", run_serve, o);
+        "serve --port 8080", run_serve);
     option(verb, "--port", o->port, "N", "0: any that is free")
         ->check(CLI::Range(0, 65535))
         ->capture_default_str();
@@ -462,14 +451,12 @@ class Tree {
     option(verb, "--host", o->hosts, "NAME",
            "A name of this machine to be asked by, beside localhost; may be repeated");
     verb->add_flag("--no-token", o->no_token, "Answer without the token of the printed link");
-    option(verb, "--threads", o->threads, "N", "Of a search; default: all cores")
-        ->check(CLI::Range(1, 4096));
+    add_threads(verb, o->threads, "Of a search; default: all cores");
   }
 
   void add_accuracy() {
-    auto o = std::make_shared<AccuracyOptions>();
-    CLI::App* verb = add_verb("accuracy", "How far forecasts are from measurements",
-                              "accuracy calibration/published/training_steps.csv", run_accuracy, o);
+    auto [verb, o] = add_verb("accuracy", "How far forecasts are from measurements",
+                              "accuracy calibration/published/training_steps.csv", run_accuracy);
     CLI::Option* files =
         verb->add_option("files", o->files, "Tables of measurements; their columns decide the kind")
             ->type_name("FILE");
@@ -496,20 +483,18 @@ class Tree {
   }
 
   void add_ask() {
-    auto o = std::make_shared<AskOptions>();
-    CLI::App* verb =
+    auto [verb, o] =
         add_verb("ask", "Which fact narrows a forecast most per minute that it takes to find out",
-                 "ask --model llama-3.1-8b --cluster 64xh100", run_ask, o);
+                 "ask --model llama-3.1-8b --cluster 64xh100", run_ask);
     add_job_flags(verb, o->job, kSetHelp);
     verb->add_option("file", o->job.plan, "A plan: the same as --plan")->type_name("FILE");
     add_json(verb, o->output);
   }
 
   void add_diagnose() {
-    auto o = std::make_shared<DiagnoseOptions>();
-    CLI::App* verb = add_verb(
+    auto [verb, o] = add_verb(
         "diagnose", "Why a job is slower than its forecast, or needs more memory: causes and tests",
-        "diagnose --plan plan.yaml --measured tokens/s=3120 --log train.log", run_diagnose, o);
+        "diagnose --plan plan.yaml --measured tokens/s=3120 --log train.log", run_diagnose);
     add_job_flags(verb, o->job, kSetHelp);
     option(verb, "--measured", o->measured, "KEY=VALUE",
            "step=2.1s, tokens/s=99840 (of all GPUs), tokens/s/gpu=3120, memory=61GiB, "
@@ -528,10 +513,9 @@ class Tree {
   }
 
   void add_conform() {
-    auto o = std::make_shared<ConformOptions>();
-    CLI::App* verb = add_verb(
+    auto [verb, o] = add_verb(
         "conform", "Order, bytes and memory of forecasts against recordings of the real library",
-        "conform tests/recordings", run_conform, o);
+        "conform tests/recordings", run_conform);
     verb->add_option("folders", o->folders, "Folders with index.csv, or above such folders")
         ->type_name("DIR")
         ->required();
@@ -543,10 +527,9 @@ class Tree {
   }
 
   void add_models() {
-    auto o = std::make_shared<ModelsOptions>();
-    CLI::App* verb =
+    auto [verb, o] =
         add_verb("models", "The models known by name, those of a family, or one in full",
-                 "models qwen3", run_models, o);
+                 "models qwen3", run_models);
     CLI::Option* name =
         verb->add_option("model", o->name,
                          "Name or part of one, org/name, config.json or its folder, or model.yaml")
@@ -557,10 +540,9 @@ class Tree {
   }
 
   void add_machines() {
-    auto o = std::make_shared<MachinesOptions>();
-    CLI::App* verb =
+    auto [verb, o] =
         add_verb("machines", "The GPUs and nodes known by name, or one with its sources",
-                 "machines h100-sxm", run_machines, o);
+                 "machines h100-sxm", run_machines);
     verb->add_option("machine", o->name, "Name, cluster such as 16xh100, or cluster file")
         ->type_name("CLUSTER");
     verb->add_flag("--dot", o->dot, "The topology as Graphviz");
@@ -570,9 +552,8 @@ class Tree {
   }
 
   void add_schema() {
-    auto o = std::make_shared<SchemaOptions>();
-    CLI::App* verb =
-        add_verb("schema", "The JSON Schema of a kind of file", "schema plan", run_schema, o);
+    auto [verb, o] =
+        add_verb("schema", "The JSON Schema of a kind of file", "schema plan", run_schema);
     choice(verb->add_option("kind", o->name, "Which")->required(),
            "plan|cluster|model|report|explain|compare|page|search|recommend|scale|calibrate|export|"
            "import|launch|validation|collectives|accuracy|diagnosis|questions|forecasts|"
@@ -581,8 +562,7 @@ class Tree {
   }
 
   void add_doctor() {
-    auto o = std::make_shared<DoctorOptions>();
-    CLI::App* verb = add_verb("doctor", "What this installation can do", "doctor", run_doctor, o);
+    auto [verb, o] = add_verb("doctor", "What this installation can do", "doctor", run_doctor);
     add_json(verb, o->output);
   }
 
@@ -599,49 +579,6 @@ class Tree {
   std::function<ExitCode()> verb_;
   std::string shell_;
 };
-
-std::vector<CLI::App*> verbs_of(CLI::App& app) {
-  return app.get_subcommands([](CLI::App*) { return true; });
-}
-
-std::vector<std::string> names_of(const CLI::Option& option) {
-  std::vector<std::string> names;
-  for (const std::string& name : option.get_lnames()) names.push_back("--" + name);
-  for (const std::string& name : option.get_snames()) names.push_back("-" + name);
-  return names;
-}
-
-// "unknown verb 'predit'; did you mean predict?"
-std::string unknown(const std::string& what, const std::string& word,
-                    const std::vector<std::string>& known) {
-  const std::string near = nearest_spelling(word, known);
-  return fmt::format("unknown {} {}{}", what, quote(word),
-                     near.empty() ? "" : fmt::format("; did you mean {}?", near));
-}
-
-// The first word nothing asked for.
-std::string unexpected(CLI::App& app, CLI::App* verb, const std::string& word) {
-  if (word.starts_with("-")) {
-    std::vector<std::string> known;
-    for (CLI::App* owner : {verb, &app}) {
-      if (owner == nullptr) continue;
-      for (const CLI::Option* option : owner->get_options()) {
-        for (std::string& name : names_of(*option)) known.push_back(std::move(name));
-      }
-    }
-    return unknown("option", word.substr(0, word.find('=')), known);
-  }
-  if (verb != nullptr) {
-    const bool is_plan = word.ends_with(".yaml") || word.ends_with(".yml");
-    return fmt::format("unexpected argument {}{}", quote(word),
-                       is_plan ? fmt::format("; did you mean --plan {}?", word) : "");
-  }
-  if (word == "help") return "no verb 'help'; did you mean --help?";
-  std::vector<std::string> known;
-  for (const CLI::App* candidate : verbs_of(app)) known.push_back(candidate->get_name());
-  const std::string text = unknown("verb", word, known);
-  return text.ends_with("?") ? text : fmt::format("{}; expected {}", text, fmt::join(known, ", "));
-}
 
 // Every runtime, without and with its newest version.
 std::vector<std::string> runtime_words() {
@@ -686,23 +623,6 @@ void add_model_flags(CLI::App* verb, JobOptions& job, const char* set_help) {
                  "Take a --profile of another GPU than the cluster's; the report says so");
 }
 
-std::string usage_error(CLI::App& app, const CLI::ParseError& error) {
-  const std::vector<CLI::App*> parsed = app.get_subcommands();
-  CLI::App* verb = parsed.empty() ? nullptr : parsed.front();
-  const std::string program = app.get_name();
-  const std::string name = verb == nullptr ? program : program + " " + verb->get_name();
-  const std::vector<std::string> rest = app.remaining(true);
-  std::string what = error.what();
-  if (!rest.empty()) {
-    what = unexpected(app, verb, rest.front());
-  } else if (verb == nullptr && error.get_name() == "RequiredError") {
-    std::vector<std::string> known;
-    for (const CLI::App* candidate : verbs_of(app)) known.push_back(candidate->get_name());
-    what = fmt::format("no verb; expected {}", fmt::join(known, ", "));
-  }
-  return fmt::format("{}: {}\n{} --help tells more\n", name, what, name);
-}
-
 namespace {
 
 ValueHint hint_of(const CLI::Option& option) {
@@ -742,25 +662,6 @@ std::vector<CommandOption> options_of(CLI::App& app) {
 
 }  // namespace
 
-std::string command_text(const std::vector<std::string>& arguments) {
-  std::string line = "foreshard";
-  for (const std::string& argument : arguments) {
-    const bool plain =
-        !argument.empty() && argument.find_first_not_of(
-                                 "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
-                                 "0123456789-_=./:,@+%") == std::string::npos;
-    line += " ";
-    if (plain) {
-      line += argument;
-      continue;
-    }
-    line += "'";
-    for (char c : argument) c == '\'' ? line += "'\\''" : line += c;
-    line += "'";
-  }
-  return line;
-}
-
 CommandTree command_tree() {
   Tree tree;
   CommandTree data{options_of(tree.app()), {}};
@@ -772,22 +673,6 @@ CommandTree command_tree() {
     data.commands.push_back(std::move(command));
   }
   return data;
-}
-
-CommandLine parse(CLI::App& app, std::vector<std::string> arguments) {
-  CommandLine result;
-  std::ranges::reverse(arguments);  // as CLI11 takes them
-  try {
-    app.parse(std::move(arguments));
-  } catch (const CLI::CallForHelp&) {
-    const std::vector<CLI::App*> parsed = app.get_subcommands();
-    result.text = parsed.empty() ? app.help() : parsed.front()->help(app.get_name());
-  } catch (const CLI::CallForVersion& version) {
-    result.text = std::string(version.what()) + "\n";
-  } catch (const CLI::ParseError& error) {
-    result.usage_error = usage_error(app, error);
-  }
-  return result;
 }
 
 CommandLine parse_command_line(std::vector<std::string> arguments) {

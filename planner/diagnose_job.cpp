@@ -116,12 +116,7 @@ void add_changes(const Job& job, std::vector<CauseCase>& list) {
 
 Signals signals_of(const Forecast& made, const StepMetrics& step) {
   Signals signals;
-  signals.step = step.seconds;
-  signals.compute = step.compute;
-  signals.communication = step.communication;
-  signals.exposed = step.exposed_communication;
-  signals.waiting = step.waiting;
-  signals.idle = step.idle;
+  signals.take(step);
   signals.data = 0;
   signals.retries = 0;
   signals.memory = as_double(made.memory.peak.count());

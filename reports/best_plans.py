@@ -6,9 +6,9 @@ writes reports/best_plans.md. Usage, from the repository's root:
 """
 
 import itertools
-import json
-import subprocess
 import sys
+
+from ask import answer
 
 PROGRAM = sys.argv[1] if len(sys.argv) > 1 else "build/bin/foreshard"
 OUT = "reports/best_plans.md"
@@ -29,9 +29,7 @@ JOBS = [
 
 def run(arguments):
     # One training code for all: the plans alone are compared.
-    done = subprocess.run([PROGRAM, *arguments, "--set", "stack=torchtitan_2025", "--json"],
-                          capture_output=True, text=True)
-    return json.loads(done.stdout) if done.returncode in (0, 4) and done.stdout else None
+    return answer(PROGRAM, *arguments, "--set", "stack=torchtitan_2025")[0]
 
 
 def default_step(job, settings):

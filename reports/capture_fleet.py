@@ -7,43 +7,33 @@
 Each model (fleet_train.py) has a few layers and random weights, runs three optimizer steps on one GPU under bf16
 autocast, and is held to what PyTorch's allocator says of its peak. No model's code is touched.
 """
-import json
 import pathlib
 import subprocess
 import sys
 import tempfile
 
+from ask import answer, captured, last_line
+
 TRAIN = pathlib.Path(__file__).resolve().parent / "fleet_train.py"
-
-
-def last_line(text):
-    lines = [line for line in text.strip().split("\n") if line.strip() and "warn" not in line.lower()]
-    return lines[-1][:200] if lines else ""
-
-
-def captured(program, capture, name, variant, *flags):
-    return subprocess.run([program / "foreshard-null", "--gpu", "h100", "--out", capture, *flags, "--", "python3", TRAIN, name, variant], capture_output=True, text=True, timeout=600)
 
 
 def run(program, name, variant):
     """Whether it is forecast, what came of it, and notes."""
     with tempfile.TemporaryDirectory() as folder:
         capture = pathlib.Path(folder) / "capture"
-        flags = []
         try:
-            ran = captured(program, capture, name, variant)
-            if "--values" in ran.stderr:  # what the failure recommends
-                flags = ["--values"]
-                ran = captured(program, capture, name, variant, *flags)
+            for flags in ([], ["--values"]):
+                ran = captured(program, capture, ["--gpu", "h100", *flags], [TRAIN, name, variant], timeout=600)
+                if "--values" not in ran.stderr:  # what the failure recommends
+                    break
         except subprocess.TimeoutExpired:
             return False, "no end in 10 minutes", ""
         if ran.returncode != 0:
             return False, f"exit {ran.returncode}", last_line(ran.stderr)
         peak = next(int(line.split()[1]) for line in ran.stdout.split("\n") if line.startswith("PEAK"))
-        said = subprocess.run([program / "foreshard", "predict", "--json", "--capture", capture, "--cluster", "1xh100"], capture_output=True, text=True)
-        if said.returncode != 0:
-            return False, f"predict {said.returncode}", last_line(said.stderr)
-        report = json.loads(said.stdout)
+        report, error = answer(program / "foreshard", "predict", "--capture", capture, "--cluster", "1xh100")
+        if not report:
+            return False, "predict", last_line(error)
         forecast = report["memory"]["peak_allocated_bytes"]["value"]
         unknown = sum(kernel["share"] for kernel in report["capture"]["unknown_kernels"])
         notes = "; ".join(f"{kernel['share']:.0%} {kernel['name'][:60]}" for kernel in report["capture"]["unknown_kernels"][:2] if kernel["share"] > 0.01)

@@ -5,40 +5,32 @@
                                      PYTHONPATH and holds a torch (pip install --no-deps --target FOLDER torch==X);
                                      none: the torch that python3 imports. Prints a table in Markdown
 """
-import json
 import os
 import pathlib
-import subprocess
 import sys
 import tempfile
 
+from ask import KINDS, ask, captured, last_line, scheduled
+
 TRAIN = pathlib.Path(__file__).resolve().parent / "version_train.py"
 RUNTIMES = ("fsdp2", "fsdp1", "ddp")
-KINDS = ("all_gather", "reduce_scatter", "all_reduce", "broadcast")
-
-
-def last_line(text):
-    lines = [line for line in text.strip().split("\n") if line.strip() and "warn" not in line.lower()]
-    return lines[-1][:160] if lines else ""
 
 
 def forecast(program, capture):
     words = ["--capture", capture, "--cluster", "8xh100"]
-    report = json.loads(subprocess.run([program / "foreshard", "predict", "--json", *words], capture_output=True, text=True, check=True).stdout)
-    lines = subprocess.run([program / "foreshard", "schedule", *words], capture_output=True, text=True, check=True).stdout.splitlines()
-    kinds = [line.split(",")[1] for line in lines]
-    peaks = [int(report["memory"][key]["value"]) for key in ("peak_allocated_bytes", "peak_reserved_bytes")]
-    return peaks, sum(kind in KINDS for kind in kinds)
+    memory = ask(program / "foreshard", "predict", *words)["memory"]
+    peaks = [int(memory[key]["value"]) for key in ("peak_allocated_bytes", "peak_reserved_bytes")]
+    return peaks, len(scheduled(program / "foreshard", *words, kinds=(*KINDS, "broadcast")))
 
 
 def run(program, runtime, environment):
     """PyTorch's version, and what came of it."""
     with tempfile.TemporaryDirectory() as folder:
         capture = pathlib.Path(folder) / "capture"
-        ran = subprocess.run([program / "foreshard-null", "--world", "8", "--gpu", "h100", "--out", capture, "--", "python3", TRAIN, runtime], capture_output=True, text=True, env=environment)
+        ran = captured(program, capture, ["--world", "8", "--gpu", "h100"], [TRAIN, runtime], env=environment)
         said = [line.split()[1:] for line in ran.stdout.splitlines() if line.startswith("PEAK")]
         if ran.returncode != 0 or not said:
-            return None, f"exit {ran.returncode}: {last_line(ran.stderr)}"
+            return None, f"exit {ran.returncode}: {last_line(ran.stderr)[:160]}"
         peaks, collectives = forecast(program, capture)
         errors = [here - int(there) for here, there in zip(peaks, said[-1])]
         is_same = not any(errors)

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Plans that `foreshard import` reads off captures, lowered again and held to their captures: a table.
 
-    reports/captured_plans.py build/bin CAPTURE_FOLDER ...      e.g. what hf_captures.py --keep left
+    reports/captured_plans.py build/bin CAPTURE_FOLDER ...      e.g. what tests/presets/hf_captures.py --keep left
 
 Order and bytes of the collectives, the peak of what tensors ask for (their blocks, where that is not known) and what the caching allocator
 holds; and what the step takes its host (the middle of its steps; without gc.collect() between them, `collect: false` of hf_train.py), on the processor of calibration/evidence/host_calls.json and without a driver. Peaks are less cuBLAS' workspaces, which the planner counts as the libraries' own; what the allocator holds has them on both sides.
@@ -10,31 +10,15 @@ import gzip
 import json
 import pathlib
 import statistics
-import subprocess
 import sys
 import tempfile
 
-sys.path.insert(0, str(pathlib.Path(__file__).parent))
-from hf_cases import KINDS, same  # noqa: E402
-
-WORKSPACES = 64 << 20
-NORM = 1 << 16  # bytes: clipping's all-reduce is of one number or of one for each tensor, which is no matter here
-
-
-def answer(*words):
-    done = subprocess.run([str(word) for word in words], capture_output=True, text=True)
-    return done.stdout, done.stderr.strip().replace("\n", " | ")
+from ask import NORM, WORKSPACES, answer, ask, same, scheduled
 
 
 def collectives(program, *said):
-    out, _ = answer(program, "schedule", *said, "--csv")
-    lines = out.splitlines()
-    if not lines:
-        return []
-    head = lines[0].split(",")
-    kind, size = head.index("kind"), head.index("bytes")
-    rows = [(f[kind], int(f[size])) for f in (line.split(",") for line in lines[1:]) if f[kind] in KINDS]
-    return [(kind, None if kind == "all_reduce" and size < NORM else size) for kind, size in rows]
+    """Clipping's all-reduce is of one number or of one for each tensor, which is no matter here."""
+    return [(kind, None if kind == "all_reduce" and size < NORM else size) for kind, size in scheduled(program, *said)]
 
 
 def same_cycle(here, there):
@@ -45,9 +29,8 @@ def same_cycle(here, there):
 
 def host_seconds(program, plan):
     """Of the calls that `explain` counts; by config, preset and plan alone."""
-    out, _ = answer(program, "explain", "--plan", plan, "--json")
     takes = json.loads((pathlib.Path(__file__).parents[1] / "calibration/evidence/host_calls.json").read_text(encoding="utf-8"))["calls"]
-    phases = json.loads(out)["host_work"]["phases"].values()
+    phases = ask(program, "explain", "--plan", plan)["host_work"]["phases"].values()
     return sum(count * takes[name] for phase in phases for name, count in phase["calls"].items())
 
 
@@ -77,17 +60,16 @@ def score(program, capture):
     with tempfile.TemporaryDirectory() as folder:
         plan = pathlib.Path(folder) / "plan.yaml"
         _, error = answer(program, "import", capture, "--out", pathlib.Path(folder) / "model.yaml", "--plan", plan)
-        if not plan.exists():
+        if plan.exists():
+            planned, error = answer(program, "predict", "--plan", plan)
+        if not plan.exists() or not planned:
+            error = error.replace("\n", " | ")
             return f"| {error[:150]} | | | | | | |", False
-        planned, error = answer(program, "predict", "--plan", plan, "--json")
-        if not planned:
-            return f"| {error[:150]} | | | | | | |", False
-        captured, _ = answer(program, "predict", "--capture", capture, "--cluster", cluster, "--json")
-        report = json.loads(captured)
+        report = ask(program, "predict", "--capture", capture, "--cluster", cluster)
         # Where the program saw a higher peak before, that of its blocks.
         here = report["capture"]["requested_peak_bytes"] or report["memory"]["peak_allocated_bytes"]["value"]
         here -= WORKSPACES
-        memory = json.loads(planned)["memory"]
+        memory = planned["memory"]
         peak = memory["peak_allocated_bytes"]["value"] / here - 1
         held = report["memory"]["peak_reserved_bytes"]["value"]
         reserved = memory["peak_reserved_bytes"]["value"] / held - 1

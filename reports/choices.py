@@ -11,9 +11,10 @@ import itertools
 import json
 import os
 import statistics
-import subprocess
 import sys
 import tempfile
+
+from ask import ask
 
 PROGRAM = sys.argv[1] if len(sys.argv) > 1 else "build/bin/foreshard"
 OUT = "reports/choices.md"
@@ -25,13 +26,6 @@ SEQUENCES_PER_GPU = [1, 4, 8, 32]
 CONFIDENCE = 0.95
 
 
-def ask(arguments):
-    done = subprocess.run([PROGRAM, *arguments, "--json"], capture_output=True, text=True)
-    if done.returncode not in (0, 4):
-        sys.exit(f"{' '.join(arguments)}: exit {done.returncode}: {done.stderr}")
-    return done.returncode, json.loads(done.stdout)
-
-
 def figures(report):
     memory = report["memory"]
     return (report["step"]["seconds"]["value"], memory["peak_reserved_bytes"]["value"], memory["fits"],
@@ -41,9 +35,9 @@ def figures(report):
 def ways():
     """How often the zoo's models fit as they come, and how often a way is named where not."""
     fits, helped, in_vain = 0, 0, []
-    names = [model["name"] for model in ask(["models"])[1]["models"]]
+    names = [model["name"] for model in ask(PROGRAM, "models")["models"]]
     for name, gpus, gpu in itertools.product(names, [8, 64, 512], ["h100", "b200", "mi300x"]):
-        _, told = ask(["predict", "--model", name, "--cluster", f"{gpus}x{gpu}"])
+        told = ask(PROGRAM, "predict", "--model", name, "--cluster", f"{gpus}x{gpu}")
         if not told.get("infeasible"):
             fits += 1
         elif told["infeasible"]["remedy"]:
@@ -62,20 +56,19 @@ def main():
             searches += 1
             gpus = int(cluster.split("x")[0])
             name = f"{model} on {cluster}, {each} sequences a GPU"
-            code, found = ask(["search", "--model", model, "--cluster", cluster, "--global-batch",
-                               str(gpus * each), "--out", plan])
+            found = ask(PROGRAM, "search", "--model", model, "--cluster", cluster, "--global-batch", gpus * each, "--out", plan)
             seconds.append(found["seconds"])
             if found["best"] is None:
                 none += 1
                 remedy = found["infeasible"]["remedy"]
-                if code != 4 or remedy is None:
+                if remedy is None:
                     without_a_way.append(name)
                 elif remedy["fit_probability"] < CONFIDENCE:
                     without_a_way.append(name + ": " + json.dumps(remedy["set"]))
                 continue
             best = figures(found["best"]["report"])
             winners.append((best[3], name))
-            _, predicted = ask(["predict", "--plan", plan])
+            predicted = ask(PROGRAM, "predict", "--plan", plan)
             if figures(predicted) != best:
                 differing.append(f"{name}: {best} {figures(predicted)}")
             if found["riskier"]:

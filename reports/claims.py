@@ -5,10 +5,10 @@ reports/claims.md with its numbers. Usage, from the repository's root:
     reports/claims.py [build/bin/foreshard]
 """
 
-import json
 import shlex
-import subprocess
 import sys
+
+from ask import ask
 
 PROGRAM = sys.argv[1] if len(sys.argv) > 1 else "build/bin/foreshard"
 OUT = "reports/claims.md"
@@ -16,10 +16,7 @@ OUT = "reports/claims.md"
 
 def run(command):
     """The JSON answer of `foreshard COMMAND --json`."""
-    done = subprocess.run([PROGRAM, *shlex.split(command), "--json"], capture_output=True, text=True)
-    if done.returncode not in (0, 4):
-        sys.exit(f"{command}: exit {done.returncode}: {done.stderr}")
-    return json.loads(done.stdout)
+    return ask(PROGRAM, *shlex.split(command))
 
 
 def ms(seconds):

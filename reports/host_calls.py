@@ -15,9 +15,9 @@ import argparse
 import json
 import pathlib
 import statistics
-import subprocess
 
 import gpu_codes
+from ask import ask
 
 # What was measured together, and which of a phase's calls are meant.
 PARTS = {"forward": ("forward",), "backward": ("backward",), "clip": ("clip",), "optimizer": ("optimizer", "zero_grad")}
@@ -46,10 +46,7 @@ def phases_of(row):
     said = gpu_codes.words(row["name"], row["case"], row["folder"], "h100")
     for option, value in (("--sequence", "64"), ("--micro-batch", "1")):
         said[said.index(option) + 1] = value
-    done = subprocess.run([PROGRAM, "explain", *said, "--json"], capture_output=True, text=True, check=False)
-    if not done.stdout:
-        raise SystemExit(f"{row['name']}: {done.stderr.strip()}")
-    return json.loads(done.stdout)["host_work"]["phases"]
+    return ask(PROGRAM, "explain", *said)["host_work"]["phases"]
 
 
 def calls_of(row):

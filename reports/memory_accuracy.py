@@ -13,9 +13,10 @@ import json
 import os
 import pathlib
 import statistics
-import subprocess
 import sys
 import tempfile
+
+from ask import answer
 
 HERE = pathlib.Path(__file__).resolve().parent.parent
 GIB = 1 << 30
@@ -102,10 +103,8 @@ def plan_of(row, folder):
 def forecast(row, folder, program):
     """The report's memory, or the sentence why there is none."""
     plan = plan_of(row, folder)
-    done = subprocess.run([program, "predict", "--plan", plan, "--json"], capture_output=True, text=True)
-    if done.returncode not in (0, 4):
-        return (done.stderr.strip().splitlines() or ["no answer"])[-1].replace(str(folder) + "/", "")
-    return json.loads(done.stdout)["memory"]
+    report, error = answer(program, "predict", "--plan", plan)
+    return report["memory"] if report else error.splitlines()[-1].replace(str(folder) + "/", "")
 
 
 def gib(value):

@@ -6,15 +6,11 @@
 #include <algorithm>
 #include <array>
 
-#include "calibration/csv_table.h"
-#include "sim/base/embedded.h"
-#include "sim/base/error.h"
+#include "calibration/published.h"
 #include "sim/base/letters.h"
 #include "sim/base/unit_strings.h"
 
 namespace foreshard {
-
-std::span<const EmbeddedFile> calibration_files();
 
 namespace {
 
@@ -163,24 +159,20 @@ class Reader {
 }  // namespace
 
 std::vector<Instance> list_instances() {
-  constexpr std::string_view kPath = "calibration/machines/instances.csv";
+  const CsvTable table = calibration_table("machines/instances.csv");
   std::vector<Instance> instances;
-  for (const EmbeddedFile& file : calibration_files()) {
-    if (file.path != kPath) continue;
-    const CsvTable table(file.content, std::string(kPath));
-    for (std::size_t row = 0; row < table.rows(); ++row) {
-      const auto count = [&](std::string_view column) {
-        return static_cast<std::int64_t>(table.number(row, column));
-      };
-      instances.push_back({.name = table.text(row, "name"),
-                           .also = split_also(table.text(row, "also")),
-                           .machine = table.text(row, "machine"),
-                           .gpus = count("gpus"),
-                           .nics = count("nics"),
-                           .nic_rate = parse_bandwidth(table.text(row, "nic_rate")),
-                           .nic_name = table.text(row, "nic_name"),
-                           .source = table.text(row, "source")});
-    }
+  for (std::size_t row = 0; row < table.rows(); ++row) {
+    const auto count = [&](std::string_view column) {
+      return static_cast<std::int64_t>(table.number(row, column));
+    };
+    instances.push_back({.name = table.text(row, "name"),
+                         .also = split_also(table.text(row, "also")),
+                         .machine = table.text(row, "machine"),
+                         .gpus = count("gpus"),
+                         .nics = count("nics"),
+                         .nic_rate = parse_bandwidth(table.text(row, "nic_rate")),
+                         .nic_name = table.text(row, "nic_name"),
+                         .source = table.text(row, "source")});
   }
   return instances;
 }

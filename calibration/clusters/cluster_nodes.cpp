@@ -160,21 +160,7 @@ class LayoutReader {
   // Of every node of the group, or of the one that `node` counts within it.
   void read_degraded(const ConfigNode& list, const NodeGroup& group, std::int64_t first) {
     for (const ConfigNode& element : list.elements()) {
-      element.allow_only({"node", "nic", "gpu", "fraction"});
-      if (element.has("gpu") == element.has("nic")) {
-        throw element.error("names no link or two", "either gpu: or nic:, from 0");
-      }
-      const bool is_gpu = element.has("gpu");
-      DegradedLink link;
-      link.part = is_gpu ? DegradedLink::Part::kGpu : DegradedLink::Part::kNic;
-      const std::int64_t all = is_gpu ? group.kind.gpus : group.kind.nics;
-      if (all < 1) throw element.error("names a port of nodes without one", "node: {nics: 8, ...}");
-      link.index = element.at(is_gpu ? "gpu" : "nic").as_int(0, all - 1);
-      const ConfigNode fraction = element.at("fraction", "of its rate, 0 for a missing port");
-      link.fraction = fraction.as_double(0, 1);
-      if (is_gpu && link.fraction <= 0) {
-        throw fraction.error("must be more than zero for a GPU", "a GPU without links is no rank");
-      }
+      DegradedLink link = read_degraded_link(element, group.kind);
       std::int64_t begin = 0;
       std::int64_t end = group.count;
       if (const ConfigNode* node = element.find("node")) {
@@ -488,6 +474,25 @@ class LayoutReader {
 };
 
 }  // namespace
+
+DegradedLink read_degraded_link(const ConfigNode& element, const NodeKind& node) {
+  element.allow_only({"node", "nic", "gpu", "fraction"});
+  if (element.has("gpu") == element.has("nic")) {
+    throw element.error("names no link or two", "either gpu: or nic:, from 0");
+  }
+  const bool is_gpu = element.has("gpu");
+  DegradedLink link;
+  link.part = is_gpu ? DegradedLink::Part::kGpu : DegradedLink::Part::kNic;
+  const std::int64_t all = is_gpu ? node.gpus : node.nics;
+  if (all < 1) throw element.error("names a port of nodes without one", "node: {nics: 8, ...}");
+  link.index = element.at(is_gpu ? "gpu" : "nic").as_int(0, all - 1);
+  const ConfigNode fraction = element.at("fraction", "of its rate, 0 for a missing port");
+  link.fraction = fraction.as_double(0, 1);
+  if (is_gpu && link.fraction <= 0) {
+    throw fraction.error("must be more than zero for a GPU", "a GPU without links is no rank");
+  }
+  return link;
+}
 
 void read_layout(const ConfigNode& root, const KindReader& read_kind, Cluster& cluster) {
   LayoutReader(root, read_kind, cluster).read();

@@ -26,6 +26,9 @@ namespace foreshard {
 // GPU and node of one group: the file's own with the figures that the group has.
 using KindReader = std::function<Cluster(const ConfigNode& group)>;
 
+// An element of degraded: but for its node: {nic: 2, fraction: 0}, {gpu: 5, fraction: 0.5}.
+DegradedLink read_degraded_link(const ConfigNode& element, const NodeKind& node);
+
 // Sets layout, degraded, gpus and node_count, and the gpu and node that set the pace. `cluster`:
 // what the file says of its usual nodes. Throws ConfigError.
 void read_layout(const ConfigNode& root, const KindReader& read_kind, Cluster& cluster);

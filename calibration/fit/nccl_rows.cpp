@@ -7,7 +7,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cctype>
 #include <charconv>
 #include <cmath>
 
@@ -20,14 +19,6 @@
 
 namespace foreshard {
 namespace {
-
-std::string squeezed(std::string_view text) {
-  std::string out;
-  for (const char c : lower(text)) {
-    if (std::isalnum(static_cast<unsigned char>(c)) != 0) out.push_back(c);
-  }
-  return out;
-}
 
 // The usual node of a GPU, by the catalogue.
 struct Family {

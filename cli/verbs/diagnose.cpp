@@ -109,14 +109,7 @@ void check_same_job(const TrainingLog& log, const Job& job, const std::string& f
 void take_run(const std::string& run, const Forecast& right, Measured& measured) {
   const RecordedRun recorded = read_recording(run, right);
   const Forecast view = measured_view(right.model, right.plan, right.graph, recorded.record);
-  const StepMetrics step = measure_step(view.graph, view.timeline);
-  Signals& signals = measured.signals;
-  signals.step = step.seconds;
-  signals.compute = step.compute;
-  signals.communication = step.communication;
-  signals.exposed = step.exposed_communication;
-  signals.waiting = step.waiting;
-  signals.idle = step.idle;
+  measured.signals.take(measure_step(view.graph, view.timeline));
 }
 
 std::vector<SnapshotMemory> take_snapshots(const std::vector<std::string>& files,

@@ -29,13 +29,7 @@ ExitCode run_import(const ImportOptions& options) {
   }
   std::string text = options.out.empty() ? yaml : fmt::format("# written to {}\n", options.out);
   text += "\n";
-  const std::string ledger = ledger_text(all.ledger);
-  for (std::size_t at = 0; at < ledger.size();) {  // comments, so that the answer is the file
-    const std::size_t end = ledger.find('\n', at);
-    text += "# " + ledger.substr(at, end - at) + "\n";
-    at = end + 1;
-  }
-  write_text(text);
+  write_text(text + ledger_comments(all.ledger));
   return ExitCode::kOk;
 }
 

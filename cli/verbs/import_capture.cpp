@@ -46,13 +46,7 @@ ExitCode import_capture(const CaptureImportOptions& options) {
   std::string text = options.plan.empty() ? made.plan : "# written to " + options.plan + "\n";
   if (!options.out.empty()) text += "# the model: " + options.out + "\n";
   text += "\n";
-  const std::string ledger = ledger_text(made.ledger);
-  for (std::size_t at = 0; at < ledger.size();) {
-    const std::size_t end = ledger.find('\n', at);
-    text += "# " + ledger.substr(at, end - at) + "\n";
-    at = end + 1;
-  }
-  write_text(text);
+  write_text(text + ledger_comments(made.ledger));
   return ExitCode::kOk;
 }
 

@@ -162,13 +162,7 @@ ExitCode import_training_files(const ImportOptions& options) {
   }
   std::string answer = options.out.empty() ? text : fmt::format("# written to {}\n", options.out);
   answer += "\n";
-  const std::string ledger = ledger_text(plan.ledger);
-  for (std::size_t at = 0; at < ledger.size();) {
-    const std::size_t end = ledger.find('\n', at);
-    answer += "# " + ledger.substr(at, end - at) + "\n";
-    at = end + 1;
-  }
-  write_text(answer);
+  write_text(answer + ledger_comments(plan.ledger));
   return ExitCode::kOk;
 }
 

@@ -21,12 +21,8 @@ ExitCode run_schema(const SchemaOptions& options) {
     return ExitCode::kOk;
   }
   const std::string path = fmt::format("cli/schemas/{}.schema.json", options.name);
-  for (const EmbeddedFile& file : schema_files()) {
-    if (file.path != path) continue;
-    write_answer(file.content);
-    return ExitCode::kOk;
-  }
-  FORESHARD_CHECK(false, "no schema " + options.name);
+  write_answer(file_named(path, schema_files()).content);
+  return ExitCode::kOk;
 }
 
 }  // namespace foreshard

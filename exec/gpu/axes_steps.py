@@ -17,31 +17,6 @@ import torch.nn as nn
 import torch.nn.functional as F
 
 
-class Attention(nn.Module):
-    def __init__(self, d, heads, kv, hd):
-        super().__init__()
-        self.hd, self.grouped = hd, kv != heads
-        self.q_proj, self.k_proj = nn.Linear(d, heads * hd, bias=False), nn.Linear(d, kv * hd, bias=False)
-        self.v_proj, self.o_proj = nn.Linear(d, kv * hd, bias=False), nn.Linear(heads * hd, d, bias=False)
-
-    def forward(self, x, cos, sin):
-        batch, length, _ = x.shape
-        q, k, v = (proj(x).view(batch, length, -1, self.hd) for proj in (self.q_proj, self.k_proj, self.v_proj))
-        q, k = (fsdp2_steps.Block.rotate(y, cos, sin).transpose(1, 2) for y in (q, k))
-        o = F.scaled_dot_product_attention(q, k, v.transpose(1, 2), is_causal=True, enable_gqa=self.grouped)
-        return self.o_proj(o.transpose(1, 2).reshape(batch, length, -1))
-
-
-class FeedForward(nn.Module):
-    def __init__(self, d, ffn):
-        super().__init__()
-        self.gate_proj, self.up_proj = nn.Linear(d, ffn, bias=False), nn.Linear(d, ffn, bias=False)
-        self.down_proj = nn.Linear(ffn, d, bias=False)
-
-    def forward(self, x):
-        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
-
-
 class Experts(nn.Module):
     """Those of one rank, one grouped product for all."""
 
@@ -79,40 +54,10 @@ class Mixture(nn.Module):
         return torch.zeros_like(tokens).index_add(0, order // self.chosen, weighed).view_as(x)
 
 
-class Block(nn.Module):
-    def __init__(self, d, heads, kv, hd, mlp):
-        super().__init__()
-        self.input_layernorm, self.post_attention_layernorm = nn.RMSNorm(d, eps=1e-5), nn.RMSNorm(d, eps=1e-5)
-        self.self_attn, self.mlp = Attention(d, heads, kv, hd), mlp
-
-    def forward(self, x, cos, sin):
-        h = x + self.self_attn(self.input_layernorm(x), cos, sin)
-        return h + self.mlp(self.post_attention_layernorm(h))
-
-
-class Transformer(nn.Module):
-    def __init__(self, config, ranks):
-        super().__init__()
-        d, ffn, hd = config.hidden_size, config.intermediate_size, config.hidden_size // config.num_attention_heads
-        self.embed_tokens = nn.Embedding(config.vocab_size, d)
-
-        def mlp():
-            return Mixture(d, ffn, config.num_local_experts, config.num_experts_per_tok, ranks) if ranks else FeedForward(d, ffn)
-        self.layers = nn.ModuleList(Block(d, config.num_attention_heads, config.num_key_value_heads, hd, mlp())
-                                    for _ in range(config.num_hidden_layers))
-        self.norm, self.lm_head = nn.RMSNorm(d, eps=1e-5), nn.Linear(d, config.vocab_size, bias=False)
-
-    def forward(self, tokens, cos, sin):
-        h = self.embed_tokens(tokens)
-        for layer in self.layers:
-            h = layer(h, cos, sin)
-        return self.lm_head(self.norm(h))
-
-
-def table(config, length):
-    hd = config.hidden_size // config.num_attention_heads
-    angles = torch.outer(torch.arange(length, device="cuda").float(), 1e4 ** (-torch.arange(0, hd, 2, device="cuda").float() / hd))
-    return angles.cos()[:, None].bfloat16(), angles.sin()[:, None].bfloat16()
+def shape_of(config):
+    heads = config.num_attention_heads
+    return (config.hidden_size, config.num_hidden_layers, heads, config.num_key_value_heads, config.hidden_size // heads, config.intermediate_size,
+            config.vocab_size, 1e4)
 
 
 def tensor_parallel(model, mesh):
@@ -160,14 +105,16 @@ def prepare(c):
     fsdp2_steps.make_group(c["world"], "cuda")
     (axis, size), = c["axes"].items()
     mesh = init_device_mesh("cuda", (c["world"] // size, size), mesh_dim_names=("dp", axis))
+
+    def mixture(d, ffn):
+        return Mixture(d, ffn, config.num_local_experts, config.num_experts_per_tok, size)
+
     with torch.device("meta"):
-        model = Transformer(config, size if axis == "ep" else 0)
+        model = fsdp2_steps.Transformer(shape_of(config), mixture if axis == "ep" else fsdp2_steps.FeedForward)
     if axis == "tp":
         tensor_parallel(model, mesh["tp"])
     if c["checkpoint"]:
-        from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
-        for i, layer in enumerate(model.layers):
-            model.layers[i] = checkpoint_wrapper(layer, preserve_rng_state=False)
+        fsdp2_steps.checkpointed(model)
     # Ranks of a sequence, or of all experts, share the other parameters: FSDP2 shards over them, too.
     said = dict(mesh=mesh["dp"] if axis == "tp" else mesh._flatten("all"), mp_policy=MixedPrecisionPolicy(torch.bfloat16, torch.float32))
     experts = [m for m in model.modules() if isinstance(m, Experts)]
@@ -185,10 +132,7 @@ def prepare(c):
     model.library = torch.library.Library("_c10d_functional", "IMPL")
     wire(model.library)
     model.to_empty(device="cuda")
-    with torch.no_grad():
-        for p in model.parameters():
-            local = p.to_local()
-            local.fill_(1.0) if p.ndim == 1 else local.normal_(0, 0.02)
+    model.fill()
     apart = {id(p) for m in experts for p in m.parameters()}
     groups = [[p for p in model.parameters() if (id(p) in apart) == which] for which in ((False, True) if apart else (False,))]
     loop = Loop(model, torch.optim.AdamW([dict(params=group) for group in groups], lr=1e-6, fused=True))
@@ -207,7 +151,7 @@ def step_of(c, loop, config, sequence, batch):
     from torch.distributed.tensor.parallel import loss_parallel
     from torch.nn.attention import SDPBackend, sdpa_kernel
     data = torch.randint(config.vocab_size, (batch, sequence + 1), device="cuda")
-    cos, sin = table(config, sequence)
+    cos, sin = fsdp2_steps.table(shape_of(config), sequence, "cuda")
 
     def frame(tokens, labels):
         if "tp" in c["axes"]:

@@ -37,56 +37,81 @@ MODELS = {
 }
 
 
-class Block(nn.Module):
-    def __init__(self, d, heads, kv, hd, ffn):
+def rotate(x, cos, sin):
+    half = x.shape[-1] // 2
+    a, b = x[..., :half], x[..., half:]
+    return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1)
+
+
+class Attention(nn.Module):
+    def __init__(self, d, heads, kv, hd):
         super().__init__()
-        self.hd = hd
-        self.kv = kv
-        self.heads = heads
-        self.input_layernorm, self.post_attention_layernorm = nn.RMSNorm(d, eps=1e-5), nn.RMSNorm(d, eps=1e-5)
+        self.hd, self.grouped = hd, kv != heads
         self.q_proj, self.k_proj = nn.Linear(d, heads * hd, bias=False), nn.Linear(d, kv * hd, bias=False)
         self.v_proj, self.o_proj = nn.Linear(d, kv * hd, bias=False), nn.Linear(heads * hd, d, bias=False)
-        self.gate_proj, self.up_proj = nn.Linear(d, ffn, bias=False), nn.Linear(d, ffn, bias=False)
-        self.down_proj = nn.Linear(ffn, d, bias=False)
-
-    @staticmethod
-    def rotate(x, cos, sin):
-        half = x.shape[-1] // 2
-        a, b = x[..., :half], x[..., half:]
-        return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1)
 
     def forward(self, x, cos, sin):
         batch, length, _ = x.shape
-        n = self.input_layernorm(x)
-        q = self.rotate(self.q_proj(n).view(batch, length, -1, self.hd), cos, sin).transpose(1, 2)
-        k = self.rotate(self.k_proj(n).view(batch, length, -1, self.hd), cos, sin).transpose(1, 2)
-        v = self.v_proj(n).view(batch, length, -1, self.hd).transpose(1, 2)
-        o = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=self.kv != self.heads)
-        h = x + self.o_proj(o.transpose(1, 2).reshape(batch, length, -1))
-        n = self.post_attention_layernorm(h)
-        return h + self.down_proj(F.silu(self.gate_proj(n)) * self.up_proj(n))
+        q, k, v = (proj(x).view(batch, length, -1, self.hd) for proj in (self.q_proj, self.k_proj, self.v_proj))
+        q, k = (rotate(y, cos, sin).transpose(1, 2) for y in (q, k))
+        o = F.scaled_dot_product_attention(q, k, v.transpose(1, 2), is_causal=True, enable_gqa=self.grouped)
+        return self.o_proj(o.transpose(1, 2).reshape(batch, length, -1))
+
+
+class FeedForward(nn.Module):
+    def __init__(self, d, ffn):
+        super().__init__()
+        self.gate_proj, self.up_proj = nn.Linear(d, ffn, bias=False), nn.Linear(d, ffn, bias=False)
+        self.down_proj = nn.Linear(ffn, d, bias=False)
+
+    def forward(self, x):
+        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+
+
+class Block(nn.Module):
+    def __init__(self, d, heads, kv, hd, mlp):
+        super().__init__()
+        self.input_layernorm, self.post_attention_layernorm = nn.RMSNorm(d, eps=1e-5), nn.RMSNorm(d, eps=1e-5)
+        self.self_attn, self.mlp = Attention(d, heads, kv, hd), mlp
+
+    def forward(self, x, cos, sin):
+        h = x + self.self_attn(self.input_layernorm(x), cos, sin)
+        return h + self.mlp(self.post_attention_layernorm(h))
 
 
 class Transformer(nn.Module):
-    def __init__(self, shape, length):
+    def __init__(self, shape, mlp=FeedForward):
         super().__init__()
-        d, layers, heads, kv, hd, ffn, vocabulary, self.theta = shape
-        self.hd, self.length = hd, length
+        d, layers, heads, kv, hd, ffn, vocabulary, _ = shape
         self.embed_tokens = nn.Embedding(vocabulary, d)
-        self.layers = nn.ModuleList(Block(d, heads, kv, hd, ffn) for _ in range(layers))
-        self.norm = nn.RMSNorm(d, eps=1e-5)
-        self.lm_head = nn.Linear(d, vocabulary, bias=False)
+        self.layers = nn.ModuleList(Block(d, heads, kv, hd, mlp(d, ffn)) for _ in range(layers))
+        self.norm, self.lm_head = nn.RMSNorm(d, eps=1e-5), nn.Linear(d, vocabulary, bias=False)
 
-    def make_table(self, device, dtype):
-        angles = torch.outer(torch.arange(self.length, device=device).float(),
-                             self.theta ** (-torch.arange(0, self.hd, 2, device=device).float() / self.hd))
-        self.cos, self.sin = angles.cos()[:, None].to(dtype), angles.sin()[:, None].to(dtype)
-
-    def forward(self, tokens):
+    def forward(self, tokens, cos, sin):
         h = self.embed_tokens(tokens)
         for layer in self.layers:
-            h = layer(h, self.cos, self.sin)
+            h = layer(h, cos, sin)
         return self.lm_head(self.norm(h))
+
+    def fill(self):
+        """Weights as they are before training, but for the memory they have."""
+        with torch.no_grad():
+            for p in self.parameters():
+                local = p.to_local()
+                local.fill_(1.0) if p.ndim == 1 else local.normal_(0, 0.02)
+
+
+def table(shape, length, device):
+    """Cosines and sines of the rotary embedding."""
+    *_, hd, _, _, theta = shape
+    angles = torch.outer(torch.arange(length, device=device).float(), theta ** (-torch.arange(0, hd, 2, device=device).float() / hd))
+    return angles.cos()[:, None].bfloat16(), angles.sin()[:, None].bfloat16()
+
+
+def checkpointed(model):
+    from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+    for i, layer in enumerate(model.layers):
+        model.layers[i] = checkpoint_wrapper(layer, preserve_rng_state=False)
 
 
 def loss_of(logits, labels):
@@ -153,21 +178,15 @@ def shard(model, args, device):
 
 def build(args, device):
     with torch.device("meta"):
-        model = Transformer(MODELS[args.model], args.sequence)
+        model = Transformer(MODELS[args.model])
     if args.recompute == "full":
-        from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
-        for i, layer in enumerate(model.layers):
-            model.layers[i] = checkpoint_wrapper(layer, preserve_rng_state=False)
+        checkpointed(model)
     if args.variant == "tuned":
         for i, layer in enumerate(model.layers):
             model.layers[i] = torch.compile(layer, fullgraph=args.recompute == "none")
     shard(model, args, device)
     model.to_empty(device=device)
-    with torch.no_grad():
-        for p in model.parameters():
-            local = p.to_local()
-            local.fill_(1.0) if p.ndim == 1 else local.normal_(0, 0.02)
-    model.make_table(device, torch.bfloat16)
+    model.fill()
     return model
 
 
@@ -189,10 +208,11 @@ def run(args):
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-6, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
     loss_function = torch.compile(loss_of) if args.variant == "tuned" else loss_of
     vocabulary = MODELS[args.model][6]
+    cos, sin = table(MODELS[args.model], args.sequence, device)
     data = torch.randint(vocabulary, (args.micro_batch, args.sequence + 1), device=device)
 
     def step():
-        loss = loss_function(model(data[:, :-1]), data[:, 1:])
+        loss = loss_function(model(data[:, :-1], cos, sin), data[:, 1:])
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()

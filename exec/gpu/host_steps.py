@@ -16,8 +16,6 @@ code_steps.py, which have no say in the fit. --count adds how many ATen operatio
 Needs torch 2.11, transformers 5 and accelerate 1.13 or newer; random weights and tokens.
 """
 import argparse
-import json
-import os
 import pathlib
 import statistics
 import sys

@@ -6,6 +6,10 @@
 #include <algorithm>
 #include <array>
 #include <nlohmann/json.hpp>
+#include <string_view>
+
+#include "sim/base/integers.h"
+#include "sim/base/letters.h"
 
 namespace foreshard {
 
@@ -28,6 +32,14 @@ std::string ledger_text(const ImportLedger& ledger) {
     if (!entry.why.empty()) text += fmt::format("  ({})", entry.why);
     text += "\n";
   }
+  return text;
+}
+
+std::string ledger_comments(const ImportLedger& ledger) {
+  std::string text;
+  const std::string lines = ledger_text(ledger);
+  for (std::string_view rest = lines; !rest.empty();)
+    text += fmt::format("# {}\n", cut(rest, "\n"));
   return text;
 }
 

@@ -30,6 +30,8 @@ using ImportLedger = std::vector<ImportEntry>;
 
 // Aligned lines "file:line  mapped  what -> to  (why)".
 std::string ledger_text(const ImportLedger& ledger);
+// The same as comments of a file: "# " before each.
+std::string ledger_comments(const ImportLedger& ledger);
 // [{mapping, what, to, why, file, line}, ...]
 Json ledger_json(const ImportLedger& ledger);
 

@@ -16,8 +16,10 @@ import collections
 import json
 import pathlib
 import statistics
-import subprocess
 import sys
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+from ask import answer  # noqa: E402
 
 PROGRAM = "build/bin/foreshard"
 
@@ -40,12 +42,11 @@ def main():
         capture = captures / row["name"]
         if row["status"] != "ok" or not (capture / "capture.json").exists():
             continue
-        done = subprocess.run([program, "explain", "--capture", str(capture), "--cluster", f"{row['case']['world']}x{gpu}", "--json"],
-                              capture_output=True, text=True)
-        if done.returncode:
-            print(f"{row['name']:31} {done.stderr.strip()}")
+        explained, error = answer(program, "explain", "--capture", capture, "--cluster", f"{row['case']['world']}x{gpu}")
+        if not explained:
+            print(f"{row['name']:31} {error}")
             continue
-        kernels = json.loads(done.stdout)["capture"]["kernels"]
+        kernels = explained["capture"]["kernels"]
         cut = max(len(name) for name, *_ in row["kernels"])
         forecast = collections.defaultdict(lambda: [0, 0.0])
         for kernel in kernels:

@@ -176,6 +176,15 @@ double mean_likelihood(const std::vector<double>& logs, double most) {
 
 }  // namespace
 
+void Signals::take(const StepMetrics& measured) {
+  step = measured.seconds;
+  compute = measured.compute;
+  communication = measured.communication;
+  exposed = measured.exposed_communication;
+  waiting = measured.waiting;
+  idle = measured.idle;
+}
+
 Diagnosis diagnose(const Measured& measured, const std::vector<CauseForecast>& forecasts,
                    double step_log_sd) {
   const std::vector<Part> parts = parts_of(step_log_sd);

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "reports/report.h"
 #include "reports/view/layout.h"
 #include "sim/base/json.h"
 
@@ -26,6 +27,7 @@ struct Signals {
   std::optional<double> memory;         // peak that PyTorch allocated
   std::optional<double> reserved;       // peak that it took from the driver
   bool operator==(const Signals&) const = default;
+  void take(const StepMetrics& measured);  // what a timeline has of them
 };
 
 // What would be measured if `cause` were the case, at one severity.

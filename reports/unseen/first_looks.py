@@ -21,11 +21,13 @@ import csv
 import json
 import math
 import pathlib
-import subprocess
 import sys
 import typing
 
 HERE = pathlib.Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE.parent))
+from ask import ask  # noqa: E402
+
 FILE = HERE.parent.parent / "calibration/evidence/first_looks.json"
 
 
@@ -71,9 +73,7 @@ PROBES = [(i + 0.5) / 60 for i in range(60)]
 
 
 def answer(program, stem, *more):
-    said = subprocess.run([program, "accuracy", "--json", str(HERE / f"{stem}.csv"), *more], check=True,
-                          capture_output=True, text=True)
-    return {(row["id"], row["quantity"]): row for row in json.loads(said.stdout)["rows"]}
+    return {(row["id"], row["quantity"]): row for row in ask(program, "accuracy", HERE / f"{stem}.csv", *more)["rows"]}
 
 
 def error(row, shift):

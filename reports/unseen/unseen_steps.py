@@ -8,10 +8,12 @@ import csv
 import json
 import pathlib
 import statistics
-import subprocess
 import sys
 
-HERE = pathlib.Path(__file__).parent
+HERE = pathlib.Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE.parent))
+from ask import ask  # noqa: E402
+
 QUANTITY = "step_time_s"
 HEAD = """\
 # Training codes that nobody here had looked at
@@ -119,12 +121,9 @@ SETS = [
 
 
 def forecasts(program, rows):
-    answer = subprocess.run(
-        [program, "accuracy", "--json", str(rows)], check=True, capture_output=True, text=True
-    )
     return {
         row["id"]: row
-        for row in json.loads(answer.stdout)["rows"]
+        for row in ask(program, "accuracy", rows)["rows"]
         if row["quantity"] == QUANTITY and row.get("predicted")
     }
 

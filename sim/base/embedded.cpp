@@ -4,6 +4,7 @@
 #define ZLIB_CONST  // what is read is not written
 #include <zlib.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <cstring>
 #include <map>
@@ -44,6 +45,12 @@ EmbeddedText::operator std::string_view() const {
   const auto [text, is_new] = texts.try_emplace(packed_.data());
   if (is_new) text->second = unpack(packed_);
   return text->second;
+}
+
+const EmbeddedFile& file_named(std::string_view path, std::span<const EmbeddedFile> files) {
+  const auto found = std::ranges::find(files, path, &EmbeddedFile::path);
+  FORESHARD_CHECK(found != files.end(), std::string(path) + " is not built in");
+  return *found;
 }
 
 std::vector<std::vector<std::string_view>> rows_of_table(std::string_view text) {

@@ -30,6 +30,9 @@ struct EmbeddedFile {
   EmbeddedText content;
 };
 
+// The one of that path, which is built in.
+const EmbeddedFile& file_named(std::string_view path, std::span<const EmbeddedFile> files);
+
 // Of a table that is data: a row a line, "cell | cell"; a line that begins with # is a comment.
 std::vector<std::vector<std::string_view>> rows_of_table(std::string_view text);
 

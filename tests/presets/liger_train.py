@@ -8,11 +8,9 @@ import pathlib
 import sys
 import tempfile
 
+import hf_train
 from liger_kernel.transformers import apply_liger_kernel_to_llama
 from watch import said
-
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "reports"))
-import hf_train  # noqa: E402
 
 case = said()
 apply_liger_kernel_to_llama(rope=False, swiglu=False, rms_norm=False, cross_entropy=False, fused_linear_cross_entropy=True)

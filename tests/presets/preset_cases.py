@@ -14,19 +14,16 @@ import argparse
 import json
 import os
 import pathlib
-import subprocess
-import sys
 import tempfile
 
+from held import captured, compared, last_lines, step_collectives
+
 HERE = pathlib.Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE.parents[1] / "reports"))
-from hf_captures import step_collectives  # noqa: E402
-from hf_cases import WORKSPACES, recorded, same, scheduled  # noqa: E402
 
 WORLD, STEPS = 8, 3
 
 
-def captured(args, case, folder):
+def run(args, case, folder):
     """What its allocator said of the last step; its collectives; versions."""
     kept = folder / "result.json"
     if args.again:
@@ -35,12 +32,11 @@ def captured(args, case, folder):
     paths = [path for name, path in args.path if name == case["trainer"]]
     environment = {**os.environ, "PYTHONPATH": ":".join(paths + [os.environ.get("PYTHONPATH", "")]).strip(":")}
     capture = folder / "capture"
-    command = ["python3", HERE / f"{case['program']}_train.py", folder / "case.json"]
-    ran = subprocess.run([args.bin / "foreshard-null", "--rank", "0", "--world", str(WORLD), "--gpu", "h100", "--out", capture, *case["null"], "--", *command],
-                         capture_output=True, text=True, env=environment)
+    ran = captured(args.bin, capture, ["--rank", 0, "--world", WORLD, "--gpu", "h100", *case["null"]],
+                   [HERE / f"{case['program']}_train.py", folder / "case.json"], env=environment)
     said = [line[5:] for line in ran.stdout.splitlines() if line.startswith("STEP")]
     if ran.returncode != 0 or len(said) < 2:
-        return None, f"exit {ran.returncode}: " + " | ".join(ran.stderr.strip().splitlines()[-3:])[-400:]
+        return None, last_lines(ran)
     versions = json.loads((capture / "model.json").read_text())["versions"]
     rows = step_collectives(capture)
     told, left = [], list(case["unsaid"])  # what no plan says, each once
@@ -76,20 +72,6 @@ def words(case, folder):
     return said
 
 
-def compared(program, said, result):
-    done = subprocess.run([program, "predict", *said, "--json"], capture_output=True, text=True)
-    if not done.stdout:
-        return {"failed": done.stderr.strip()[-300:]}
-    memory, step = json.loads(done.stdout)["memory"], result["steps"][-1]
-    return {
-        "measured": step["requested"] - WORKSPACES,
-        "peak": memory["peak_allocated_bytes"]["value"] / (step["requested"] - WORKSPACES) - 1,
-        "reserved": memory["peak_reserved_bytes"]["value"] / step["reserved"] - 1,
-        "collectives": len(result["collectives"]),
-        "difference": same(recorded(result), scheduled(program, said)),
-    }
-
-
 def drawn():
     """Cases that say all of themselves: of tests/preset_cases, those with a program."""
     for file in sorted((HERE.parent / "preset_cases").glob("*.json")):
@@ -110,7 +92,7 @@ def table():
 
 
 def scored(args, name, case, folder):
-    result, failure = captured(args, case, folder)
+    result, failure = run(args, case, folder)
     if result is None:
         return {"failed": failure}
     if args.record:

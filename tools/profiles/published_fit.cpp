@@ -260,7 +260,8 @@ PublishedFit assemble(const Machine& machine, const ChipFits& own, const Catalog
   c.gemm_fp8 = gemm.fp8;
   c.power_limit = machine.node.gpu.power_limit;
   c.power_exponent = gemm.power_exponent;
-  if (has_heat(machine.node.gpu, machines)) c.heat = fit_heat(measured_table("clocks.csv"));
+  if (has_heat(machine.node.gpu, machines))
+    c.heat = fit_heat(calibration_table("measured/clocks.csv"));
   c.attention = own.attention.curves;
   c.sdpa_kernel = "fa2";
   c.sdpa_preferred = own.chip.name == "a100" || is_amd(machine.node.gpu) ? "fa2" : "cudnn";

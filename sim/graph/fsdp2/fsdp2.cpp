@@ -334,9 +334,9 @@ void Fsdp2::run_segment(EventKind kind, std::int32_t layer, std::size_t segment)
   const auto permute = [&] {
     if (!std::exchange(permutes_rows_, false) || kind == EventKind::kBackward) return;
     replace_row_order(kind, layer);
-    if (!notes_mesh()) return;
-    allocate(MemoryCategory::kActivation, Stream::kCompute, -1, allocated_size(1));
-    mesh_noted_ = true;
+    if (notes_mesh()) {
+      allocate(MemoryCategory::kActivation, Stream::kCompute, -1, allocated_size(1));
+    }
   };
   if (p.calls.empty()) {
     begin_plain_backward();

@@ -206,7 +206,7 @@ class Fsdp2 final : public StepBuilder {
   std::vector<std::int32_t> block_mask(std::int64_t queries);
   void drop_batch_parts();
   void keep_loss(std::int32_t layer);
-  bool notes_mesh() const;
+  bool notes_mesh();
   void hold_row_orders();
   void replace_row_order(EventKind kind, std::int32_t layer);
   std::int32_t slot_called(std::int32_t layer, std::string_view name) const;

@@ -57,10 +57,7 @@ void Fsdp2::hold_gradients() {
   }
   fetched_labels_ = allocate_persistent(MemoryCategory::kInput, -1, Bytes(whole_labels()));
   hold_row_orders();
-  if (notes_mesh()) {
-    allocate_persistent(MemoryCategory::kActivation, -1, allocated_size(1));
-    mesh_noted_ = true;
-  }
+  if (notes_mesh()) allocate_persistent(MemoryCategory::kActivation, -1, allocated_size(1));
 }
 
 std::int32_t Fsdp2::slot_called(std::int32_t layer, std::string_view name) const {
@@ -71,9 +68,9 @@ std::int32_t Fsdp2::slot_called(std::int32_t layer, std::string_view name) const
 }
 
 // The mesh of etp alone, made by the first rows that arrive, whose tensor of ranks is the host's: a
-// recorder on a host counts it.
-bool Fsdp2::notes_mesh() const {
-  return framed() && logging_ && plan_.mesh.etp > 1 && !mesh_noted_;
+// recorder on a host counts it, once.
+bool Fsdp2::notes_mesh() {
+  return framed() && logging_ && plan_.mesh.etp > 1 && !std::exchange(mesh_noted_, true);
 }
 
 // Of the step before: the last forward's, which checkpointing may have run again.

@@ -39,10 +39,10 @@ void Zero3Script::add_parameters() {
   bool trained_before = false;
   for (std::int32_t l = 0; l < layers; ++l) {
     const LayerSpec& spec = spec_of(l);
-    const std::int32_t same = model_.order[static_cast<std::size_t>(l)].same_as;
+    const std::int32_t same = model_.order[at(l)].same_as;
     input_needs_gradient_.push_back(trained_before);
     if (same >= 0) {
-      first_slot_.push_back(first_slot_[static_cast<std::size_t>(same)]);
+      first_slot_.push_back(first_slot_[at(same)]);
       continue;
     }
     first_slot_.push_back(static_cast<std::int32_t>(parameter_of_.size()));
@@ -96,9 +96,8 @@ std::vector<LayerModule> Zero3Script::layer_modules(std::int32_t layer) const {
   const LayerSpec& spec = spec_of(layer);
   std::vector<LayerModule> list = modules_of(spec);
   for (LayerModule& module : list) {
-    const bool tied = std::ranges::any_of(module.parameters, [&](std::int16_t p) {
-      return spec.parameters[static_cast<std::size_t>(p)].tied;
-    });
+    const bool tied = std::ranges::any_of(
+        module.parameters, [&](std::int16_t p) { return spec.parameters[at(p)].tied; });
     if (tied) module.name = "lm_head";
   }
   return list;
@@ -121,11 +120,9 @@ void Zero3Script::add_modules() {
     }
     has_first.resize(containers_.size(), false);
     for (std::int32_t c : inside) {
-      for (; c >= 0; c = parents_[static_cast<std::size_t>(c)]) {
-        const auto at = static_cast<std::size_t>(c);
-        if (!has_first[at])
-          modules[at].has_input_gradient = input_needs_gradient_[static_cast<std::size_t>(l)];
-        has_first[at] = true;
+      for (; c >= 0; c = parents_[at(c)]) {
+        if (!has_first[at(c)]) modules[at(c)].has_input_gradient = input_needs_gradient_[at(l)];
+        has_first[at(c)] = true;
       }
     }
   }
@@ -133,24 +130,24 @@ void Zero3Script::add_modules() {
   for (std::int32_t l = 0; l < layers; ++l) add_layer_modules(l);
   numel_below_.assign(modules.size(), 0);
   for (std::int32_t p = 0; p < parameter_count(); ++p) {
-    for (std::int32_t m = owner_[static_cast<std::size_t>(p)]; m >= 0; m = parent_of(m)) {
-      numel_below_[static_cast<std::size_t>(m)] += parameter(p).numel;
+    for (std::int32_t m = owner_[at(p)]; m >= 0; m = parent_of(m)) {
+      numel_below_[at(m)] += parameter(p).numel;
     }
   }
 }
 
 void Zero3Script::own(std::int32_t module, std::int32_t layer, std::int16_t index) {
-  Zero3Module& m = modules[static_cast<std::size_t>(module)];
+  Zero3Module& m = modules[at(module)];
   const std::int32_t p = parameter_of(layer, index);
   if (m.owned == 0) m.first_owned = static_cast<std::int32_t>(owned.size());
   owned.push_back(p);
   ++m.owned;
-  if (owner_[static_cast<std::size_t>(p)] < 0) owner_[static_cast<std::size_t>(p)] = module;
+  if (owner_[at(p)] < 0) owner_[at(p)] = module;
 }
 
 // Whether what the module reads has a gradient: token ids and pixels have none.
 bool Zero3Script::is_fed_with_gradient(std::int32_t layer, const LayerModule& module) const {
-  if (module.parameters.empty() || input_needs_gradient_[static_cast<std::size_t>(layer)]) {
+  if (module.parameters.empty() || input_needs_gradient_[at(layer)]) {
     return true;
   }
   for (const Operation& op : spec_of(layer).operations) {
@@ -162,9 +159,9 @@ bool Zero3Script::is_fed_with_gradient(std::int32_t layer, const LayerModule& mo
 }
 
 void Zero3Script::add_layer_modules(std::int32_t layer) {
-  const std::int32_t same = model_.order[static_cast<std::size_t>(layer)].same_as;
+  const std::int32_t same = model_.order[at(layer)].same_as;
   if (same >= 0) {
-    first_module_.push_back(first_module_[static_cast<std::size_t>(same)]);
+    first_module_.push_back(first_module_[at(same)]);
     return;
   }
   if (copy_layer_modules(layer)) return;
@@ -177,7 +174,7 @@ void Zero3Script::add_layer_modules(std::int32_t layer) {
     module.layer = layer;
     module.is_leaf = leaf;
     module.is_container = true;
-    module.has_input_gradient = input_needs_gradient_[static_cast<std::size_t>(layer)];
+    module.has_input_gradient = input_needs_gradient_[at(layer)];
     parents_.push_back(block_container_);
   }
   const std::vector<LayerModule> list = layer_modules(layer);
@@ -200,7 +197,7 @@ void Zero3Script::add_layer_modules(std::int32_t layer) {
             modules[0].first_owned + modules[0].owned == static_cast<std::int32_t>(owned.size()),
         "parameters of the root in several layers");
     own(module, layer, static_cast<std::int16_t>(i));
-    if (!leaf) modules[static_cast<std::size_t>(module)].is_container = false;
+    if (!leaf) modules[at(module)].is_container = false;
   }
   for (std::size_t i = 0; !leaf && i < list.size(); ++i) {
     for (const std::int16_t p : list[i].parameters) {
@@ -212,19 +209,19 @@ void Zero3Script::add_layer_modules(std::int32_t layer) {
 // A block like the one before it: the same modules with other parameters.
 bool Zero3Script::copy_layer_modules(std::int32_t layer) {
   if (layer == 0 || !repeats_modules(layer, layer - 1)) return false;
-  const std::int32_t first = first_module_[static_cast<std::size_t>(layer - 1)];
+  const std::int32_t first = first_module_[at(layer - 1)];
   const auto end = static_cast<std::int32_t>(modules.size());
   const std::int32_t parameters_apart = parameter_of(layer, 0) - parameter_of(layer - 1, 0);
   first_module_.push_back(end);
   for (std::int32_t m = first; m < end; ++m) {
-    Zero3Module module = modules[static_cast<std::size_t>(m)];
+    Zero3Module module = modules[at(m)];
     module.layer = layer;
-    const auto begin = static_cast<std::size_t>(module.first_owned);
+    const auto begin = at(module.first_owned);
     module.first_owned = static_cast<std::int32_t>(owned.size());
-    for (std::size_t i = begin; i < begin + static_cast<std::size_t>(module.owned); ++i) {
+    for (std::size_t i = begin; i < begin + at(module.owned); ++i) {
       const std::int32_t p = owned[i] + parameters_apart;
       owned.push_back(p);
-      owner_[static_cast<std::size_t>(p)] = m + end - first;
+      owner_[at(p)] = m + end - first;
     }
     modules.push_back(module);
     const std::int32_t parent = parent_of(m);
@@ -234,16 +231,15 @@ bool Zero3Script::copy_layer_modules(std::int32_t layer) {
 }
 
 bool Zero3Script::repeats_modules(std::int32_t layer, std::int32_t like) const {
-  const LayerInstance& a = model_.order[static_cast<std::size_t>(layer)];
-  const LayerInstance& b = model_.order[static_cast<std::size_t>(like)];
+  const LayerInstance& a = model_.order[at(layer)];
+  const LayerInstance& b = model_.order[at(like)];
   return a.kind == b.kind && a.same_as < 0 && b.same_as < 0 && is_block(layer) &&
          !spec_of(layer).parameters.empty() &&
-         input_needs_gradient_[static_cast<std::size_t>(layer)] ==
-             input_needs_gradient_[static_cast<std::size_t>(like)];
+         input_needs_gradient_[at(layer)] == input_needs_gradient_[at(like)];
 }
 
 bool Zero3Script::is_above(std::int32_t module, std::int32_t parameter) const {
-  for (std::int32_t m = owner_[static_cast<std::size_t>(parameter)]; m >= 0; m = parent_of(m)) {
+  for (std::int32_t m = owner_[at(parameter)]; m >= 0; m = parent_of(m)) {
     if (m == module) return true;
   }
   return false;
@@ -252,14 +248,14 @@ bool Zero3Script::is_above(std::int32_t module, std::int32_t parameter) const {
 // --- names ---
 
 std::string Zero3Script::name_of_module(std::int32_t module) const {
-  const Zero3Module& m = modules[static_cast<std::size_t>(module)];
+  const Zero3Module& m = modules[at(module)];
   if (m.layer < 0) {
-    const std::string& name = containers_[static_cast<std::size_t>(module)];
+    const std::string& name = containers_[at(module)];
     return name.empty() ? "root" : name;
   }
   if (m.local < 0) return module_name(model_, m.layer, {});
   const std::vector<LayerModule> list = layer_modules(m.layer);
-  return module_name(model_, m.layer, list[static_cast<std::size_t>(m.local)]);
+  return module_name(model_, m.layer, list[at(m.local)]);
 }
 
 std::string Zero3Script::name_of_parameter(std::int32_t p) const {

@@ -76,25 +76,19 @@ class Zero3Script {
   std::int32_t last_gradient = -1;  // place of `backward` behind which no gradient arrives
 
   std::span<const std::int32_t> owned_of(std::int32_t module) const {
-    const Zero3Module& m = modules[static_cast<std::size_t>(module)];
-    return {owned.data() + m.first_owned, static_cast<std::size_t>(m.owned)};
+    const Zero3Module& m = modules[at(module)];
+    return {owned.data() + m.first_owned, at(m.owned)};
   }
-  const Zero3Parameter& parameter(std::int32_t p) const {
-    return parameters[static_cast<std::size_t>(p)];
-  }
+  const Zero3Parameter& parameter(std::int32_t p) const { return parameters[at(p)]; }
   // Parameters as modules list them: a module's own in front of those of modules inside of it.
   std::vector<std::int32_t> as_defined() const;
   std::int32_t parameter_count() const { return static_cast<std::int32_t>(parameters.size()); }
   // The first module that holds it; a tied head is a second one.
-  std::int32_t owner(std::int32_t parameter) const {
-    return owner_[static_cast<std::size_t>(parameter)];
-  }
+  std::int32_t owner(std::int32_t parameter) const { return owner_[at(parameter)]; }
   // Whether the module or one below it holds the parameter.
   bool is_above(std::int32_t module, std::int32_t parameter) const;
   // Of the module and all below it, each parameter once.
-  std::int64_t numel_below(std::int32_t module) const {
-    return numel_below_[static_cast<std::size_t>(module)];
-  }
+  std::int64_t numel_below(std::int32_t module) const { return numel_below_[at(module)]; }
   std::string name_of_module(std::int32_t module) const;  // "root", "layers.3.mlp.up_proj"
   std::string name_of_parameter(std::int32_t parameter) const;
 
@@ -110,15 +104,12 @@ class Zero3Script {
   bool is_fed_with_gradient(std::int32_t layer, const LayerModule& module) const;
   void own(std::int32_t module, std::int32_t layer, std::int16_t index);
   std::int32_t parameter_of(std::int32_t layer, std::int16_t index) const {
-    return parameter_of_[static_cast<std::size_t>(first_slot_[static_cast<std::size_t>(layer)]) +
-                         static_cast<std::size_t>(index)];
+    return parameter_of_[at(first_slot_[at(layer)]) + at(index)];
   }
   std::int32_t module_of(std::int32_t layer, std::int16_t local) const {
-    return first_module_[static_cast<std::size_t>(layer)] + local + 1;
+    return first_module_[at(layer)] + local + 1;
   }
-  std::int32_t parent_of(std::int32_t module) const {
-    return parents_[static_cast<std::size_t>(module)];
-  }
+  std::int32_t parent_of(std::int32_t module) const { return parents_[at(module)]; }
 
   // Containers that begin and end between layers.
   void go_to(std::vector<Zero3Place>& places, EventKind phase, std::int32_t container);
@@ -134,8 +125,7 @@ class Zero3Script {
   void sort_gradients(std::size_t begin);
   bool is_block(std::int32_t layer) const;
   const LayerSpec& spec_of(std::int32_t layer) const {
-    return model_
-        .kinds[static_cast<std::size_t>(model_.order[static_cast<std::size_t>(layer)].kind)];
+    return model_.kinds[at(model_.order[at(layer)].kind)];
   }
 
   const StepBuilder* builder_;  // while the places are written, as is the plan

@@ -45,7 +45,7 @@ struct Zero3Trace {
   // Of a micro-batch. Those that begin as the one before it share its pass.
   const Pass& pass(std::int64_t micro_batch) const {
     const auto last = std::ssize(passes) - 1;
-    return passes[static_cast<std::size_t>(micro_batch < last ? micro_batch : last)];
+    return passes[at(micro_batch < last ? micro_batch : last)];
   }
   Parameters list(std::uint32_t begin, std::uint32_t end) const {
     return {lists.data() + begin, end - begin};

@@ -290,7 +290,7 @@ TEST(Fit, BorrowedCurvesSaySo) {
 
 // 25 runs of an H100 and an H200 under 700 W: the clock at which each would draw what it drew.
 TEST(Fit, ClocksOfRunsFollowFromTheirEnergy) {
-  const CsvTable clocks = measured_table("clocks.csv");
+  const CsvTable clocks = calibration_table("measured/clocks.csv");
   const HeatCurve curve = fit_heat(clocks);
   ASSERT_EQ(clocks.rows(), 25U);
   for (std::size_t row = 0; row < clocks.rows(); ++row) {

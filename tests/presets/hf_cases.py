@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Forecasts against what transformers with Accelerate, PEFT and FSDP2 did on PyTorch's own allocator: a table.
 
-    reports/hf_cases.py tests/hf_cases [build/bin/foreshard] [--json FILE]
+    tests/presets/hf_cases.py tests/hf_cases [build/bin/foreshard] [--json FILE]
 
 A file of DIR is a case: `case` (what was run), `config` (of the model; or its folder's name) and `result` (peaks,
 reserved bytes and collectives of the last step). Each is forecast from the model's config.json and what somebody who
@@ -12,14 +12,14 @@ import concurrent.futures
 import json
 import pathlib
 import statistics
-import subprocess
 import sys
 import tempfile
 
-WORKSPACES = 64 << 20
-ENTRY = {"runtime": "fsdp2", "precision": "bf16", "world": 8, "seq": 1024, "batch": 2, "accum": 1, "attn": "sdpa", "loop": "accelerate",
-         "opt": "adamw", "fsdp": {}, "hold": True, "clip": True, "gc_reentrant": None}
-KINDS = ("all_gather", "reduce_scatter", "all_reduce")
+from held import compared
+
+ENTRY = {"config": None, "runtime": "fsdp2", "precision": "bf16", "world": 8, "rank": 0, "seq": 1024, "batch": 2, "accum": 1, "attn": "sdpa", "loop": "accelerate", "opt": "adamw",
+         "fsdp": {}, "hold": True, "clip": True, "gc": None, "gc_reentrant": None, "use_cache": None, "lora": None, "dtype": None, "mask": None,
+         "task": "clm", "hsdp": None, "steps": 3, "cudnn": False, "experts": None, "titan_reshard": "default", "collect": True}
 
 
 def words(case, version):
@@ -41,15 +41,15 @@ def words(case, version):
         keys["optimizer.implementation"] = "foreach"
     if not c["clip"]:
         keys["optimizer.clip_norm"] = "none"
-    if c.get("gc"):
+    if c["gc"]:
         keys["recompute"] = "full"
         if c["gc_reentrant"]:
             keys["recompute_reentrant"] = "true"
     if c["loop"] == "accelerate" and c["hold"]:
         keys["logits"] = "held"
-    if c.get("mask") == "padded":
+    if c["mask"] == "padded":
         keys["batch.padded"] = "true"
-    if c.get("hsdp"):
+    if c["hsdp"]:
         keys["mesh.replicate"], keys["mesh.shard"] = c["hsdp"]
     if c["fsdp"].get("transformer_cls_names_to_wrap"):
         keys["units.blocks"] = "own"
@@ -57,49 +57,18 @@ def words(case, version):
         keys["offload"] = "cpu"
     if c["fsdp"].get("reshard_after_forward") is False:
         keys["reshard_after_forward"] = "never"
-    if c.get("lora"):
+    if c["lora"]:
         targets = c["lora"]["target_modules"]
         keys["lora.rank"] = c["lora"]["r"]
         keys["lora.targets"] = targets if isinstance(targets, str) else f"[{', '.join(targets)}]"
         keys["lora.dropout"] = c["lora"].get("lora_dropout", 0)
-        keys["lora.base"] = "param" if c.get("dtype") else "master"
+        keys["lora.base"] = "param" if c["dtype"] else "master"
     said = ["--cluster", f"{c['world']}xh100", "--runtime", f"{c['runtime']}@2.11", "--micro-batch", str(c["batch"])]
-    if c.get("task") != "vit":
+    if c["task"] != "vit":
         said += ["--sequence", str(c["seq"])]
     for key, value in keys.items():
         said += ["--set", f"{key}={value}"]
     return said
-
-
-def recorded(result):
-    """(kind, bytes) in the host's order; clipping's all-reduce has no bytes."""
-    rows = []
-    for kind, _, sent, received, *_ in result["collectives"]:
-        if kind.startswith("functional"):
-            rows.append(("all_reduce", None))
-        else:
-            rows.append((kind, max(sent, received)))
-    return rows
-
-
-def scheduled(program, said):
-    """(kind, bytes) of a forecast; norms and their likes have a few bytes, for which recordings say none."""
-    done = subprocess.run([program, "schedule", *said, "--csv"], capture_output=True, text=True)
-    lines = done.stdout.splitlines()
-    if not lines:
-        return []
-    head = lines[0].split(",")
-    kind, size = head.index("kind"), head.index("bytes")
-    return [(f[kind], int(f[size])) for f in (line.split(",") for line in lines[1:]) if f[kind] in KINDS]
-
-
-def same(seen, told):
-    if len(seen) != len(told):
-        return f"{len(told)} instead of {len(seen)}"
-    for i, ((kind, size), (kind2, size2)) in enumerate(zip(seen, told)):
-        if kind != kind2 or (size is not None and size != size2):
-            return f"{i}: {kind2} {size2} instead of {kind} {size}"
-    return ""
 
 
 def score(file, program):
@@ -112,18 +81,7 @@ def score(file, program):
             model = pathlib.Path(made) / "config.json"
             model.write_text(json.dumps(data["config"]), encoding="utf-8")
         said = ["--model", str(model), *words(case, version)]
-        done = subprocess.run([program, "predict", *said, "--json"], capture_output=True, text=True)
-        row = {"id": file.stem, "said": said}
-        if not done.stdout:
-            row["refused"] = done.stderr.strip().splitlines()[:2]
-            return row
-        memory = json.loads(done.stdout)["memory"]
-        step = result["steps"][-1]
-        row["measured"] = step["requested"] - WORKSPACES
-        row["peak"] = memory["peak_allocated_bytes"]["value"] / row["measured"] - 1
-        row["reserved"] = memory["peak_reserved_bytes"]["value"] / step["reserved"] - 1
-        row["difference"] = same(recorded(result), scheduled(program, said))
-        return row
+        return {"id": file.stem, "said": said, **compared(program, said, result)}
 
 
 def main():
@@ -135,11 +93,11 @@ def main():
         rows = list(pool.map(lambda f: score(f, program), files))
     print(f"{'case':20} {'MiB':>9} {'peak':>8} {'reserved':>9}  collectives")
     for r in rows:
-        if "refused" in r:
-            print(f"{r['id']:20} {r['refused']}")
+        if "failed" in r:
+            print(f"{r['id']:20} {r['failed']}")
         else:
             print(f"{r['id']:20} {r['measured'] / 2**20:9.1f} {100 * r['peak']:+7.2f}% {100 * r['reserved']:+8.2f}%  {r['difference'] or 'same'}")
-    told = [r for r in rows if "refused" not in r]
+    told = [r for r in rows if "failed" not in r]
     for name in ("peak", "reserved"):
         sizes = sorted(abs(r[name]) for r in told) or [0]
         print(f"{name}: median {100 * statistics.median(sizes):.2f} %, worst {100 * sizes[-1]:.2f} %")

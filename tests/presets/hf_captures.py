@@ -1,11 +1,10 @@
 #!/usr/bin/env python3
 """Captures of transformers with Accelerate, PEFT and FSDP2 against what PyTorch's own allocator said elsewhere: a table.
 
-    reports/hf_captures.py BIN tests/hf_cases [NAME ...] [--keep FOLDER]
-    reports/hf_captures.py BIN CASES --record FOLDER      cases of one's own: files with `case` and `config` alone
+    tests/presets/hf_captures.py BIN tests/hf_cases [NAME ...] [--keep FOLDER]
+    tests/presets/hf_captures.py BIN CASES --record FOLDER      cases of one's own: files with `case` and `config` alone
 
-
-BIN has foreshard-null and foreshard. A file of the folder is a case as reports/hf_cases.py takes it; hf_train.py runs
+BIN has foreshard-null and foreshard. A file of the folder is a case as hf_cases.py takes it; hf_train.py runs
 it under foreshard-null, and `foreshard predict|schedule --capture` are held to its `result`: bytes requested at the
 peak of the last step, allocated, reserved, and every collective in order and bytes. Needs PyTorch with CUDA's
 libraries, transformers, accelerate (of the case's version, or --accelerate FOLDER for cases of 1.13) and peft.
@@ -14,43 +13,11 @@ import argparse
 import json
 import os
 import pathlib
-import subprocess
-import sys
 import tempfile
 
-sys.path.insert(0, str(pathlib.Path(__file__).parent))
-from hf_cases import KINDS, recorded, same, scheduled  # noqa: E402
+from held import answer, captured, last_lines, recorded, same, scheduled, step_collectives
 
 TRAIN = pathlib.Path(__file__).parent / "hf_train.py"
-
-
-NCCL = {2: "int32", 4: "int64", 6: "fp16", 7: "fp32", 9: "bf16"}  # ncclDataType_t
-NORM = 1 << 16  # bytes: norms and losses have fewer
-
-
-def step_collectives(capture):
-    """Of the steady step: kind, unit, bytes in, bytes out, dtype, ranks, where; the last is not known here."""
-    names, ranks, rows, steps, threads = {}, {}, [], [], set()
-    for line in (capture / "calls.txt").read_text().splitlines():
-        letter, *rest = line.split(" ")
-        if letter == "N":
-            names[int(rest[0])] = rest[1]
-        elif letter == "K":
-            ranks[rest[2]] = int(rest[3])
-        elif letter in "LG":
-            threads.add(rest[1])
-        elif letter == "H" and names[int(rest[2])] == "step":
-            if steps and not threads - {rest[1]}:  # no backward since: the step's next optimizer, or group of parameters
-                rows = steps.pop() + rows
-            steps.append(rows)
-            rows, threads = [], set()
-        elif letter == "X" and names[int(rest[4])] in KINDS:
-            kind, whole, group = names[int(rest[4])], int(rest[5]), ranks[rest[3]]
-            sent = whole // group if kind == "all_gather" else whole
-            received = whole // group if kind == "reduce_scatter" else whole
-            is_norm = kind == "all_reduce" and whole < NORM
-            rows.append(["functional_all_reduce" if is_norm else kind, "", sent, received, NCCL.get(int(rest[6]), "?"), 0 if is_norm else group, ""])
-    return [rows for rows in steps if rows][-1]
 
 
 def record(file, data, program, capture):
@@ -74,32 +41,30 @@ def score(folder, file, args):
         (config / "config.json").write_text(json.dumps(data["config"]))
     (folder / "case.json").write_text(json.dumps(case))
     capture = folder / "capture"
-    ran = subprocess.run(
-        [args.bin / "foreshard-null", "--rank", str(case.get("rank", 0)), "--world", str(world), "--gpu", "h100", "--out", capture, *(["--padded"] if case.get("mask") == "padded" else []),
-         "--", "python3", TRAIN, folder / "case.json", config],
-        capture_output=True, text=True, env=environment)
+    flags = ["--rank", case.get("rank", 0), "--world", world, "--gpu", "h100", *["--padded"] * (case.get("mask") == "padded")]
+    ran = captured(args.bin, capture, flags, [TRAIN, folder / "case.json", config], env=environment)
     if ran.returncode != 0:
-        return {"failed": f"exit {ran.returncode}: " + " | ".join(ran.stderr.strip().splitlines()[-3:])[-300:]}
+        return {"failed": last_lines(ran)}
     program = json.loads(next(line for line in ran.stdout.splitlines() if line.startswith("STEP"))[5:])
-    cluster = f"{world}xh100"
     if args.record:
         args.record.mkdir(parents=True, exist_ok=True)
         (args.record / file.name).write_text(json.dumps(record(file, data, program, capture)))
         return {"failed": f"recorded, {program['requested'] / 2**20:.1f} MiB"}
-    done = subprocess.run([args.bin / "foreshard", "predict", "--json", "--capture", capture, "--cluster", cluster], capture_output=True, text=True)
-    if not done.stdout:
-        return {"failed": "predict: " + done.stderr.strip()[-300:]}
+    said = ["--capture", capture, "--cluster", f"{world}xh100"]
+    report, error = answer(args.bin / "foreshard", "predict", *said)
+    if not report:
+        return {"failed": "predict: " + error[-300:]}
     on_gpu = recorded(result)
     if case.get("fsdp", {}).get("cpu_offload"):
         on_gpu = [row for row in on_gpu if row[1] is not None]  # gradients, and so their norm, are on the host: gloo's
-    memory, step = json.loads(done.stdout)["memory"], result["steps"][-1]
+    memory, step = report["memory"], result["steps"][-1]
     return {
         "measured": step["requested"],
         "requested": program["requested"] - step["requested"],
         "peak": memory["peak_allocated_bytes"]["value"] - step["peak"],
         "own_peak": memory["peak_allocated_bytes"]["value"] - program["peak"],
         "reserved": memory["peak_reserved_bytes"]["value"] / step["reserved"] - 1,
-        "difference": same(on_gpu, scheduled(args.bin / "foreshard", ["--capture", capture, "--cluster", cluster])),
+        "difference": same(on_gpu, scheduled(args.bin / "foreshard", *said)),
     }
 
 

@@ -1,0 +1,116 @@
+// Unknown words are named with the nearest known one, which CLI11 does not do.
+#include "cli/usage.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <utility>
+
+#include "cli/output.h"
+#include "sim/base/spelling.h"
+
+namespace foreshard {
+
+std::vector<CLI::App*> verbs_of(CLI::App& app) {
+  return app.get_subcommands([](CLI::App*) { return true; });
+}
+
+std::vector<std::string> names_of(const CLI::Option& option) {
+  std::vector<std::string> names;
+  for (const std::string& name : option.get_lnames()) names.push_back("--" + name);
+  for (const std::string& name : option.get_snames()) names.push_back("-" + name);
+  return names;
+}
+
+namespace {
+
+// "unknown verb 'predit'; did you mean predict?"
+std::string unknown(const std::string& what, const std::string& word,
+                    const std::vector<std::string>& known) {
+  const std::string near = nearest_spelling(word, known);
+  return fmt::format("unknown {} {}{}", what, quote(word),
+                     near.empty() ? "" : fmt::format("; did you mean {}?", near));
+}
+
+// The first word nothing asked for.
+std::string unexpected(CLI::App& app, CLI::App* verb, const std::string& word) {
+  if (word.starts_with("-")) {
+    std::vector<std::string> known;
+    for (CLI::App* owner : {verb, &app}) {
+      if (owner == nullptr) continue;
+      for (const CLI::Option* option : owner->get_options()) {
+        for (std::string& name : names_of(*option)) known.push_back(std::move(name));
+      }
+    }
+    return unknown("option", word.substr(0, word.find('=')), known);
+  }
+  if (verb != nullptr) {
+    const bool is_plan = word.ends_with(".yaml") || word.ends_with(".yml");
+    return fmt::format("unexpected argument {}{}", quote(word),
+                       is_plan ? fmt::format("; did you mean --plan {}?", word) : "");
+  }
+  if (word == "help") return "no verb 'help'; did you mean --help?";
+  std::vector<std::string> known;
+  for (const CLI::App* candidate : verbs_of(app)) known.push_back(candidate->get_name());
+  const std::string text = unknown("verb", word, known);
+  return text.ends_with("?") ? text : fmt::format("{}; expected {}", text, fmt::join(known, ", "));
+}
+
+// What was wrong, and where help is. `app` has its verbs as subcommands.
+std::string usage_error(CLI::App& app, const CLI::ParseError& error) {
+  const std::vector<CLI::App*> parsed = app.get_subcommands();
+  CLI::App* verb = parsed.empty() ? nullptr : parsed.front();
+  const std::string program = app.get_name();
+  const std::string name = verb == nullptr ? program : program + " " + verb->get_name();
+  const std::vector<std::string> rest = app.remaining(true);
+  std::string what = error.what();
+  if (!rest.empty()) {
+    what = unexpected(app, verb, rest.front());
+  } else if (verb == nullptr && error.get_name() == "RequiredError") {
+    std::vector<std::string> known;
+    for (const CLI::App* candidate : verbs_of(app)) known.push_back(candidate->get_name());
+    what = fmt::format("no verb; expected {}", fmt::join(known, ", "));
+  }
+  return fmt::format("{}: {}\n{} --help tells more\n", name, what, name);
+}
+
+}  // namespace
+
+std::string command_text(const std::vector<std::string>& arguments) {
+  std::string line = "foreshard";
+  for (const std::string& argument : arguments) {
+    const bool plain =
+        !argument.empty() && argument.find_first_not_of(
+                                 "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
+                                 "0123456789-_=./:,@+%") == std::string::npos;
+    line += " ";
+    if (plain) {
+      line += argument;
+      continue;
+    }
+    line += "'";
+    for (char c : argument) c == '\'' ? line += "'\\''" : line += c;
+    line += "'";
+  }
+  return line;
+}
+
+CommandLine parse(CLI::App& app, std::vector<std::string> arguments) {
+  CommandLine result;
+  std::ranges::reverse(arguments);  // as CLI11 takes them
+  try {
+    app.parse(std::move(arguments));
+  } catch (const CLI::CallForHelp&) {
+    const std::vector<CLI::App*> parsed = app.get_subcommands();
+    result.text = parsed.empty() ? app.help() : parsed.front()->help(app.get_name());
+  } catch (const CLI::CallForVersion& version) {
+    result.text = std::string(version.what()) + "\n";
+  } catch (const CLI::ParseError& error) {
+    result.usage_error = usage_error(app, error);
+  }
+  return result;
+}
+
+}  // namespace foreshard
