@@ -101,6 +101,7 @@ void check(const ModelDims& dims) {
 void check_native(const ModelDims& dims) {
   const char* what =
       dims.encoder_layers > 0                                       ? "cross attention"
+      : dims.scores > 0                                             ? "a head of scores"
       : dims.sinks                                                  ? "attention sinks"
       : dims.branch_scale                                           ? "scaled branches"
       : dims.logit_scale                                            ? "scaled logits"
@@ -202,7 +203,7 @@ ModelSpec build_model(const ModelDims& dims, Stack stack) {
   model.hidden = dims.hidden;
   model.vocabulary = dims.vocabulary;
   model.max_positions = dims.max_positions;
-  model.tied_embeddings = dims.tied;
+  model.tied_embeddings = dims.tied && dims.scores == 0;
   model.head_first = dims.head_first;
   model.numerics = dims.numerics;
   model.numerics.alibi = dims.positions == Positions::kAlibi;
@@ -216,8 +217,13 @@ ModelSpec build_model(const ModelDims& dims, Stack stack) {
     add_decoder(dims, stack, model);
   }
   Order order(model);
-  order.add(head_layer(dims, stack), "head");
-  order.add(loss_layer(dims, stack), "loss");
+  ModelDims head = dims;
+  if (dims.scores > 0) {  // GenericForSequenceClassification
+    head.vocabulary = dims.scores;
+    head.tied = head.head_bias = head.logit_scale = head.logit_softcap = false;
+  }
+  order.add(head_layer(head, stack), "head");
+  order.add(loss_layer(head, stack), "loss");
 
   model.parameters();  // throws where the count overflows
   return model;

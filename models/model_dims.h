@@ -157,6 +157,7 @@ struct ModelDims {
   bool branch_scale = false;       // both branches of a block times a constant (Granite)
   bool logit_scale = false;        // logits times a constant (Granite, Cohere)
   bool head_bias = false;          // of the language model's head (GPT-J, Phi-2)
+  std::int64_t scores = 0;         // > 0: a head of so many beside none of words (rewards)
   bool head_first = false;         // the head is defined before the model (XLM-RoBERTa)
   bool sinks = false;              // a learned logit for each head beside its scores (gpt-oss)
   bool bidirectional = false;      // an encoder: masked-language-model head, no causal mask

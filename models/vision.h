@@ -33,6 +33,8 @@ struct TowerDims {
   std::int64_t heads = 0;
   std::int64_t ffn = 0;
   bool quick_gelu = false;  // x * sigmoid(1.702 x), three operations; else gelu
+  bool dropout = false;     // behind the embedding and both branches
+  bool attention_dropout = false;
   std::int64_t patches() const { return image / patch * (image / patch); }
   std::int64_t positions() const { return patches() + 1; }
   bool operator==(const TowerDims&) const = default;

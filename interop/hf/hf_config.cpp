@@ -134,6 +134,20 @@ ModelDims read_text_model(KeyReader& keys, const ConfigNode* outer_type,
   return dims;
 }
 
+// The labels of a ForSequenceClassification, 2 unless the file says otherwise.
+std::int64_t read_scores(const ConfigNode& root) {
+  const ConfigNode* named = root.find("architectures");
+  if (named == nullptr || !named->is_sequence() || named->elements().empty() ||
+      !named->elements().front().as_string().ends_with("ForSequenceClassification")) {
+    return 0;
+  }
+  if (const ConfigNode* labels = root.find("id2label"); labels && labels->is_mapping()) {
+    return std::max<std::int64_t>(1, std::ssize(labels->keys()));
+  }
+  const ConfigNode* count = root.find("num_labels");
+  return count == nullptr ? 2 : count->as_int(1, kLargestHfSize);
+}
+
 std::string name_of(const std::filesystem::path& path) {
   if (path.stem() != "config") return path.stem().string();
   const std::string folder = path.parent_path().filename().string();
@@ -181,6 +195,7 @@ HfConfig parse_hf_config(const ConfigNode& root, std::string_view name) {
     config.notes.push_back("the language model alone: the vision tower is left out");
   }
   outer.ignore_rest();
+  config.dims.scores = read_scores(root);
   config.dims.name = name;
   config.dims.source = root.location().file;
   return config;

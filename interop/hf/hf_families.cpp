@@ -29,8 +29,9 @@ HfFamily family_of(std::vector<std::string_view> cells) {
   return {cells[0], cells[1], static_cast<HfReader>(reader), cells[3], cells[4], cells[5]};
 }
 
-constexpr std::array<std::string_view, 4> kHeads = {"ForCausalLM", "LMHeadModel",
-                                                    "ForConditionalGeneration", "ForMaskedLM"};
+constexpr std::array<std::string_view, 5> kHeads = {"ForCausalLM", "LMHeadModel",
+                                                    "ForConditionalGeneration", "ForMaskedLM",
+                                                    "ForSequenceClassification"};
 
 // Letters and digits in lower case: "GPTNeoX" and "gpt_neox" are one word.
 std::string plain(std::string_view word) {
@@ -135,13 +136,15 @@ const HfFamily& hf_family_of(KeyReader& keys, const ConfigNode* fallback) {
   }
   const bool masked = architecture.ends_with("ForMaskedLM");
   const bool is_encoder = family != nullptr && family->reader == HfReader::kEncoder;
+  const bool two_stacks = family != nullptr && family->reader == HfReader::kEncoderDecoder;
+  const bool is_other_head =  // T5's classifier has a layer before its last
+      masked != is_encoder || (two_stacks && architecture.ends_with("ForSequenceClassification"));
   const auto is_class = [&] {
     const HfFamily* of_class = find_family(stem);
     return (of_class != nullptr && of_class->family == family->family) ||
            is_class_of(stem, family->model_type);
   };
-  if (named != nullptr &&
-      (family == nullptr || stem.empty() || !is_class() || masked != is_encoder)) {
+  if (named != nullptr && (family == nullptr || stem.empty() || !is_class() || is_other_head)) {
     const std::string what =
         type == nullptr
             ? "architecture \"" + architecture + "\" is not supported"

@@ -52,7 +52,7 @@ bool reads_quick_gelu(KeyReader& keys, std::string_view usual) {
   return activation == "quick_gelu";
 }
 
-// No dropout is modelled: it keeps masks for backward.
+// Of towers beside words no dropout is modelled: it keeps masks for backward.
 void refuse_dropout(KeyReader& keys, std::initializer_list<std::string_view> names) {
   for (const std::string_view name : names) {
     const ConfigNode* value = keys.find({name});
@@ -67,7 +67,12 @@ VisionDims read_vit(KeyReader& keys) {
   require_architecture(keys, "ViTForImageClassification");
   dims.tower = read_tower(keys, {});
   dims.tower.quick_gelu = reads_quick_gelu(keys, "gelu");
-  refuse_dropout(keys, {"hidden_dropout_prob", "attention_probs_dropout_prob"});
+  const auto drops = [&](std::string_view name) {
+    const ConfigNode* value = keys.find({name});
+    return value != nullptr && value->as_double(0, 1) > 0;
+  };
+  dims.tower.dropout = drops("hidden_dropout_prob");
+  dims.tower.attention_dropout = drops("attention_probs_dropout_prob");
   if (!keys.flag_or("qkv_bias", true)) {
     keys.refuse("qkv_bias", "projections without biases are not supported", "true");
   }

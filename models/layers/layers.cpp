@@ -240,7 +240,7 @@ LayerSpec head_layer(const ModelDims& dims, Stack stack) {
   const ParameterNames& names = parameter_names(dims);
   LayerBuilder layer(dims.family + " head", LayerRole::kHead,
                      {.name = "input", .per_token = token_width(dims)}, stack);
-  const Linear head = {.name = names.head,
+  const Linear head = {.name = dims.scores > 0 ? std::string_view("score") : names.head,
                        .result = "logits",
                        .n = dims.vocabulary,
                        .k = token_width(dims),

@@ -235,6 +235,14 @@ class Rewriter {
       renamed_[at(old_.operations[o].outputs.front())] = op.inputs.front();
       return;
     }
+    const bool squares = op.function == Function::kMultiply && op.inputs.size() == 1 &&
+                         op.outputs.size() == 1 && op.saved == op.inputs;
+    if (squares && is_autocast_ && !is_fp32(op.inputs.front())) {  // pow is one of its fp32 ones
+      const Index wide = cast(op.inputs.front(), ElementType::kFp32);
+      replace(op, op.inputs.front(), wide);
+      op.released.push_back(wide);
+      layer_.tensors[at(op.outputs.front())].type = ElementType::kFp32;
+    }
     const bool narrows = sums_wide_rows(op);
     push(std::move(op));
     if (!narrows) return;

@@ -168,11 +168,19 @@ void fuse_loss_into_head(LayerSpec& head, const Plan& plan) {
     input.type = ElementType::kFp32;
     product->forward_workspace = {tile};
     const Index sum = add_tensor(head, std::move(input));
-    if (is_under_autocast(plan)) {  // parts of the weight are cast, and its gradient is its own
-      const Index part = add_tensor(
-          head, {.name = "part of the weight", .fixed = std::min(product->n, kWords) * product->k});
-      product->forward_workspace.push_back(part);
-      product->backward_workspace = {sum, part, tile};
+    if (is_under_autocast(plan)) {  // tokens and parts of the weight are cast; its gradient is its
+      const auto cast = [&](const char* name, std::int64_t rows) {  // own
+        return add_tensor(head, {.name = name, .fixed = rows * product->k});
+      };
+      const Index rows = cast("tile of tokens", std::min(tokens, kTokens));
+      product->forward_workspace.push_back(rows);
+      product->forward_workspace.push_back(
+          cast("part of the weight", std::min(product->n, kWords)));
+      product->backward_workspace = {sum, tile, rows, product->forward_workspace.back()};
+      // In backward the name of one part is there while the next is cast.
+      if (const std::int64_t next = std::min(product->n - kWords, kWords); next > 0) {
+        product->backward_workspace.push_back(cast("next part of the weight", next));
+      }
     } else {
       product->backward_workspace = {sum, add_weight(ElementType::kFp32), tile};
     }

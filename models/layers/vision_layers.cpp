@@ -98,6 +98,8 @@ LayerSpec encoder_block(const BlockDims& sizes, std::string_view family, Mask ma
   dims.activation = Activation::kGelu;
   dims.positions = Positions::kLearned;
   dims.qkv_bias = dims.output_bias = dims.mlp_bias = true;
+  dims.dropout = sizes.dropout;
+  dims.attention_dropout = sizes.attention_dropout;
   LayerSpec layer = decoder_block(dims);
   rename(layer, block_names(family));
   if (sizes.quick_gelu) use_quick_gelu(layer);
@@ -113,9 +115,10 @@ Domain domain_of(const Place& place, std::int64_t positions) {
 
 LayerSpec tower_block(const VisionDims& dims, const Place& place) {
   const TowerDims& tower = dims.tower;
-  LayerSpec layer = encoder_block({place.tower ? "vision" : dims.family, tower.hidden, tower.heads,
-                                   tower.ffn, tower.quick_gelu},
-                                  dims.family, Mask::kNone);
+  LayerSpec layer =
+      encoder_block({place.tower ? "vision" : dims.family, tower.hidden, tower.heads, tower.ffn,
+                     tower.quick_gelu, tower.dropout, tower.attention_dropout},
+                    dims.family, Mask::kNone);
   layer.domain = domain_of(place, tower.positions());
   layer.tower = place.tower;
   return layer;
@@ -179,7 +182,16 @@ LayerSpec patch_embedding(const VisionDims& dims, const Place& place) {
     const Index sum = add(layer, sequence("embedding_sum"), {tokens});
     layer.layer().operations.back().parameters = {
         layer.parameter("vit.embeddings.position_embeddings", {1, tower.positions(), hidden})};
-    return layer.finish(sum);
+    if (!tower.dropout) return layer.finish(sum);
+    TensorSpec bytes = sequence("embedding_dropout_mask");
+    bytes.type = ElementType::kByte;
+    const Index mask = layer.tensor(std::move(bytes));
+    const Index output = layer.tensor(sequence("embedding_dropout"));
+    Operation& drop = layer.operation("embedding_dropout", OperationKind::kElementwise,
+                                      Function::kDropout, {sum}, {output, mask});
+    drop.saved = {mask};
+    drop.released = {mask, sum};
+    return layer.finish(output);
   }
   const Index rows =
       lookup(layer, "vision_model.embeddings.position_embedding", {tower.positions(), hidden},

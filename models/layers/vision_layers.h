@@ -18,6 +18,7 @@ struct BlockDims {
   std::string name;
   std::int64_t hidden = 0, heads = 0, ffn = 0;
   bool quick_gelu = false;
+  bool dropout = false, attention_dropout = false;
 };
 
 // Whether a tower's sequences are the images of a sample, and whether it may be frozen as a tower.

@@ -76,8 +76,9 @@ StepBuilder::StepBuilder(const ModelSpec& model, const Plan& plan, const LayerPr
   // Slots of the layer executions take the first buffer ids, micro-batch by micro-batch in forward
   // order, so that the slot after a layer's last one is the next layer's first.
   const auto layers = static_cast<std::int32_t>(model_.order.size());
-  const auto steps =
-      static_cast<std::int32_t>(plan.batch.accumulation) + (plan.evaluation.in_step ? 1 : 0);
+  const auto microbatches = static_cast<std::int32_t>(plan.batch.accumulation);
+  const std::int32_t steps = microbatches + (plan.evaluation.in_step ? 1 : 0) +
+                             (plan.reference == Reference::kNone ? 0 : microbatches);
   std::int64_t slots = 0;  // of one micro-batch
   for (std::int32_t l = 0; l < layers; ++l) {
     slots += static_cast<std::int64_t>(graph_.programs[program_of(l, 0)]->slots.size());
@@ -114,7 +115,7 @@ std::uint32_t StepBuilder::program_of(std::int32_t layer, std::int32_t pass) con
 }
 
 StepBuilder::PassKind StepBuilder::pass_kind(std::int32_t pass) const {
-  if (pass == evaluation_pass()) return PassKind::kEvaluation;
+  if (pass >= evaluation_pass()) return PassKind::kEvaluation;
   if (pass == 0) return PassKind::kFirst;
   return pass + 1 == evaluation_pass() ? PassKind::kLast : PassKind::kLater;
 }

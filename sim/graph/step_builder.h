@@ -223,11 +223,15 @@ class StepBuilder {
   void hold_logits();
   void drop_logits() { free(held_logits_); }
 
-  // Pass m is micro-batch m; an evaluation forward is the pass behind the last one.
+  // Pass m is micro-batch m; an evaluation forward is the pass behind the last one, the forwards of
+  // Plan::reference those behind that.
   void begin_pass(std::int32_t pass, std::int32_t microbatch);
   std::int32_t pass() const { return pass_; }
   std::int32_t evaluation_pass() const {
     return static_cast<std::int32_t>(plan_.batch.accumulation);
+  }
+  std::int32_t reference_pass() const {
+    return evaluation_pass() + (plan_.evaluation.in_step ? 1 : 0) + microbatch_;
   }
   std::int32_t microbatch() const { return microbatch_; }
   std::uint32_t action_count() const { return static_cast<std::uint32_t>(graph_.actions.size()); }

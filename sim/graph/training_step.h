@@ -64,6 +64,7 @@ class LayerPrograms {
     // grad_dtype of parameters, in the first micro-batch and in later ones.
     std::optional<DType> first_gradient, later_gradient;
     bool evaluates = false;
+    bool refers = false;     // Plan::reference, whose loss is computed, too
     bool early_stop = true;  // of recomputations
     bool reentrant = false;  // Plan::recompute_reentrant
     bool stacked = false;    // ModuleKernels::scan

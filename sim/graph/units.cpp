@@ -143,7 +143,7 @@ void StepBuilder::assign_layers(const LayerPrograms& programs) {
       use(PassKind::kLater, programs.at(l, recompute, StepMicroBatch::kLater));
       use(PassKind::kLast, programs.at(l, recompute, StepMicroBatch::kLastOfSeveral));
     }
-    if (plan_.evaluation.in_step) use(PassKind::kEvaluation, programs.evaluation(l));
+    use(PassKind::kEvaluation, programs.evaluation(l));
   }
 
   first_module_.assign(graph_.units.size() + 1, 0);

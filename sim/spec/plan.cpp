@@ -80,6 +80,11 @@ const char* to_string(ModuleKernels::Activation activation) {
 
 const char* to_string(Logits logits) { return logits == Logits::kHeld ? "held" : "released"; }
 
+const char* to_string(Reference reference) {
+  static constexpr const char* kWords[] = {"none", "base", "whole", "unit", "units"};
+  return kWords[at(reference)];
+}
+
 const char* to_string(BuiltOn place) {
   static constexpr const char* kWords[] = {"meta", "host", "device"};
   return kWords[at(place)];

@@ -292,6 +292,14 @@ struct Loss {
 enum class Logits : std::uint8_t { kReleased, kHeld };
 const char* to_string(Logits logits);
 
+// A frozen second model of the same shape that runs a forward without gradients behind each one of
+// the trained (the reference of DPO, a teacher). kBase: none, the trained one does, its adapters
+// switched off. kWhole: every rank holds all of it. kUnit: fully_shard of it and of nothing inside
+// (TRL, prepare_fsdp). kUnits: wrapped as the trained one.
+enum class Reference : std::uint8_t { kNone, kBase, kWhole, kUnit, kUnits };
+const char* to_string(Reference reference);
+constexpr bool is_held(Reference reference) { return reference > Reference::kBase; }
+
 // How the products of experts are launched. kGrouped: one grouped product for all. kLoop: one after
 // the other, for which the host reads the rows of each expert (torchtitan without use_grouped_mm).
 // kTransformers: grouped products as transformers.integrations.moe surrounds them.
@@ -482,6 +490,7 @@ struct Plan {
   ModuleKernels kernels;
   Loss loss;
   Logits logits = Logits::kReleased;
+  Reference reference = Reference::kNone;
   // The model computes its loss itself (transformers' forward with labels): before the root's
   // post-forward hook, not behind it.
   bool loss_in_forward = false;

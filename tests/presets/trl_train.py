@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""TRL's SFTTrainer under Accelerate's FSDP2, DDP or DeepSpeed, as `accelerate launch` would set it up, on a model of a few blocks and words of zeros.
+"""TRL's SFTTrainer, RewardTrainer or DPOTrainer under Accelerate's FSDP2, DDP or DeepSpeed, as `accelerate launch` would set it up, on a model of a few blocks and words of zeros.
 
-    trl_train.py CASE.json      `run`: arguments of SFTConfig, `seq`, `env` (what accelerate launch sets), `dtype` of the model, `attn`, `lora` (PEFT's arguments); `model` is a config.json
+    trl_train.py CASE.json      `run`: arguments of SFTConfig, `seq`, `env` (what accelerate launch sets), `dtype` of the model, `attn`, `lora` (PEFT's arguments), `kind` (sft, reward, dpo: with a reference model unless there are adapters), `prompt` of dpo's `seq` tokens; `model` is a config.json
 """
 import os
 import tempfile
@@ -12,6 +12,7 @@ case = said()
 run = dict(case["run"])
 os.environ.update(run.pop("env", {}))
 length, dtype, attention, lora = run.pop("seq"), run.pop("dtype", "float32"), run.pop("attn", "sdpa"), run.pop("lora", None)
+kind, prompt = run.pop("kind", "sft"), run.pop("prompt", 1)
 
 import datasets  # noqa: E402
 import tokenizers  # noqa: E402
@@ -20,20 +21,34 @@ import transformers  # noqa: E402
 import trl  # noqa: E402
 
 config = transformers.AutoConfig.for_model(**case["model"])
-with torch.device("meta"):
-    model = transformers.AutoModelForCausalLM.from_config(config, dtype=getattr(torch, dtype), attn_implementation=attention)
-model = model.to_empty(device="cpu")
-model.tie_weights()
+
+
+def made():
+    with torch.device("meta"):
+        model = getattr(transformers, case["model"]["architectures"][0])._from_config(config, dtype=getattr(torch, dtype), attn_implementation=attention)
+    model = model.to_empty(device="cpu")
+    model.tie_weights()
+    return model
+
+
+model = made()
 words = tokenizers.Tokenizer(tokenizers.models.WordLevel({"<pad>": 0, "<eos>": 1, "a": 2}, unk_token="a"))
 tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=words, pad_token="<pad>", eos_token="<eos>")
-rows = datasets.Dataset.from_list([{"input_ids": [2] * length}] * 512)
+ids = [2] * length
+row = {"sft": {"input_ids": ids}, "reward": {"chosen_ids": ids, "rejected_ids": ids}, "dpo": {"prompt_ids": ids[:prompt], "chosen_ids": ids[prompt:], "rejected_ids": ids[prompt:]}}[kind]
+rows = datasets.Dataset.from_list([row] * 512)
+arguments, code = {"sft": (trl.SFTConfig, trl.SFTTrainer), "reward": (trl.RewardConfig, trl.RewardTrainer), "dpo": (trl.DPOConfig, trl.DPOTrainer)}[kind]
+if kind != "sft":
+    code._prepare_dataset = lambda self, dataset, *rest, **more: dataset  # rows are tokens
 with tempfile.TemporaryDirectory() as folder:
-    args = trl.SFTConfig(output_dir=folder, max_length=length, max_steps=3, report_to="none", save_strategy="no", disable_tqdm=True, **run)
+    args = arguments(output_dir=folder, max_length=length, max_steps=3, report_to="none", save_strategy="no", disable_tqdm=True, **run)
     adapters = {}
     if lora:
         import peft
 
         adapters["peft_config"] = peft.LoraConfig(**lora)
-    trainer = trl.SFTTrainer(model=model, args=args, **adapters, train_dataset=rows, processing_class=tokenizer)
+    if kind == "dpo" and not lora:
+        adapters["ref_model"] = made()
+    trainer = code(model=model, args=args, **adapters, train_dataset=rows, processing_class=tokenizer)
     del model
     trainer.train()

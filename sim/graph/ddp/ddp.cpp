@@ -143,6 +143,16 @@ void Ddp::forward_ended() {
   }
 }
 
+// Autocast around another forward, whose casts go with it.
+void Ddp::reference_begins() {
+  trained_cast_ = std::exchange(cast_, std::vector<std::int32_t>(cast_.size(), kNoBuffer));
+}
+
+void Ddp::reference_ended() {
+  for (std::int32_t& cast : cast_) StepBuilder::free(cast);
+  cast_ = std::move(trained_cast_);
+}
+
 void Ddp::recompute_begins(std::int32_t layer) {
   const bool again = recompute_of(layer) == Recompute::kFull && !copies_parameters();
   if (casts() && again) cast_weights(layer, true);

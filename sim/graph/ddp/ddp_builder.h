@@ -72,6 +72,8 @@ class Ddp final : public GradientHooks {
   void pre_forward(DdpState& state);
   void rebuild();
   void forward_begins(std::int32_t layer) override;
+  void reference_begins() override;
+  void reference_ended() override;
   void forward_ended() override;
   void recompute_begins(std::int32_t layer) override;
   void cast_weights(std::int32_t layer, bool is_read_again);
@@ -105,6 +107,7 @@ class Ddp final : public GradientHooks {
   std::size_t next_bucket_ = 0;
   std::vector<std::int32_t> ready_;           // to be copied into buckets
   std::vector<std::int32_t> cast_;            // copies of each layer's parameters, buffers
+  std::vector<std::int32_t> trained_cast_;    // ... while Plan::reference runs
   std::vector<std::int32_t> wide_gradients_;  // _MixedPrecision: in the stored dtype
   std::vector<bool> is_in_bucket_;            // gradient_as_bucket_view: the gradient is a view
   std::vector<std::vector<std::int32_t>> partition_;  // ZeroRedundancyOptimizer, by rank

@@ -113,6 +113,7 @@ void Ddp::persistent_memory(bool stepped) {
   for (const Parameter& p : parameters()) stored.push_back(allocated_size(p.bytes()));
   for (const std::int64_t bytes : resident_bytes()) stored.push_back(allocated_size(bytes));
   allocate_persistent_parts(MemoryCategory::kShardedParam, -1, add_part_list(std::move(stored)));
+  hold_reference();
   allocate_buckets(/*persistent=*/true);
   if (!stepped) return;
   for (const std::int32_t parts : state_parts()) {
@@ -194,15 +195,15 @@ void Ddp::optimizer(bool stepped) {
 }
 
 // transformers' Adafactor.step: the update of a parameter lives until the next one's square is
-// there. Trainer's first group are the parameters that decay, matrices (trainer.py,
-// create_optimizer).
+// there, fp32 copies of one of 16 bits and of its gradient until the next one's are made. Trainer's
+// first group are the parameters that decay, matrices (trainer.py, create_optimizer).
 void Ddp::adafactor() {
   std::vector<std::int32_t> order = stepped();
   std::stable_partition(order.begin(), order.end(), [&](std::int32_t p) {
     const LayerSpec& layer = spec_of(parameter(p).layer);
     return layer.parameters[at(parameter(p).index)].shape.size() > 1;
   });
-  std::int32_t update = kNoBuffer;
+  std::int32_t update = kNoBuffer, gradient = kNoBuffer, wide = kNoBuffer;
   for (const std::int32_t p : order) {
     const auto temporary = [&] {
       return allocate(MemoryCategory::kOptimizerTemp, Stream::kCompute, -1,
@@ -212,6 +213,11 @@ void Ddp::adafactor() {
       StepBuilder::free(update);
       update = next;
     };
+    const bool widens = size_of(parameter(p).dtype) < 4;
+    StepBuilder::free(gradient);
+    if (widens) gradient = temporary();
+    StepBuilder::free(wide);
+    if (widens) wide = temporary();
     std::int32_t square = temporary();
     const std::int32_t sum = temporary();
     StepBuilder::free(square);
@@ -221,6 +227,8 @@ void Ddp::adafactor() {
     StepBuilder::free(negative);
   }
   StepBuilder::free(update);
+  StepBuilder::free(gradient);
+  StepBuilder::free(wide);
 }
 
 // --- what a recording lists ---

@@ -109,6 +109,7 @@ void GradientHooks::run_forward() {
       compute_loss(l);
       if (!is_behind) forward_ended();
       drop_logits();
+      run_reference();
       add_phase(EventKind::kBackward, l, Segments::kInside);
       hold_logits();
       continue;
@@ -126,6 +127,27 @@ void GradientHooks::run_forward() {
       if (hook.kind == LayerHook::Kind::kExit) log_module("forward_end", l, hook.index);
     }
   }
+}
+
+void GradientHooks::hold_reference() {
+  if (!is_held(plan_.reference)) return;
+  std::vector<Bytes> stored;
+  for (const Parameter& p : parameters()) stored.push_back(allocated_size(p.bytes()));
+  for (const std::int64_t bytes : resident_bytes()) stored.push_back(allocated_size(bytes));
+  allocate_persistent_parts(MemoryCategory::kUnshardedParam, -1, add_part_list(std::move(stored)));
+}
+
+void GradientHooks::run_reference() {
+  if (plan_.reference == Reference::kNone) return;
+  const std::int32_t trained = pass();
+  begin_pass(reference_pass(), microbatch());
+  reference_begins();
+  for (std::int32_t l = 0; l < static_cast<std::int32_t>(model_.order.size()); ++l) {
+    forward_begins(l);
+    run_layer(EventKind::kForward, l);
+  }
+  reference_ended();
+  begin_pass(trained, microbatch());
 }
 
 void GradientHooks::run_backward() {

@@ -54,10 +54,13 @@ class GradientHooks : public StepBuilder {
   virtual void gradient_ready(std::int32_t parameter) = 0;
   // Before the layer's forward; after its backward.
   virtual void forward_begins(std::int32_t /*layer*/) {}
+  virtual void reference_begins() {}  // Plan::reference
+  virtual void reference_ended() {}
   virtual void forward_ended() {}  // with the loss
   virtual void recompute_begins(std::int32_t /*layer*/) {}
   virtual void backward_ended(std::int32_t /*layer*/) {}
   void cut();
+  void hold_reference();  // as the trained one is held
   // A phase of a layer that nothing cuts: one row, or one between each two of its collectives.
   void run_layer(EventKind kind, std::int32_t layer);
   // The buffer of the gradient that pass `pass` stored; kNoBuffer where it was added to another.
@@ -80,6 +83,7 @@ class GradientHooks : public StepBuilder {
  private:
   void list_parameters();
   bool repeats_parameters(std::int32_t layer) const;
+  void run_reference();
   void run_backward(std::int32_t layer);
   void run_segments(EventKind kind, std::int32_t layer, std::size_t first, std::size_t count);
   void compute_loss(std::int32_t layer);

@@ -163,7 +163,8 @@ void Fsdp2::run_forward(bool training) {
   const auto layers = static_cast<std::int32_t>(model_.order.size());
   const std::int32_t last = layers - 1;
   const bool has_loss = spec_of(last).role == LayerRole::kLoss;
-  const bool inside = has_loss && training && plan_.loss_in_forward;
+  const bool refers = !training && pass() == reference_pass();
+  const bool inside = has_loss && (training || refers) && plan_.loss_in_forward;
   loss_is_inside_ = inside;
   repeat_->begin(Repeat::Order::kForward);
   for (std::int32_t l = 0; l < layers; ++l) {
@@ -172,7 +173,7 @@ void Fsdp2::run_forward(bool training) {
     l += repeat_->after(l);
   }
   if (inside) {
-    compute_loss(last);
+    training ? compute_loss(last) : run_whole(last);
     drop_head_inputs();
   }
   if (gathers_root) {
@@ -182,8 +183,12 @@ void Fsdp2::run_forward(bool training) {
   end_root_forward(kRootState);
   drop_logits();
   if (!has_loss) return;
-  if (!training) return add_phase(EventKind::kForward, last, Segments::kInside);
+  if (!training) {
+    if (inside) return;
+    return refers ? run_whole(last) : add_phase(EventKind::kForward, last, Segments::kInside);
+  }
   if (!inside) compute_loss(last);
+  run_reference();
   // The root's hook sits on the loss where its forward returns that.
   if (inside && root() >= 0) {
     log_where_ = "backward";
@@ -219,6 +224,13 @@ void Fsdp2::compute_loss(std::int32_t layer) {
             -1);
   }
   if (logging_) log("loss");
+}
+
+// A forward behind which nothing comes.
+void Fsdp2::run_whole(std::int32_t layer) {
+  run_border(EventKind::kForward, layer, LayerSegment::kBefore);
+  run_layer(EventKind::kForward, layer);
+  run_border(EventKind::kForward, layer, LayerSegment::kAfter);
 }
 
 void Fsdp2::forward_layer(std::int32_t layer) {

@@ -8,6 +8,7 @@
 #pragma once
 
 #include <deque>
+#include <map>
 #include <string_view>
 #include <vector>
 
@@ -162,6 +163,7 @@ class Fsdp2 final : public StepBuilder {
   void set_flags(std::int32_t microbatch);
   void run_forward(bool training);
   void forward_layer(std::int32_t layer);
+  void run_whole(std::int32_t layer);
   bool in_root_unit(std::int32_t layer) const { return unit_of_layer(layer) == root(); }
   // _set_unshard_async_op reaches the modules inside the one it is called for.
   bool is_async(std::int32_t unit) const {
@@ -214,7 +216,7 @@ class Fsdp2 final : public StepBuilder {
   std::int32_t counted(std::int64_t bytes);
   std::int32_t fetched(std::int64_t bytes);
   void balance_routers();
-  bool is_wrapped() const { return plan_.mesh.is_wrapped(); }
+  bool is_wrapped() const { return plan_.mesh.is_wrapped() && !has_no_hooks_; }
   void note_module(std::string_view kind, std::int32_t unit);
   void begin_plain_backward();
   void end_plain_backward(std::string_view cause);
@@ -284,6 +286,12 @@ class Fsdp2 final : public StepBuilder {
   void prefetch(std::int32_t unit, Training pass, std::string_view cause);
   void free_gather(std::int32_t unit, Gather& gather);
 
+  // --- fsdp2_reference.cpp ---
+  void hold_reference();
+  void run_reference();
+  std::uint16_t work_of_all(EventKind kind);
+  std::int32_t gather_reference(std::vector<std::int32_t>& parameters);
+
   // --- fsdp2_reduce.cpp ---
   void post_backward(std::int32_t unit, std::string_view cause);
   void accumulate_unsharded_grads(std::int32_t unit);
@@ -328,6 +336,8 @@ class Fsdp2 final : public StepBuilder {
   std::vector<HeldInput> late_inputs_;  // awaited, freed when post_backward returns
   std::vector<std::pair<Stream, DeviceEvent>> last_reductions_;  // since the last finalize
   bool in_finalize_ = false;
+  bool has_no_hooks_ = false;  // inside of the model that runs: Plan::reference, as one
+  std::map<EventKind, std::uint16_t> works_of_all_;
   std::int32_t input_tokens_ = kNoBuffer;
   std::int32_t input_labels_ = kNoBuffer;
   // Of the step's frame: tokens and labels of all micro-batches, the rank's part of one's, losses.

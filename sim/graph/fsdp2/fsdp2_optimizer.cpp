@@ -55,6 +55,7 @@ void Fsdp2::list_trained() {
 
 // Parameters outside FSDP have no unit.
 void Fsdp2::persistent_memory(StepNumber step) {
+  hold_reference();
   const bool on_host = plan_.offload != Offload::kNone;
   const bool fused = plan_.optimizer.implementation == Optimizer::Implementation::kFused;
   const auto hold = [&](MemoryCategory category, std::int32_t unit, std::int32_t parts) {

@@ -314,7 +314,8 @@ LayerPrograms::Setting LayerPrograms::setting_of(const Plan& plan) {
   if (plan.runtime.kind == RuntimeKind::kFsdp1 && (plan.frozen.any() || plan.lora.rank > 0)) {
     setting.units = plan.units;  // which parameters are in one flat parameter
   }
-  setting.evaluates = plan.evaluation.in_step;
+  setting.refers = plan.reference != Reference::kNone;
+  setting.evaluates = plan.evaluation.in_step || setting.refers;
   setting.divides_loss = plan.step_frame != StepFrame::kPlain;
   if (cuts_layers(plan)) {
     setting.mesh = plan.mesh;
@@ -462,7 +463,8 @@ void LayerPrograms::derive(const LayerSpec& layer, ProgramOptions options,
   options.recompute = Recompute::kNone;
   options.grad_mode = options.stacked = false;
   LayerSpec evaluated = layer;
-  if (layer.role == LayerRole::kLoss && setting_.runtime == RuntimeKind::kNative) {
+  const bool has_loss = setting_.runtime == RuntimeKind::kNative || setting_.refers;
+  if (layer.role == LayerRole::kLoss && has_loss) {
     evaluated.operations.back().released.push_back(layer.output);  // nobody comes behind it
   } else if (layer.role == LayerRole::kLoss) {
     evaluated.operations.clear();  // a library's is the model's forward alone

@@ -31,6 +31,7 @@ void Zero12::persistent_memory(bool stepped) {
   for (const std::int64_t bytes : resident_bytes()) {
     hold(MemoryCategory::kUnshardedParam, bytes, false);
   }
+  hold_reference();
   for (const ZeroPartition& group : groups_) {
     hold(MemoryCategory::kShardedParam, group.partition_numel * 4, offloads());
   }

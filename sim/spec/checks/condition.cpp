@@ -54,6 +54,14 @@ bool reads_images(const LayerSpec& layer) {
          layer.tensors.front().type != ElementType::kInt64;
 }
 
+auto tells_classes(const ModelSpec& model) {
+  return [&model](const LayerSpec& layer) {
+    return layer.role == LayerRole::kLoss && !layer.tensors.empty() &&
+           layer.tensors.front().per_token > 0 &&
+           layer.tensors.front().per_token < model.vocabulary;
+  };
+}
+
 using JobValue = Json (*)(const PlanDocument&, const ModelSpec&);
 constexpr std::pair<std::string_view, JobValue> kJobFacts[] = {
     {"model.tied", [](const PlanDocument&, const ModelSpec& m) { return Json(m.tied_embeddings); }},
@@ -61,9 +69,10 @@ constexpr std::pair<std::string_view, JobValue> kJobFacts[] = {
      [](const PlanDocument&, const ModelSpec& m) { return Json(any_layer(m, has_experts)); }},
     {"model.images",
      [](const PlanDocument&, const ModelSpec& m) { return Json(any_layer(m, reads_images)); }},
-    {"model.words",
+    {"model.words",  // that its head tells: a classifier has none
      [](const PlanDocument&, const ModelSpec& m) {
-       return Json(m.image_tokens > 0 || !any_layer(m, reads_images));
+       return Json(m.image_tokens > 0 ||
+                   (!any_layer(m, reads_images) && !any_layer(m, tells_classes(m))));
      }},
     {"model.family", [](const PlanDocument&, const ModelSpec& m) { return Json(m.family); }},
     {"model.norm_of_base",

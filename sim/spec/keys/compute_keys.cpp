@@ -34,6 +34,8 @@ constexpr std::array kResiduals = {ModuleKernels::Residual::kCompute,
 constexpr std::array kActivations = {ModuleKernels::Activation::kFused,
                                      ModuleKernels::Activation::kEager};
 constexpr std::array kLogits = {Logits::kReleased, Logits::kHeld};
+constexpr std::array kReferences = {Reference::kNone, Reference::kBase, Reference::kWhole,
+                                    Reference::kUnit, Reference::kUnits};
 constexpr std::array kFloat8 = {Float8::kNone,        Float8::kTensorwise, Float8::kRowwise,
                                 Float8::kRowwiseGwHp, Float8::kDelayed,    Float8::kCurrent};
 constexpr std::array kCollectiveKernels = {
@@ -153,6 +155,12 @@ constexpr PlanKey kComputeKeys[] = {
     FORESHARD_WORD(logits, kLogits,
                    "held: the training loop keeps what the model returned while backward runs: "
                    "fp32 logits, or with loss_in_forward those of the head."),
+    FORESHARD_WORD(reference, kReferences,
+                   "A frozen second model of this shape, whose forward runs behind each forward "
+                   "(DPO's reference, a teacher): whole on every rank, one unit of fully_shard "
+                   "(TRL), or units as the trained one; base: none is held, the trained one "
+                   "runs, its adapters off.",
+                   .quiet = true),
     FORESHARD_FLAG(loss_in_forward,
                    "The model computes its loss itself, as transformers' models that are given "
                    "labels: before the root's post-forward hook, not behind it.",

@@ -266,6 +266,23 @@ TEST(HfConfigTest, LatentAttentionWithoutAQueryLatent) {
   EXPECT_EQ(parse(family("deepseek_v3", "\"q_lora_rank\": null,")).dims.latent.q_rank, 0);
 }
 
+// GenericForSequenceClassification: `score` in place of the head of words, without a bias.
+TEST(HfConfigTest, AHeadOfScores) {
+  const auto scores = [](const std::string& labels) {
+    return parse(
+        family("qwen3", "\"architectures\": [\"Qwen3ForSequenceClassification\"], " + labels));
+  };
+  EXPECT_EQ(scores("").dims.scores, 2);
+  EXPECT_EQ(scores("\"num_labels\": 1,").dims.scores, 1);
+  const HfConfig config = scores("\"id2label\": {\"0\": \"a\", \"1\": \"b\", \"2\": \"c\"},");
+  const ModelSpec model = build_hf_model(config);
+  const LayerSpec& head = model.kinds[static_cast<std::size_t>((model.order.end() - 2)->kind)];
+  ASSERT_EQ(head.parameters.size(), 1U);
+  EXPECT_EQ(head.parameters.front().name, "score.weight");
+  EXPECT_EQ(head.parameters.front().shape, (std::vector<std::int64_t>{3, model.hidden}));
+  EXPECT_FALSE(model.tied_embeddings);
+}
+
 TEST(HfConfigTest, EncodersAndVariants) {
   EXPECT_FALSE(parse(family("bert", "\"hidden_dropout_prob\": 0,")).dims.dropout);
   EXPECT_TRUE(parse(family("bert", "")).dims.dropout);
@@ -401,9 +418,11 @@ TEST(HfConfigTest, UnsupportedModels) {
   expect_failure("{\"architectures\": [\"BertModel\"]}",
                  "architecture \"BertModel\" is not supported");
   expect_failure(
-      "{\"architectures\": [\"LlamaForSequenceClassification\"], "
+      "{\"architectures\": [\"LlamaForTokenClassification\"], "
       "\"model_type\": \"llama\"}",
-      "architecture \"LlamaForSequenceClassification\"");
+      "architecture \"LlamaForTokenClassification\"");
+  expect_failure("{\"architectures\": [\"T5ForSequenceClassification\"], \"model_type\": \"t5\"}",
+                 "architecture \"T5ForSequenceClassification\"");
   expect_failure(llama("\"num_local_experts\": 8,"), "mixtures of experts are not supported");
   expect_failure(llama("\"hidden_act\": \"gelu\","), "activation \"gelu\" is not supported");
 }

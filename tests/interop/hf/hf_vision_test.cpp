@@ -76,7 +76,8 @@ TEST(HfVisionTest, EveryKeyIsInTheLedger) {
 
 TEST(HfVisionTest, WhatIsNotModelledIsAnError) {
   expect_failure("{\"model_type\": \"vit\",\n \"hidden_act\": \"relu\"}", "2:16", "not supported");
-  expect_failure("{\"model_type\": \"vit\",\n \"hidden_dropout_prob\": 0.1}", "2:25", "dropout");
+  expect_failure("{\"model_type\": \"clip\",\n \"vision_config\": {\"attention_dropout\": 0.1}}",
+                 "2:41", "dropout");
   expect_failure("{\"model_type\": \"vit\",\n \"architectures\": [\"ViTModel\"]}", "2:20",
                  "ViTForImageClassification");
   expect_failure("{\"model_type\": \"vit\",\n \"patch_size\": -16}", "2:16", "-16");

@@ -135,6 +135,8 @@ Plan random_plan() {
                     between(0, 64),
                     pick({false, true})};
     plan.loss_in_forward = pick({false, true});
+    plan.reference = pick({Reference::kNone, Reference::kBase, Reference::kWhole, Reference::kUnit,
+                           Reference::kUnits});
     plan.units.table_alone = pick({false, true});
     plan.batch.padded = pick({false, true});
     plan.recompute_keeps = pick({SelectivePolicy::kEverySecondMm, SelectivePolicy::kDotsExceptMlp});

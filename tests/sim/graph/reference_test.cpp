@@ -1,0 +1,97 @@
+// Plan::reference: what a second model's forward adds to a step.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <map>
+
+#include "sim/graph/training_step.h"
+#include "sim/simulate/forecast.h"
+#include "tests/support/fixtures.h"
+
+namespace foreshard {
+namespace {
+
+Plan plan_beside(Reference reference, RuntimeKind runtime = RuntimeKind::kFsdp2) {
+  Plan plan = tiny_plan();
+  if (runtime != RuntimeKind::kFsdp2) {
+    plan.runtime.kind = runtime;
+    plan.mesh.replicate = plan.mesh.shard;
+    plan.mesh.shard = 1;
+  }
+  plan.reference = reference;
+  return plan;
+}
+
+std::int64_t held_bytes(const EventGraph& graph) {
+  std::int64_t bytes = 0;
+  for (const std::int32_t id : graph.persistent) bytes += graph.buffer(id).bytes.count();
+  return bytes;
+}
+
+TEST(Reference, RunsAForwardBehindEachForward) {
+  const ModelSpec model = tiny_model(3);
+  const auto layers = static_cast<std::int64_t>(model.order.size());
+  for (const std::int64_t microbatches : {1, 3}) {
+    for (const RuntimeKind runtime : {RuntimeKind::kFsdp2, RuntimeKind::kDdp}) {
+      Plan plain = plan_beside(Reference::kNone, runtime),
+           beside = plan_beside(Reference::kWhole, runtime);
+      plain.batch.accumulation = beside.batch.accumulation = microbatches;
+      const EventGraph a = build_training_step(model, plain),
+                       b = build_training_step(model, beside);
+      // Its loss is a forward's row, too, where the trained one's is a row of both phases.
+      EXPECT_EQ(count(b, EventKind::kForward) - count(a, EventKind::kForward),
+                microbatches * layers);
+      EXPECT_EQ(count(b, EventKind::kBackward), count(a, EventKind::kBackward));
+    }
+  }
+}
+
+// prepare_fsdp shards nothing but the root: one gather of what the units gather one by one.
+TEST(Reference, OfOneUnitGathersAllAtOnce) {
+  const ModelSpec model = tiny_model(3);
+  const EventGraph plain = build_training_step(model, plan_beside(Reference::kNone));
+  std::map<std::int32_t, std::int64_t> once;
+  for (std::size_t r = 0; r < plain.rows.size(); ++r) {
+    if (plain.rows[r].kind != EventKind::kAllGather) continue;
+    once[plain.details[r].unit] = plain.works[plain.rows[r].work].bytes.count();
+  }
+  std::int64_t whole = 0;
+  for (const auto& [unit, bytes] : once) whole += bytes;
+  const EventGraph unit = build_training_step(model, plan_beside(Reference::kUnit));
+  const auto gather = std::ranges::find_if(unit.rows, [&](const Row& row) {
+    return row.kind == EventKind::kAllGather && unit.works[row.work].bytes.count() == whole;
+  });
+  EXPECT_NE(gather, unit.rows.end());
+  EXPECT_EQ(count(unit, EventKind::kAllGather), count(plain, EventKind::kAllGather) + 1);
+  const EventGraph units = build_training_step(model, plan_beside(Reference::kUnits));
+  EXPECT_EQ(count(units, EventKind::kAllGather),
+            count(plain, EventKind::kAllGather) + std::ssize(once));
+  // Both hold another model's shards.
+  EXPECT_EQ(held_bytes(unit), held_bytes(units));
+  EXPECT_GT(held_bytes(unit), held_bytes(plain));
+  EXPECT_EQ(held_bytes(build_training_step(model, plan_beside(Reference::kBase))),
+            held_bytes(plain));
+}
+
+// Nothing is left of one forward when the next step begins: the allocator refuses what is
+// allocated twice.
+TEST(Reference, LeavesNothingBehind) {
+  const ModelSpec model = tiny_model(2);
+  const CostModel costs(round_cluster(16), round_calibration());
+  for (const Loss::Kind loss : {Loss::Kind::kEager, Loss::Kind::kTiledLinear}) {
+    for (const Reference reference :
+         {Reference::kBase, Reference::kWhole, Reference::kUnit, Reference::kUnits}) {
+      for (const bool inside : {false, true}) {
+        Plan plan = plan_beside(reference);
+        plan.loss.kind = loss;
+        plan.loss_in_forward = inside;
+        if (loss == Loss::Kind::kTiledLinear) plan.units.head = UnitPlacement::kRoot;
+        plan.batch.accumulation = 2;
+        EXPECT_NO_THROW((void)forecast(model, plan, costs)) << to_string(reference);
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace foreshard
