@@ -42,6 +42,11 @@ void Fsdp2::run_reference() {
     }
     run_forward(false);
     if (!shares) {
+      for (Group& g : groups_) {  // a root that forward leaves whole
+        StepBuilder::free(g.parameters);
+        free_all(g.single_parameters);
+        free_all(g.slices);
+      }
       groups_ = std::move(trained);
       post_forward_order_ = std::move(order);
     }
