@@ -42,6 +42,11 @@ void Fsdp2::run_reference() {
     }
     run_forward(false);
     if (!shares) {
+      for (Group& g : groups_) {  // a root that forward leaves whole
+        StepBuilder::free(g.parameters);
+        free_all(g.single_parameters);
+        free_all(g.slices);
+      }
       groups_ = std::move(trained);
       post_forward_order_ = std::move(order);
     }
@@ -79,6 +84,17 @@ std::int32_t Fsdp2::gather_reference(std::vector<std::int32_t>& parameters) {
   wait(Stream::kAllGather, copy_in);
   const EventId arrived =
       add_row(EventKind::kAllGather, Stream::kAllGather, work_of_all(EventKind::kAllGather), -1);
+  if (logging_) {
+    log("all_gather", {.stream = name(Stream::kAllGather),
+                       .bytes_in = own,
+                       .bytes_out = whole,
+                       .dtype = to_string(plan_.param_dtype),
+                       .group = "shard",
+                       .group_size = whole / own,
+                       .cause = "demand",
+                       .communicator = kShard,
+                       .issue = "c10d"});
+  }
   StepBuilder::free(cast);
   wait(Stream::kCompute, arrived);
   add_row(EventKind::kAllGatherCopyOut, Stream::kCompute, work_of_all(EventKind::kAllGatherCopyOut),

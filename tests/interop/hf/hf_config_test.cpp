@@ -269,8 +269,10 @@ TEST(HfConfigTest, LatentAttentionWithoutAQueryLatent) {
 // GenericForSequenceClassification: `score` in place of the head of words, without a bias.
 TEST(HfConfigTest, AHeadOfScores) {
   const auto scores = [](const std::string& labels) {
-    return parse(
-        family("qwen3", "\"architectures\": [\"Qwen3ForSequenceClassification\"], " + labels));
+    return parse(family(
+        "qwen3",
+        "\"num_key_value_heads\": 2, \"architectures\": [\"Qwen3ForSequenceClassification\"], " +
+            labels));
   };
   EXPECT_EQ(scores("").dims.scores, 2);
   EXPECT_EQ(scores("\"num_labels\": 1,").dims.scores, 1);
