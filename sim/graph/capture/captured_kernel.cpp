@@ -412,8 +412,7 @@ Kernel cudnn_attention(std::string_view name, const CapturedCall& call) {
                            ? as_double(2 * queries + 2 * keys)
                            : as_double(5 * queries + 4 * keys) + as_double(5 * queries) / kSmall;
   const double for_mask = (forward ? 2 : 6) * as_double(width) / 128;
-  const double for_pairs =
-      (v[7] != 0 ? for_mask : 0) + (v[8] != 0 ? (forward ? 3.5 : 2.5) : 0);
+  const double for_pairs = (v[7] != 0 ? for_mask : 0) + (v[8] != 0 ? (forward ? 3.5 : 2.5) : 0);
   k.bytes = Bytes(static_cast<std::int64_t>(moved + all * for_pairs));
   k.kernels = forward ? 1 : 3;
   return k;
