@@ -118,9 +118,9 @@ void set_environment(const NullOptions& options, const Cluster& node, const fs::
 
 // How many times as long this processor takes as that of calibration/evidence/host_calls.json, as
 // Python measured (exec/null/python) behind each step: their geometric mean, for a whole step is
-// held up as often as the machine is, and one short piece says little (33 captures of codes that ran
-// on GPUs: their hosts' times 14 and 9 % off in the median, by the least of the last two 26 and 18).
-// 1 where no optimizer of PyTorch stepped.
+// held up as often as the machine is, and one short piece says little (33 captures of codes that
+// ran on GPUs: their hosts' times 14 and 9 % off in the median, by the least of the last two 26 and
+// 18). 1 where no optimizer of PyTorch stepped.
 double processor_of_steps(const fs::path& out) {
   const fs::path model = out / "model.json";
   if (!fs::exists(model)) return 1;
