@@ -54,6 +54,21 @@ TEST(Verbs, PredictJson) {
   EXPECT_NE(json.at("assumed").dump().find("batch.sequence"), std::string::npos);
 }
 
+// One GPU that runs rank 0 waits for no slower one; memory and order are the plan's.
+TEST(Verbs, PredictPaced) {
+  const auto seconds = [](const std::string& job) {
+    return json_of(run("predict --json" + job)).at("step").at("seconds").at("value").get<double>();
+  };
+  EXPECT_LT(seconds(kJob + " --paced"), seconds(kJob));
+  EXPECT_GT(seconds(kJob + " --paced"), 0.9 * seconds(kJob));
+  const std::string alone = " --model gpt2 --cluster 1xh100";
+  EXPECT_EQ(seconds(alone + " --paced"), seconds(alone));
+  const auto paced = json_of(run("predict --json --paced" + kJob));
+  const auto all = json_of(run("predict --json" + kJob));
+  EXPECT_EQ(paced.at("fingerprint"), all.at("fingerprint"));
+  EXPECT_EQ(paced.at("memory"), all.at("memory"));
+}
+
 TEST(Verbs, PredictFiles) {
   ok("predict" + kJob + " --trace trace.json --csv events.csv");
   const auto trace = nlohmann::json::parse(read_temporary("trace.json"), nullptr, false);

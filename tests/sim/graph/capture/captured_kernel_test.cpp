@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <array>
 #include <cstdint>
 #include <string>
 #include <utility>
@@ -168,6 +169,72 @@ TEST(CapturedKernel, AConvolutionIsAProductAndLongerInTf32) {
   EXPECT_EQ(kernel(kFloat).flops.count(), kernel(kBf16).flops.count());
   EXPECT_NEAR(static_cast<double>(kernel(kFloat).k) / static_cast<double>(kernel(kBf16).k), 2, 0.1);
   EXPECT_FALSE(kernel(kFloat).fp32);
+}
+
+// 32 groups of 4 channels are one kernel, busy for every output and tap; 4 groups of 72 are four
+// products, one behind another.
+TEST(CapturedKernel, GroupsOfChannelsAreOneKernelOrAProductEach) {
+  const auto kernel = [](const char* name, std::array<std::int64_t, 4> shape) {
+    Capture capture;
+    capture.names = {name};
+    CapturedCall call;
+    call.kind = CapturedCall::Kind::kLibrary;
+    call.name = 0;
+    call.values = {1 << 20, shape[0], shape[1], shape[2], shape[3], 14};
+    return captured_kernel(capture, call, Pass::kForward)->kernel;
+  };
+  constexpr const char* kForward = "cudnn convolution_forward in groups";
+  const Kernel narrow = kernel(kForward, {50176, 8, 72, 32});
+  EXPECT_EQ(narrow.kind, KernelKind::kMemory);
+  EXPECT_NEAR(kernel(kForward, {2 * 50176, 8, 72, 32}).flops.count(), 2 * narrow.flops.count(), 1);
+  // The filter's gradient has as many outputs and taps, told in another order.
+  const Kernel filter = kernel("cudnn convolution_backward_filter in groups", {8, 72, 50176, 32});
+  EXPECT_EQ(filter.flops.count(), narrow.flops.count());
+  const Kernel wide = kernel(kForward, {100352, 72, 648, 4});
+  EXPECT_EQ(wide.kind, KernelKind::kGemm);
+  EXPECT_EQ(wide.m, 100352);
+  EXPECT_EQ(wide.kernels, 4);
+  EXPECT_EQ(wide.flops.count(), 4 * 2.0 * 100352 * 72 * 648);
+}
+
+// A block for each row: twice the rows of half the width take longer, and so does twice the width.
+TEST(CapturedKernel, ALayerNormTakesTimeForEachRow) {
+  const auto busy = [](std::int64_t rows, std::int64_t width) {
+    Capture capture;
+    capture.names = {
+        "void at::native::(anonymous namespace)::vectorized_layer_norm_kernel<float, float, "
+        "false>"};
+    CapturedCall call;
+    call.name = 0;
+    const std::int64_t bytes = 4 * rows * width;
+    call.values = {rows, 1, 1, 32, 4, 1, 24, -1, 2 * bytes, bytes, 5};
+    return captured_kernel(capture, call, Pass::kForward)->kernel.flops.count();
+  };
+  EXPECT_NEAR(busy(16384, 512), 2 * busy(8192, 512), 1);
+  EXPECT_GT(busy(16384, 512), busy(8192, 1024));
+  EXPECT_GT(busy(8192, 1024), busy(8192, 512));
+}
+
+// What a fused optimizer moves goes by its functor's own type: half of fp32's in 16 bits.
+TEST(CapturedKernel, ChunksAreOfTheirFunctorsType) {
+  const auto bytes = [](const std::string& type) {
+    const std::string name =
+        "void at::native::(anonymous namespace)::multi_tensor_apply_kernel<at::native::(anonymous "
+        "namespace)::FusedOptimizerTensorListMetadata<4>, at::native::(anonymous "
+        "namespace)::FusedAdamMathFunctor<" +
+        type + ", 4, (at::native::ADAM_MODE)1, false>, float const*, double>(...)";
+    return kernel_of(name, {-1, std::int64_t{1} << 40, kMany, 4}).bytes.count();
+  };
+  EXPECT_NEAR(static_cast<double>(bytes("float")), 2 * static_cast<double>(bytes("c10::BFloat16")),
+              4);
+}
+
+TEST(CapturedKernel, AttentionIsOfAKernelByItsName) {
+  EXPECT_EQ(attention_kernel_of("cudnn attention_forward"), "cudnn");
+  EXPECT_EQ(attention_kernel_of("void pytorch_flash::flash_fwd_kernel<...>"), "flash");
+  EXPECT_EQ(attention_kernel_of("fmha_cutlassF_bf16_aligned_64x64"), "efficient");
+  EXPECT_EQ(attention_kernel_of("void flash::flash_fwd_kernel<...>"), "fa2");
+  EXPECT_EQ(attention_kernel_of("cublasGemmEx"), "");
 }
 
 }  // namespace
