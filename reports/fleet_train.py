@@ -229,12 +229,12 @@ def own_kernel(width=512, batch=2, length=256):
     return model, lambda: torch.nn.functional.cross_entropy(model(zeros(batch, length)).flatten(0, 1), zeros(batch * length))
 
 
-def classifier(kind, batch=2, size=224, **more):
-    """Of torchvision; `more` are the sizes of frames before height and width."""
+def classifier(kind, batch=2, size=224, frames=()):
+    """Of torchvision; frames: (count,) of a video."""
     import torchvision
 
     model = torchvision.models.get_model(kind, weights=None, num_classes=100).cuda().train()
-    return model, lambda: torch.nn.functional.cross_entropy(model(torch.randn(batch, 3, *more.values(), size, size, device="cuda")), zeros(batch))
+    return model, lambda: torch.nn.functional.cross_entropy(model(torch.randn(batch, 3, *frames, size, size, device="cuda")), zeros(batch))
 
 
 def sd3(batch=2, words=77, **changes):
@@ -328,7 +328,7 @@ def volumes(batch=1, size=32, widths=(8, 16)):
 OTHERS = {
     "timm RegNet": lambda: timm_model("regnety_002"), "timm MobileNet": lambda: timm_model("mobilenetv3_small_050"), "timm MLP-Mixer": lambda: timm_model("mixer_s32_224"),
     "timm EfficientNetV2": lambda: timm_model("efficientnetv2_rw_t"), "torchvision VGG": lambda: classifier("vgg11_bn", size=64),
-    "torchvision video ResNet": lambda: classifier("r3d_18", size=64, frames=8), "torchvision DenseNet": lambda: classifier("densenet121", size=64),
+    "torchvision video ResNet": lambda: classifier("r3d_18", size=64, frames=(8,)), "torchvision DenseNet": lambda: classifier("densenet121", size=64),
     "diffusers SD3": sd3, "diffusers AutoencoderKL": autoencoder, "a model of clicks": click_model, "a U-Net over volumes": volumes,
     "timm ConvNeXt": lambda: timm_model("convnext_atto"), "timm Swin": lambda: timm_model("swin_tiny_patch4_window7_224"), "timm ResNet-50": lambda: timm_model("resnet50"),
     "timm ViT": lambda: timm_model("vit_tiny_patch16_224"), "timm EfficientNet": lambda: timm_model("efficientnet_b0"),
@@ -369,7 +369,7 @@ REAL = {name: lambda name=name, real=real: transformer(name, *real) for name, re
 }.items()} | {
     "timm RegNet": lambda: timm_model("regnety_064", 128), "timm MobileNet": lambda: timm_model("mobilenetv3_large_100", 256),
     "timm MLP-Mixer": lambda: timm_model("mixer_l16_224", 64), "timm EfficientNetV2": lambda: timm_model("efficientnetv2_rw_m", 32, 320),
-    "torchvision VGG": lambda: classifier("vgg16_bn", 64), "torchvision video ResNet": lambda: classifier("r3d_18", 16, 112, frames=16),
+    "torchvision VGG": lambda: classifier("vgg16_bn", 64), "torchvision video ResNet": lambda: classifier("r3d_18", 16, 112, (16,)),
     "torchvision DenseNet": lambda: classifier("densenet161", 64),
     "diffusers SD3": lambda: sd3(8, 333, sample_size=64, num_layers=12, num_attention_heads=24, joint_attention_dim=4096, caption_projection_dim=1536, pooled_projection_dim=2048),
     "diffusers AutoencoderKL": lambda: autoencoder(4, 256, (128, 256, 512, 512), 2), "a model of clicks": lambda: click_model(32768, 26, 200000, 128, (512, 256)),

@@ -52,8 +52,8 @@ Weights shares_of(const EventGraph& graph, const Work& work, const CostModel& co
     const GroupShape& group = graph.communicators[work.communicator].group;
     seconds.add(costs.price(work.kind, work.bytes, group).evidence, 1);
   }
-  for (std::uint32_t k = work.kernels_begin; k < work.kernels_end; ++k) {
-    const KernelPrice price = costs.price(graph.kernels[k]);
+  for (const Kernel& kernel : graph.kernels_of(work)) {
+    const KernelPrice price = costs.price(kernel);
     seconds.add(price.evidence, price.seconds);
   }
   Weights shares;

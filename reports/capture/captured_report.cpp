@@ -129,10 +129,11 @@ std::vector<KernelTime> kernel_times(const Capture& capture, const CapturedGraph
                                      const EventGraph& graph, const CostModel& costs) {
   std::map<std::int32_t, KernelTime> by_name;
   double all = 0;
+  const FactorDraw center = costs.center();
   std::vector<KernelPrice> prices;
   for (const Work& work : graph.works) {
     const std::span kernels = graph.kernels_of(work);
-    costs.price_row(kernels, costs.center(), prices);
+    costs.price_row(kernels, center, prices);
     for (std::size_t k = 0; k < kernels.size(); ++k) {
       const auto [name, is_known] = captured.kernels[work.kernels_begin + k];
       all += prices[k].seconds;
@@ -206,9 +207,6 @@ namespace {
 AttentionKernel captured_attention(const Capture& capture) {
   AttentionKernel found = AttentionKernel::kFlash;
   for (const std::string& name : capture.names) {
-    const bool attends = name.find("attention") != name.npos || name.find("flash") != name.npos ||
-                         name.find("fmha") != name.npos;
-    if (!attends) continue;
     const std::string_view word = attention_kernel_of(name);
     if (word == "cudnn") return AttentionKernel::kFlash;
     if (word == "efficient") found = AttentionKernel::kEfficient;

@@ -71,10 +71,11 @@ Json operations_json(const Forecast& forecast, const CostModel& costs) {
   std::vector<std::int64_t> rows_of_work(graph.works.size());
   for (const Row& row : graph.rows) ++rows_of_work[row.work];
   std::map<std::string, PricedOperation> by_name;
+  const FactorDraw center = costs.center();
   std::vector<KernelPrice> prices;
   for (std::size_t w = 0; w < graph.works.size(); ++w) {
     const std::span kernels = graph.kernels_of(graph.works[w]);
-    costs.price_row(kernels, costs.center(), prices);
+    costs.price_row(kernels, center, prices);
     for (std::size_t k = 0; k < kernels.size(); ++k) {
       const Kernel& kernel = kernels[k];
       const KernelPrice& price = prices[k];

@@ -266,6 +266,7 @@ CostModel::CostModel(const Cluster& cluster, const Calibration& calibration, Cos
       hot_(cluster.gpu),
       calibration_(calibration),
       choices_(std::move(choices)),
+      slowest_(cluster.host_computes ? 1 : slowest_of(cluster.gpus)),
       prices_(std::make_shared<PriceCache>()) {
   add_background(cluster_, calibration_);
   const double clock = clock_factor(calibration_, cluster_.gpu);
@@ -292,7 +293,7 @@ CostModel::CostModel(const Cluster& cluster, const Calibration& calibration, Cos
 
 CostModel CostModel::of_one_gpu() const {
   CostModel alone = *this;
-  alone.choices_.one_gpu = true;
+  alone.slowest_ = 1;
   return alone;
 }
 
@@ -530,9 +531,7 @@ std::optional<CostModel::HostPrice> CostModel::price_on_host(const EventGraph& g
       return HostPrice{bytes * ranks / node.storage_bandwidth.value(), false, Evidence::kAssumed};
     case EventKind::kHostOptimizer: {
       double moved = 0;
-      for (std::uint32_t k = work.kernels_begin; k < work.kernels_end; ++k) {
-        moved += as_double(graph.kernels[k].bytes.count());
-      }
+      for (const Kernel& kernel : graph.kernels_of(work)) moved += as_double(kernel.bytes.count());
       return HostPrice{moved * ranks / (kHostOptimizerShare * node.host_memory_bandwidth.value()),
                        true, Evidence::kAssumed};
     }
@@ -594,11 +593,10 @@ void CostModel::price_row(std::span<const Kernel> kernels, const FactorDraw& dra
   prices.clear();
   for (const Kernel& kernel : kernels) prices.push_back(price(kernel));
   const double hot = heat(kernels, prices);
-  const double slowest = cluster_.host_computes || choices_.one_gpu ? 1 : slowest_of(cluster_.gpus);
   for (KernelPrice& p : prices) {
     p.seconds *= draw[static_cast<std::size_t>(p.factor)];
     if (p.factor == Factor::kGemm) p.seconds *= hot;
-    if (p.factor != Factor::kMemoryBound) p.seconds *= slowest;  // clocks differ, memory hardly
+    if (p.factor != Factor::kMemoryBound) p.seconds *= slowest_;  // clocks differ, memory hardly
   }
 }
 

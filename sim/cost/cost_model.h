@@ -49,7 +49,6 @@ struct CostChoices {
   std::string attention_kernel;
   ReductionOrder order = ReductionOrder::kLibrary;
   DType compute = DType::kFp32;  // of memory-bound kernels, with measured points
-  bool one_gpu = false;  // whatever the cluster: of a paced rank, which waits for no slower GPU
   CollectiveSettings collectives;
 };
 
@@ -115,6 +114,7 @@ class CostModel {
   Gpu hot_;  // its GPU, peaks at the clocks that its power limit allows
   Calibration calibration_;
   CostChoices choices_;
+  double slowest_ = 1;  // of the cluster's GPUs, whose products all wait for, over their mean
   bool is_substitute_ = false;  // no curve of the attention kernel that was asked for
   ShapeCorrection gemm_;
   ShapeCorrection attention_;

@@ -82,9 +82,7 @@ void add_layer(const EventGraph& graph, const Work& work, Counter& counter) {
   }
   const bool again = work.kind == EventKind::kRecompute && work.begins;
   counter.add(HostCall::kRecomputed, again ? 1 : 0);
-  for (std::uint32_t k = work.kernels_begin; k < work.kernels_end; ++k) {
-    counter.add(call_of(graph.kernels[k]), 1);
-  }
+  for (const Kernel& kernel : graph.kernels_of(work)) counter.add(call_of(kernel), 1);
 }
 
 // Products, norms and the loss of layers that PyTorch's tensor parallelism cuts: its styles give
@@ -108,8 +106,8 @@ std::int64_t dtensor_operations(const EventGraph& graph, const Work& work) {
 // (common/gemm/cublaslt_gemm.cu, multi_stream_cublas_gemm): launches beyond the first of each.
 std::int64_t launches_of_groups(const EventGraph& graph, const Work& work) {
   std::int64_t sum = 0;
-  for (std::uint32_t k = work.kernels_begin; k < work.kernels_end; ++k) {
-    if (graph.kernels[k].kind == KernelKind::kGemm) sum += graph.kernels[k].groups - 1;
+  for (const Kernel& kernel : graph.kernels_of(work)) {
+    if (kernel.kind == KernelKind::kGemm) sum += kernel.groups - 1;
   }
   return sum;
 }

@@ -545,7 +545,10 @@ std::optional<CapturedKernel> captured_kernel(const Capture& capture, const Capt
 
 std::string_view attention_kernel_of(std::string_view kernel) {
   constexpr std::pair<std::string_view, std::string_view> kKernels[] = {
-      {"cudnn", "cudnn"}, {"pytorch_flash", "flash"}, {"fmha", "efficient"}, {"flash", "fa2"}};
+      {"cudnn attention", "cudnn"},
+      {"pytorch_flash", "flash"},
+      {"fmha", "efficient"},
+      {"flash", "fa2"}};
   for (const auto& [part, word] : kKernels) {
     if (kernel.find(part) != kernel.npos) return word;
   }
