@@ -64,6 +64,7 @@ class Tree {
     add_explain();
     add_compare();
     add_search();
+    add_fit();
     add_recommend();
     add_scale();
     add_calibrate();
@@ -235,6 +236,19 @@ class Tree {
     option(verb, "--out", o->out, "FILE", "Also write the best plan, as YAML");
     option(verb, "--html", o->html, "FILE",
            "Also write a report for browsers: every cell of the heatmap with its timeline");
+    add_json(verb, o->output);
+  }
+
+  void add_fit() {
+    auto [verb, o] = add_verb(
+        "fit", "The fastest plan within a budget of memory, and what more or less of it would do",
+        "fit --model llama-3.1-8b --cluster 8xh100 --budget 60GiB", run_fit);
+    add_job_flags(verb, o->job, "Any key of the plan, which then does not vary; may be repeated");
+    option(verb, "--budget", o->budget, "BYTES", "Of each GPU's memory, with its unit: 60GiB")
+        ->required();
+    add_confidence(verb, o->confidence, "That a plan fits, at the least");
+    add_threads(verb, o->threads, "Default: all cores; the answer is the same");
+    option(verb, "--out", o->out, "FILE", "Also write the best plan, as YAML");
     add_json(verb, o->output);
   }
 
@@ -555,7 +569,8 @@ class Tree {
     auto [verb, o] =
         add_verb("schema", "The JSON Schema of a kind of file", "schema plan", run_schema);
     choice(verb->add_option("kind", o->name, "Which")->required(),
-           "plan|cluster|model|report|explain|compare|page|search|recommend|scale|calibrate|export|"
+           "plan|cluster|model|report|explain|compare|page|search|fit|recommend|scale|calibrate|"
+           "export|"
            "import|launch|validation|collectives|accuracy|diagnosis|questions|forecasts|"
            "conformance|models|"
            "machines|doctor");

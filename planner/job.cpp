@@ -210,6 +210,7 @@ Job load_job(const JobOptions& options) {
   cluster_of(job.document);
   load_model_of(job);
   load_cluster_of(options, job);
+  if (options.gpu_memory > 0) job.cluster.gpu.memory = Bytes(options.gpu_memory);
   complete(job);
   return job;
 }

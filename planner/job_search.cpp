@@ -199,6 +199,14 @@ SearchVariants search_variants(const Job& job, const SpaceRequest& request) {
 
 namespace {
 
+// The rule under which any of the codes may run the job. Both outlive it.
+FitRule rule_of(StackOdds& odds, const std::shared_ptr<ReservedMemory>& replays, FitRule rule) {
+  rule.probability = std::ref(odds);
+  rule.replays = replays;
+  rule.at_most = [&odds](const Plan& plan, const Fit& least) { return odds.at_most(plan, least); };
+  return rule;
+}
+
 // The best of all variants so far.
 class VariantSearch {
  public:
@@ -320,9 +328,7 @@ class VariantSearch {
     if (memory_after_) own.memory = memory_after_(at.start);
     const StackSet stacks = stack_set(variant.job, costs);
     StackOdds odds(stacks, replays_);
-    own.fit.probability = std::ref(odds);
-    own.fit.replays = replays_;
-    own.fit.at_most = [&](const Plan& plan, const Fit& least) { return odds.at_most(plan, least); };
+    own.fit = rule_of(odds, replays_, options_.fit);
     return search(variant.space, variant.job.model, costs, own);
   }
 
@@ -357,6 +363,47 @@ JobSearch search_job(const SearchVariants& variants, const SearchOptions& option
   JobSearch found = all.answer();
   found.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   return found;
+}
+
+namespace {
+
+// What the depth of a search judges by: as VariantSearch::search_of.
+struct Depth {
+  explicit Depth(const JobSearch& found, const SearchOptions& options)
+      : job(found.chosen.job),
+        costs(cost_model(job)),
+        stacks(stack_set(job, costs)),
+        odds(stacks, replays),
+        how(options) {
+    how.fit = rule_of(odds, replays, options.fit);
+  }
+  Depth(const Depth&) = delete;
+
+  const Job& job;
+  const CostModel costs;
+  const StackSet stacks;
+  const std::shared_ptr<ReservedMemory> replays = std::make_shared<ReservedMemory>();
+  StackOdds odds;
+  SearchOptions how;
+};
+
+}  // namespace
+
+DeepResult search_deep(const JobSearch& found, const SearchOptions& options) {
+  const Depth depth(found, options);
+  const auto& [job, space] = found.chosen;
+  DeepStart from{found.result.best, std::nullopt};
+  const Plan& written = job.resolved.plan;
+  if (global_batch(written) == space.global_batch) from.written = written;
+  return search_deep(with_all_knobs(space, job.cluster, fixed_keys(job)), job.model, depth.costs,
+                     from, depth.how);
+}
+
+std::optional<Candidate> search_layers(const JobSearch& found, const SearchOptions& options) {
+  if (!found.result.best) return std::nullopt;
+  const Depth depth(found, options);
+  return search_layers(found.chosen.space, depth.job.model, depth.costs, *found.result.best,
+                       depth.how);
 }
 
 std::vector<Alternative> find_alternatives(const Job& job, const SpaceRequest& request,

@@ -11,6 +11,7 @@
 
 #include "planner/job.h"
 #include "reports/sizing/search_advice.h"
+#include "sim/search/deep.h"
 #include "sim/search/search.h"
 
 namespace foreshard {
@@ -60,6 +61,11 @@ struct JobSearch {
 // variants before; may be empty. Throws Error(kInvalidInput) when the global batch fits no mesh.
 JobSearch search_job(const SearchVariants& variants, const SearchOptions& options,
                      const std::function<SearchMemory(std::size_t)>& memory_after = {});
+
+// search --deep: goes on from what was found, and from the plan as it was written.
+DeepResult search_deep(const JobSearch& found, const SearchOptions& options);
+// Its last stage alone; nothing where nothing was found.
+std::optional<Candidate> search_layers(const JobSearch& found, const SearchOptions& options);
 
 // What could be changed beside the free choices, and what it buys: the best plan with each, where
 // that is faster than the found one or, where none was found, where one holds.

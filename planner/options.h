@@ -45,6 +45,8 @@ struct JobOptions {
   // Ranks of `local` where the plan gives no whole mesh: the launcher's. None: what the mesh says,
   // or one.
   std::optional<std::int64_t> ranks;
+  // Bytes that a plan may take of each GPU, as if it had no more; 0: all that it has.
+  std::int64_t gpu_memory = 0;
   bool paced = false;  // rank 0 by itself, as foreshard-exec run --paced: no slower GPU holds it up
 };
 
@@ -92,6 +94,15 @@ struct SearchCommandOptions {
   int threads = 0;                 // 0: all cores
   std::string out;                 // the best plan as a file
   std::string html;                // file to write
+};
+
+struct FitOptions {
+  JobOptions job;
+  OutputOptions output;
+  std::string budget;        // of each GPU's memory
+  double confidence = 0.95;  // that a plan fits
+  int threads = 0;
+  std::string out;  // the best plan as a file
 };
 
 struct RecommendCommandOptions {

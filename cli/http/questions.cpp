@@ -30,15 +30,15 @@ struct AskedVerb {
   const char* name;
   HttpLane lane;
 };
-constexpr AskedVerb kVerbs[] = {{"predict", HttpLane::kQuick},  {"explain", HttpLane::kQuick},
-                                {"compare", HttpLane::kQuick},  {"search", HttpLane::kLong},
-                                {"recommend", HttpLane::kLong}, {"scale", HttpLane::kLong},
-                                {"validate", HttpLane::kLong},  {"report", HttpLane::kLong}};
+constexpr AskedVerb kVerbs[] = {
+    {"predict", HttpLane::kQuick}, {"explain", HttpLane::kQuick}, {"compare", HttpLane::kQuick},
+    {"search", HttpLane::kLong},   {"fit", HttpLane::kLong},      {"recommend", HttpLane::kLong},
+    {"scale", HttpLane::kLong},    {"validate", HttpLane::kLong}, {"report", HttpLane::kLong}};
 
 // Values that name nothing on the machine; "": a flag.
-constexpr std::string_view kPlainTypes[] = {"",          "N",   "AMOUNT", "TIME",  "USD",
-                                            "RATE",      "GPU", "LIST",   "RATIO", "STEPS",
-                                            "KEY=VALUE", "KEY", "RUNTIME"};
+constexpr std::string_view kPlainTypes[] = {"",          "N",   "AMOUNT",  "TIME",  "USD",
+                                            "RATE",      "GPU", "LIST",    "RATIO", "STEPS",
+                                            "KEY=VALUE", "KEY", "RUNTIME", "BYTES"};
 constexpr std::string_view kFileTypes[] = {"FILE", "DIR|TRACE"};
 // Of the server, not of who asks.
 constexpr std::string_view kOwnOptions[] = {"--help",  "--json", "--threads", "--html",

@@ -65,13 +65,8 @@ Timed timed_search(const SearchVariants& variants, const SearchCommandOptions& a
     state.emplace(asked.resume, search_key(variants.list, options.fit.terms));
   timed.found = search_job(variants, options, state ? memory_after(*state) : nullptr);
   if (asked.deep) {
-    const auto& [job, space] = timed.found.chosen;
     const auto start = std::chrono::steady_clock::now();
-    DeepStart from{timed.found.result.best, std::nullopt};
-    const Plan& written = job.resolved.plan;
-    if (global_batch(written) == space.global_batch) from.written = written;
-    timed.deep = search_deep(with_all_knobs(space, job.cluster, fixed_keys(job)), job.model,
-                             cost_model(job), from, options);
+    timed.deep = search_deep(timed.found, options);
     timed.deep_seconds =
         std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   }

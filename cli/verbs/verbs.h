@@ -18,6 +18,7 @@ ExitCode run_schedule(const ScheduleOptions& options);
 ExitCode run_explain(const ExplainOptions& options);
 ExitCode run_compare(const CompareOptions& options);
 ExitCode run_search(const SearchCommandOptions& options);
+ExitCode run_fit(const FitOptions& options);
 ExitCode run_recommend(const RecommendCommandOptions& options);
 ExitCode run_scale(const ScaleOptions& options);
 ExitCode run_calibrate(const CalibrateOptions& options);

@@ -16,13 +16,6 @@ namespace {
 // What printed steps differ by at the least.
 constexpr double kToldApart = 0.002;
 
-std::string plan_in_words(const Plan& base, const Plan& plan) {
-  return fmt::format("{}, reshard {}, prefetch {}, recompute {}, micro-batch {} x {}{}",
-                     words_of(plan.mesh), reshard_words(plan), words_of(plan.prefetch),
-                     recompute_words(plan), plan.batch.micro_batch, plan.batch.accumulation,
-                     settings_words(base, plan));
-}
-
 std::string gain_words(const std::optional<Candidate>& best, const Candidate& other) {
   const std::string step = seconds_text(other.seconds);
   if (!best) return step;
@@ -46,6 +39,13 @@ std::string settings_words(const Plan& base, const Plan& plan) {
     words += fmt::format(" --set {}={}", d.key, d.b);
   }
   return words;
+}
+
+std::string plan_in_words(const Plan& base, const Plan& plan) {
+  return fmt::format("{}, reshard {}, prefetch {}, recompute {}, micro-batch {} x {}{}",
+                     words_of(plan.mesh), reshard_words(plan), words_of(plan.prefetch),
+                     recompute_words(plan), plan.batch.micro_batch, plan.batch.accumulation,
+                     settings_words(base, plan));
 }
 
 std::vector<std::string> advice_lines(const SearchResult& result,

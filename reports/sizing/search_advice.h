@@ -25,6 +25,9 @@ std::string fit_words(const Fit& fit, double probability);
 // "--set loss=chunked-8"; "" where none do.
 std::string settings_words(const Plan& base, const Plan& plan);
 
+// "shard 8 x replicate 4, reshard always, ..." with settings_words() behind.
+std::string plan_in_words(const Plan& base, const Plan& plan);
+
 // The riskier plan and the alternatives, one paragraph each, beside the best plan's step; nothing
 // where there are none. `base`: the plan around which was searched.
 std::vector<std::string> advice_lines(const SearchResult& result,

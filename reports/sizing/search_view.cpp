@@ -20,14 +20,6 @@ constexpr std::size_t kMostPrefetches = 7;
 constexpr std::size_t kCell = 12;
 constexpr double kSmallestChange = 5e-5;  // of the step time; less reads 0.0 %
 
-std::string plan_in_words(const Plan& plan) {
-  return fmt::format(
-      "{}, reshard {}, prefetch {}, recompute {}, micro-batch "
-      "{} x {}",
-      words_of(plan.mesh), reshard_words(plan), words_of(plan.prefetch), recompute_words(plan),
-      plan.batch.micro_batch, plan.batch.accumulation);
-}
-
 // --- heatmap ---
 
 // Darker is faster: a step time's place between the fastest and the slowest of the map.
@@ -127,14 +119,14 @@ Lines best_lines(const SearchStory& story, const Report* report, const Paint& pa
                            result.smallest->peak_reserved, result.smallest->outside_allocator);
     append(lines, wrapped(fmt::format("  the smallest {}: {}",
                                       fit_words(fit, result.smallest->fit_probability),
-                                      plan_in_words(result.smallest->plan)),
+                                      plan_in_words(result.smallest->plan, result.smallest->plan)),
                           kTextWidth, 2));
     return lines;
   }
   const Candidate& best = *result.best;
   Lines lines = {
       paint.bold(fmt::format("best plan: fits with {}", chance_text(best.fit_probability))),
-      "  " + plan_in_words(best.plan)};
+      "  " + plan_in_words(best.plan, best.plan)};
   const std::string settings = settings_words(story.base, best.plan);
   if (!settings.empty()) append(lines, indented("with" + settings));
   std::string figures = fmt::format("  {} per step, {} tokens/s per GPU, peak {} allocated",

@@ -211,4 +211,12 @@ DeepResult search_deep(const SearchSpace& deep, const ModelSpec& model, const Co
   return result;
 }
 
+Candidate search_layers(const SearchSpace& space, const ModelSpec& model, const CostModel& costs,
+                        const Candidate& best, const SearchOptions& options) {
+  DeepResult result;
+  Layers(space, model, costs, options).run(best, result);
+  return result.layers && is_faster(result.layers->candidate, best) ? result.layers->candidate
+                                                                    : best;
+}
+
 }  // namespace foreshard

@@ -38,4 +38,8 @@ struct DeepStart {
 DeepResult search_deep(const SearchSpace& deep, const ModelSpec& model, const CostModel& costs,
                        const DeepStart& start, const SearchOptions& options);
 
+// Its last stage alone: from `best` to what is at least as fast, of layers that differ.
+Candidate search_layers(const SearchSpace& space, const ModelSpec& model, const CostModel& costs,
+                        const Candidate& best, const SearchOptions& options);
+
 }  // namespace foreshard

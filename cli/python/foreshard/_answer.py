@@ -160,6 +160,10 @@ FORMS = {
     "search": of_search,
     "recommend": of_rows(
         "choices", ("cluster", "gpus", "days", "dollars", "step_s", "mfu", "probability"), first_choice),
+    "fit": of_rows(
+        "curve", ("budget_bytes", "seconds", "tokens_per_s_per_gpu", "fit_probability"),
+        lambda d, rows: (f"{told('seconds', d['best']['report']['step']['seconds']['value'])} a step" if d.get("best")
+                         else "no plan fits") + f" within {told('budget_bytes', d['budget_bytes'])}"),
     "scale": of_rows(
         "points", ("cluster", "gpus", "global_batch", "tokens_per_s", "efficiency", "step_s"),
         lambda d, rows: f"scales to {d['knee_gpus']} GPUs" if d.get("knee_gpus") else f"{len(rows)} sizes"),

@@ -116,6 +116,29 @@ TEST(Verbs, SearchJson) {
   for (const auto& entry : json.at("pareto")) expect_keys(entry, {"plan", "report"});
 }
 
+TEST(Verbs, Fit) {
+  const std::string job =
+      "fit --model gpt2 --cluster 4xh100 --sequence 1024 --set stack=hf_trainer --set offload=none";
+  const auto found = json_of(run(job + " --json --budget 16GiB --out fitted.yaml"));
+  expect_follows_its_schema(found);
+  EXPECT_EQ(found.at("budget_bytes"), std::int64_t{16} << 30);
+  const auto& memory = found.at("best").at("report").at("memory");
+  EXPECT_EQ(memory.at("capacity_bytes"), std::int64_t{16} << 30);
+  EXPECT_GE(memory.at("fit_probability"), 0.95);
+  // The file is the plan, and predict says of it what the budget did.
+  const auto report = json_of(run("predict --json --plan fitted.yaml"));
+  EXPECT_EQ(report.at("fingerprint"), found.at("best").at("report").at("fingerprint"));
+  EXPECT_EQ(report.at("step"), found.at("best").at("report").at("step"));
+  expect_says(ok(job + " --budget 16GiB"), "what memory buys");
+  const Outcome below = run(job + " --json --budget 900MiB");
+  EXPECT_EQ(below.exit_code, 4);
+  EXPECT_TRUE(json_of(below).at("best").is_null());
+  EXPECT_GT(json_of(below).at("floor").at("budget_bytes"), std::int64_t{900} << 20);
+  EXPECT_EQ(run(job + " --budget 60").exit_code, 2);
+  EXPECT_EQ(run(job + " --budget 90GB").exit_code, 3);
+  EXPECT_EQ(run(job).exit_code, 2);
+}
+
 TEST(Verbs, SearchIsTheSameForAnyNumberOfThreads) {
   const std::string search = "search --json --global-batch 256" + kJob;
   const std::string one = comparable(run(search + " --threads 1"));
