@@ -7,6 +7,7 @@
 #include "cli/output.h"
 #include "cli/verbs/verbs.h"
 #include "interop/recordings/hf_cases.h"
+#include "interop/recordings/pipeline_tables.h"
 #include "interop/recordings/recorded_job.h"
 #include "sim/base/spelling.h"
 
@@ -29,14 +30,14 @@ void check_only(const std::vector<const RecordingFolder*>& folders, std::vector<
   }
 }
 
-// The folders with an index; there need be none where there are cases.
-std::vector<std::filesystem::path> recordings_of(
-    const std::filesystem::path& path, const std::vector<std::filesystem::path>& of_cases) {
-  if (of_cases == std::vector<std::filesystem::path>{path}) return {};
+// The folders with an index; there need be none where `others` are there.
+std::vector<std::filesystem::path> recordings_of(const std::filesystem::path& path,
+                                                 const std::vector<std::filesystem::path>& others) {
+  if (others == std::vector<std::filesystem::path>{path}) return {};
   try {
     return find_recordings(path);
   } catch (const Error&) {
-    if (of_cases.empty()) throw;
+    if (others.empty()) throw;
     return {};
   }
 }
@@ -49,13 +50,18 @@ ExitCode run_conform(const ConformOptions& options) {
   std::vector<ConformanceFolder> results;
   std::vector<std::string> cases;
   for (const std::string& path : options.folders) {
-    const std::vector<std::filesystem::path> of_cases = find_hf_cases(path);
-    for (const std::filesystem::path& folder : of_cases) {
-      results.push_back(conform_hf_cases(folder, options.only));
-      for (const Conformance& row : results.back().rows) cases.push_back(row.id);
-      if (results.back().rows.empty()) results.pop_back();
-    }
-    for (const std::filesystem::path& folder : recordings_of(path, of_cases)) {
+    std::vector<std::filesystem::path> others;
+    const auto add = [&](const auto& found, const auto& conform) {
+      for (const std::filesystem::path& folder : found) {
+        others.push_back(folder);
+        results.push_back(conform(folder, options.only));
+        for (const Conformance& row : results.back().rows) cases.push_back(row.id);
+        if (results.back().rows.empty()) results.pop_back();
+      }
+    };
+    add(find_hf_cases(path), conform_hf_cases);
+    add(find_pipeline_tables(path), conform_pipeline_tables);
+    for (const std::filesystem::path& folder : recordings_of(path, others)) {
       folders.push_back(&library.open(folder));
     }
   }

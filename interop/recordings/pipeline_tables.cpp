@@ -1,0 +1,213 @@
+#include "interop/recordings/pipeline_tables.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <map>
+#include <utility>
+
+#include "interop/csv_file.h"
+#include "sim/base/integers.h"
+#include "sim/graph/pipeline/pipeline.h"
+
+namespace foreshard {
+namespace {
+
+constexpr const char* kVersion = "2.11.0";  // of PyTorch, which all tables are of
+
+// Rows of actions.csv by configuration, form and rank.
+class Actions {
+ public:
+  explicit Actions(const std::filesystem::path& folder)
+      : file_(read_csv_file(csv_path(folder, "actions"))) {
+    const std::size_t id = file_.at("id"), form = file_.at("form"), rank = file_.at("rank"),
+                      actions = file_.at("actions");
+    for (std::size_t row = 0; row < file_.rows(); ++row) {
+      auto& ranks = forms_[{file_.text(row, id), file_.text(row, form)}];
+      const std::int64_t number = file_.integer(row, rank);
+      if (number != std::ssize(ranks)) {
+        throw file_.error(row, rank, "a rank is missing before", "ranks from 0 on");
+      }
+      ranks.push_back(file_.text(row, actions));
+    }
+  }
+
+  const std::string& name() const { return file_.name(); }
+  // By rank; empty where the form is not there.
+  std::vector<std::string_view> of(std::string_view id, std::string_view form) const {
+    const auto found = forms_.find({id, form});
+    return found == forms_.end() ? std::vector<std::string_view>() : found->second;
+  }
+
+ private:
+  CsvFile file_;
+  std::map<std::pair<std::string_view, std::string_view>, std::vector<std::string_view>> forms_;
+};
+
+std::vector<PipelineOrder> read_orders(const std::vector<std::string_view>& texts) {
+  std::vector<PipelineOrder> orders;
+  for (const std::string_view text : texts) orders.push_back(read_pipeline_order(text));
+  return orders;
+}
+
+// A configuration of schedules.csv.
+struct Case {
+  std::string id, schedule;
+  StagePipeline pipeline;
+  std::vector<int> ranks;  // of stages
+};
+
+// What the hosts do: by the schedule's rules, or of an order that a file gave, which the library
+// lowers where it says what is computed alone.
+std::vector<PipelineRows> rows_of(const Case& c, const Actions& actions) {
+  std::vector<PipelineRows> rows;
+  if (pipeline_schedule_of(c.schedule)) {
+    for (int rank = 0; rank < c.pipeline.ranks; ++rank) {
+      rows.push_back(pipeline_rows(c.pipeline, rank));
+    }
+    return rows;
+  }
+  std::vector<PipelineOrder> orders = read_orders(actions.of(c.id, "compute"));
+  orders = orders.empty() ? read_orders(actions.of(c.id, "comms"))
+                          : lowered(orders, c.ranks, c.pipeline.microbatches);
+  for (int rank = 0; rank < static_cast<int>(orders.size()); ++rank) {
+    rows.push_back(pipeline_rows(orders[at(rank)], c.ranks, rank));
+  }
+  return rows;
+}
+
+// The words around the first that differs.
+std::string first_difference(std::string_view recorded, std::string_view forecast) {
+  constexpr std::size_t kShown = 60;
+  const auto [a, b] = std::ranges::mismatch(recorded, forecast);
+  const auto begin = static_cast<std::size_t>(a - recorded.begin());
+  const std::size_t from = begin > kShown / 2 ? begin - kShown / 2 : 0;
+  return fmt::format("recorded ...{}..., forecast ...{}...", recorded.substr(from, kShown),
+                     from < forecast.size() ? forecast.substr(from, kShown) : "");
+}
+
+Conformance compare(const Case& c, const Actions& actions) {
+  Conformance row;
+  row.id = c.id;
+  row.version = kVersion;
+  row.bytes_identical = row.memory_identical = row.memory_within_tolerance = true;  // none recorded
+  const std::vector<std::string_view> recorded = actions.of(c.id, "host");
+  std::vector<PipelineRows> rows;
+  try {
+    rows = rows_of(c, actions);
+  } catch (const Error& error) {
+    row.state = Conformance::State::kNotForecast;
+    row.reason = error.what();
+    return row;
+  }
+  row.schedule_identical = rows.size() == recorded.size();
+  for (std::size_t rank = 0; rank < std::min(rows.size(), recorded.size()); ++rank) {
+    row.rows += std::ssize(rows[rank]);
+    const std::string forecast = text_of(rows[rank]);
+    if (forecast == recorded[rank]) continue;
+    row.schedule_identical = false;
+    if (row.differences.empty()) {
+      row.differences.push_back(
+          {Difference::What::kSchedule, fmt::format("{}: rank {}: {}", actions.name(), rank,
+                                                    first_difference(recorded[rank], forecast))});
+    }
+  }
+  return row;
+}
+
+std::vector<Case> cases_of(const CsvFile& file) {
+  const std::size_t id = file.at("id"), schedule = file.at("schedule"), ranks = file.at("pp"),
+                    microbatches = file.at("microbatches"), stages = file.at("stages_per_rank");
+  const std::optional<std::size_t> places = file.find("stage_to_rank");
+  std::vector<Case> cases;
+  for (std::size_t row = 0; row < file.rows(); ++row) {
+    const auto number = [&](std::size_t column) {
+      constexpr std::int64_t kMost = 1 << 20;
+      const std::int64_t value = file.integer(row, column);
+      if (value < 1 || value > kMost) throw file.error(row, column, "out of range", "1 or more");
+      return static_cast<int>(value);
+    };
+    Case c{std::string(file.text(row, id)),
+           std::string(file.text(row, schedule)),
+           {PipelineSchedule::k1F1B, number(ranks), number(microbatches), number(stages)},
+           {}};
+    c.pipeline.schedule = pipeline_schedule_of(c.schedule).value_or(PipelineSchedule::k1F1B);
+    if (places) {
+      // Numbers are actions' stages: read as "0F 1F ..." would be.
+      std::string_view text = file.text(row, *places);
+      while (!text.empty()) {
+        const std::string_view word = text.substr(0, text.find(' '));
+        text.remove_prefix(std::min(text.size(), word.size() + 1));
+        c.ranks.push_back(read_pipeline_order(std::string(word) + "F").at(0).stage);
+      }
+    }
+    cases.push_back(std::move(c));
+  }
+  return cases;
+}
+
+// Whole steps of pipelines: what a rank's stages do with their units.
+void add_ranks(const std::filesystem::path& path, ConformanceFolder& folder) {
+  const CsvFile file = read_csv_file(path);
+  const std::size_t configuration = file.at("config"), rank = file.at("rank");
+  for (std::size_t row = 0; row < file.rows(); ++row) {
+    Conformance c;
+    c.state = Conformance::State::kNotForecast;
+    c.id = fmt::format("{}/{}", file.text(row, configuration), file.text(row, rank));
+    c.version = kVersion;
+    c.reason = "a pipeline's stages (mesh.pp) are not modelled; expected a plan without";
+    folder.rows.push_back(std::move(c));
+  }
+}
+
+bool has_tables(const std::filesystem::path& folder) {
+  return !csv_path(folder, "schedules").empty() || !csv_path(folder, "ranks").empty();
+}
+
+}  // namespace
+
+std::vector<std::filesystem::path> find_pipeline_tables(const std::filesystem::path& path) {
+  if (!std::filesystem::is_directory(path)) return {};
+  if (has_tables(path)) return {path};
+  std::vector<std::filesystem::path> found;
+  for (const auto& entry : std::filesystem::recursive_directory_iterator(path)) {
+    const std::filesystem::path& folder = entry.path();
+    if (entry.is_directory() && folder.filename() != "gloo" && has_tables(folder)) {
+      found.push_back(folder);
+    }
+  }
+  std::ranges::sort(found);
+  return found;
+}
+
+ConformanceFolder conform_pipeline_tables(const std::filesystem::path& folder,
+                                          const std::vector<std::string>& only) {
+  ConformanceFolder result{folder.string(), {}};
+  if (const auto schedules = csv_path(folder, "schedules"); !schedules.empty()) {
+    const Actions actions(folder);
+    for (const Case& c : cases_of(read_csv_file(schedules))) {
+      result.rows.push_back(compare(c, actions));
+    }
+    if (const auto refused = csv_path(folder, "refused"); !refused.empty()) {
+      const CsvFile file = read_csv_file(refused);
+      for (std::size_t row = 0; row < file.rows(); ++row) {
+        Conformance c;
+        c.state = Conformance::State::kNotRecorded;
+        c.id = file.text(row, file.at("id"));
+        c.version = kVersion;
+        c.reason = file.text(row, file.at("reason"));
+        result.rows.push_back(std::move(c));
+      }
+    }
+  } else {
+    add_ranks(csv_path(folder, "ranks"), result);
+  }
+  if (!only.empty()) {
+    std::erase_if(result.rows, [&](const Conformance& row) {
+      return std::ranges::find(only, row.id) == only.end();
+    });
+  }
+  return result;
+}
+
+}  // namespace foreshard

@@ -1,0 +1,108 @@
+// What every schedule has to be; that it is the library's is held against its own
+// tables in tests/interop/recordings/pipeline_tables_test.cpp.
+#include "sim/graph/pipeline/pipeline.h"
+
+#include <gtest/gtest.h>
+
+#include <map>
+#include <set>
+#include <tuple>
+
+#include "sim/base/error.h"
+#include "sim/base/integers.h"
+
+namespace foreshard {
+namespace {
+
+std::vector<StagePipeline> some_pipelines() {
+  std::vector<StagePipeline> list;
+  for (int schedule = 0; schedule <= static_cast<int>(PipelineSchedule::kDualPipeV); ++schedule) {
+    for (const int ranks : {2, 3, 4}) {
+      for (const int rounds : {1, 2, 5}) {
+        StagePipeline p{static_cast<PipelineSchedule>(schedule), ranks, 2 * ranks * rounds, 2};
+        if (p.schedule == PipelineSchedule::kGPipe || p.schedule == PipelineSchedule::k1F1B) {
+          p.stages_per_rank = 1;
+        }
+        list.push_back(p);
+      }
+    }
+  }
+  return list;
+}
+
+// Every stage computes every micro-batch once: forward, and backward whole or in its two parts.
+TEST(Pipeline, EveryMicroBatchRunsOnceThroughEveryStage) {
+  for (const StagePipeline& p : some_pipelines()) {
+    std::map<std::tuple<int, PipelineAction::Kind, int>, int> times;
+    const std::vector<int> ranks = stage_ranks(p);
+    const std::vector<PipelineOrder> orders = pipeline_orders(p);
+    for (int rank = 0; rank < p.ranks; ++rank) {
+      for (const PipelineAction& a : orders[at(rank)]) {
+        EXPECT_EQ(ranks[at(a.stage)], rank);
+        ++times[{a.stage, a.kind, a.microbatch}];
+      }
+    }
+    for (int stage = 0; stage < p.stages(); ++stage) {
+      for (int k = 0; k < p.microbatches; ++k) {
+        const auto count = [&](PipelineAction::Kind kind) { return times[{stage, kind, k}]; };
+        EXPECT_EQ(count(PipelineAction::Kind::kForward), 1);
+        EXPECT_EQ(count(PipelineAction::Kind::kBackward) + count(PipelineAction::Kind::kInputGrad),
+                  1);
+        EXPECT_EQ(count(PipelineAction::Kind::kInputGrad),
+                  count(PipelineAction::Kind::kWeightGrad));
+      }
+    }
+  }
+}
+
+// Both ends of a transfer name it alike, and each is in one batch that its rank waits for once.
+TEST(Pipeline, WhatIsSentIsReceivedAndWaitedFor) {
+  for (const StagePipeline& p : some_pipelines()) {
+    std::set<std::tuple<int, bool, int, int, int>> sent, received;  // from stage, kind, k, from, to
+    for (int rank = 0; rank < p.ranks; ++rank) {
+      std::set<int> posted, waited;
+      for (const PipelineRow& row : pipeline_rows(p, rank)) {
+        if (row.kind == PipelineRow::Kind::kWait) {
+          EXPECT_TRUE(posted.contains(row.batch));
+          EXPECT_TRUE(waited.insert(row.batch).second);
+        }
+        if (row.kind != PipelineRow::Kind::kBatch) continue;
+        EXPECT_TRUE(posted.insert(row.batch).second);
+        for (const PipelineTransfer& t : row.transfers) {
+          const int from = t.sends ? t.stage : t.forward ? t.stage - 1 : t.stage + 1;
+          const auto key = t.sends ? std::tuple(from, t.forward, t.microbatch, rank, t.peer)
+                                   : std::tuple(from, t.forward, t.microbatch, t.peer, rank);
+          EXPECT_TRUE((t.sends ? sent : received).insert(key).second);
+        }
+      }
+      EXPECT_EQ(posted, waited);
+    }
+    EXPECT_EQ(sent, received);
+    // Down the ring and back: each boundary between ranks once each way, for every micro-batch.
+    const std::vector<int> ranks = stage_ranks(p);
+    std::size_t boundaries = 0;
+    for (std::size_t s = 1; s < ranks.size(); ++s) boundaries += ranks[s] != ranks[s - 1] ? 1 : 0;
+    EXPECT_EQ(sent.size(), 2 * boundaries * at(p.microbatches));
+  }
+}
+
+TEST(Pipeline, WhatNobodyComputesIsRefused) {
+  const auto lower = [](const char* first, const char* second) {
+    return lowered({read_pipeline_order(first), read_pipeline_order(second)}, {0, 1}, 1);
+  };
+  EXPECT_NO_THROW(lower("0F0 0B0", "1F0 1B0"));
+  EXPECT_THROW(lower("0F0 0B0", "1F0"), Error);
+  EXPECT_THROW(lower("0B0 0F0", "1F0 1B0"), Error);
+}
+
+TEST(Pipeline, WordsAreReadAsTheyAreWritten) {
+  const std::string text = "0UNSHARD 0F0 0SEND_F0 (1F2;3B1)OVERLAP_F_B 3I2 3W2 3REDUCE_GRAD";
+  EXPECT_EQ(text_of(read_pipeline_order(text)), text);
+  EXPECT_EQ(text_of(read_pipeline_order(". 0F0 .")), "0F0");
+  for (const char* wrong : {"F0", "0X0", "0F0x", "(0F0;1B0)", "-1F0"}) {
+    EXPECT_THROW(read_pipeline_order(wrong), Error) << wrong;
+  }
+}
+
+}  // namespace
+}  // namespace foreshard
