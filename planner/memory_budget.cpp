@@ -4,15 +4,12 @@
 // the two the budgets are even.
 #include "planner/memory_budget.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <functional>
 #include <utility>
 
 #include "planner/job_search.h"
 #include "planner/search_space.h"
-#include "sim/base/unit_strings.h"
 #include "sim/search/judge.h"
 
 namespace foreshard {
@@ -106,11 +103,6 @@ class Budgets {
 FittedBudget fit_to_budget(const JobOptions& options, Bytes budget, const SearchOptions& search) {
   const Job job = without_choices(load_job(options));
   const Bytes capacity = job.cluster.gpu.memory;
-  if (budget > capacity) {
-    throw Error(ExitCode::kInvalidInput,
-                fmt::format("--budget {}: the {} has {}; expected at most that",
-                            format_bytes(budget), job.cluster.gpu.name, format_bytes(capacity)));
-  }
   FittedBudget fitted{
       {job.model, job.cluster, job.resolved.plan, budget, search.fit.terms.confidence, {}, {}, {}},
       {}};
@@ -130,7 +122,8 @@ FittedBudget fit_to_budget(const JobOptions& options, Bytes budget, const Search
 
   // Of the budgets below: the floor has its plan, and so has the top.
   const std::optional<Found> fastest = budgets.fastest(capacity);
-  const Bytes top = fastest ? std::max(floor, budgets.needed(*fastest)) : floor;
+  const Bytes top =
+      fastest ? std::clamp(budgets.needed(*fastest), floor, std::max(floor, capacity)) : floor;
   std::vector<Bytes> steps = {floor, top};
   for (int k = 1; k + 1 < kBudgets; ++k) {
     steps.push_back(floor + (top - floor) * k / (kBudgets - 1));
@@ -152,8 +145,8 @@ FittedBudget fit_to_budget(const JobOptions& options, Bytes budget, const Search
     const bool is_new = curve.points.empty() || curve.points.back().plan != point.plan;
     if (is_new) curve.points.push_back(std::move(point));
     if (step <= budget) {
-      curve.best = point_of(best, budget);
-      fitted.job = with_memory(best.job, budget);
+      curve.best = point_of(best, std::min(budget, capacity));
+      fitted.job = with_memory(best.job, curve.best->budget);
     }
     ++done;
   }

@@ -15,8 +15,8 @@ struct FittedBudget {
   std::optional<Job> job;  // whose model curve.best is of, on GPUs of the budget's memory
 };
 
-// `search`: threads, progress (budgets done and in all) and confidence. Throws as load_job, and
-// Error(kInvalidInput) for a budget that is more than the GPU has.
+// `search`: threads, progress (budgets done and in all) and confidence. Throws as load_job.
+// A budget above what the GPU has is all that it has.
 FittedBudget fit_to_budget(const JobOptions& job, Bytes budget, const SearchOptions& search);
 
 }  // namespace foreshard

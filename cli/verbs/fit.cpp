@@ -1,4 +1,6 @@
 // fit: a budget of memory in, the fastest plan within it out.
+#include <fmt/format.h>
+
 #include <filesystem>
 #include <nlohmann/json.hpp>
 #include <stdexcept>
@@ -39,6 +41,10 @@ ExitCode run_fit(const FitOptions& options) {
   const FittedBudget fitted =
       blame_profile(options.job, [&] { return fit_to_budget(options.job, budget, search); });
   const BudgetCurve& curve = fitted.curve;
+  if (budget > curve.cluster.gpu.memory) {
+    note(fmt::format("--budget {}: a GPU has {}, all of which is taken", options.budget,
+                     format_bytes(curve.cluster.gpu.memory)));
+  }
   if (curve.best && !options.out.empty()) {
     const std::filesystem::path folder = std::filesystem::path(options.out).parent_path();
     write_file(options.out, plan_file_text(*fitted.job, curve.best->plan, folder));

@@ -107,7 +107,14 @@ TEST(MemoryBudget, AFloorAboveTheGpuIsSaid) {
   EXPECT_TRUE(curve.points.empty());
   ASSERT_TRUE(curve.floor);
   EXPECT_GT(curve.floor->budget, curve.cluster.gpu.memory);
-  EXPECT_THROW(fit_to_budget(job, 200'000 * kMiB, quietly()), Error);  // an H100 has 80 GiB
+}
+
+TEST(MemoryBudget, MoreThanTheGpuHasIsAllThatItHas) {
+  const JobOptions job = small_job();
+  const BudgetCurve curve = fit_to_budget(job, 200'000 * kMiB, quietly()).curve;  // an H100: 80 GB
+  ASSERT_TRUE(curve.best);
+  EXPECT_EQ(curve.best->budget, curve.cluster.gpu.memory);
+  EXPECT_EQ(curve.best->plan, curve.points.back().plan);
 }
 
 }  // namespace
