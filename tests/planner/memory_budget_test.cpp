@@ -22,7 +22,7 @@ JobOptions small_job() {
   options.sequence = "1024";
   options.micro_batch = "8";
   options.assignments.push_back({"stack=hf_trainer", "prefetch.forward=implicit",
-                                 "prefetch.backward=1", "loss=eager",
+                                 "prefetch.backward=1", "loss=eager", "batch.micro_batch=8",
                                  "allocator=expandable_segments:False"});
   return options;
 }
@@ -64,7 +64,7 @@ TEST(MemoryBudget, MoreMemoryIsNeverSlowerAndEveryPlanHoldsInItsOwn) {
 // Every plan of the grid, one by one, at a budget between the floor and what the fastest needs.
 TEST(MemoryBudget, NoPlanOfTheGridIsFasterWithinTheBudget) {
   JobOptions options = small_job();
-  const Bytes budget = 6 * 1024 * kMiB;
+  const Bytes budget = 10 * 1024 * kMiB;
   const BudgetCurve curve = fit_to_budget(options, budget, quietly()).curve;
   ASSERT_TRUE(curve.best);
   EXPECT_GT(curve.points.back().budget, budget) << "the budget binds";
