@@ -26,6 +26,15 @@ namespace {
 
 using WordPairs = std::vector<std::pair<std::string_view, std::string_view>>;
 
+// What a publisher's own machines are limited to, where its rows do not say: 750 of 1000 W on
+// PyTorch's B200 (nvidia-smi of vllm-project/vllm#32373; "the card's rated power" in
+// facebookexperimental/triton#2023 and, since 2025-09, in pytorch/helion#347).
+struct PublishersPower {
+  std::string_view source, gpu;
+  double watts;
+};
+constexpr PublishersPower kPublishersPower[] = {{"pytorch/torchtitan", "b200", 750}};
+
 struct Rule {
   std::string_view holds;
   WordPairs words;
@@ -404,6 +413,11 @@ class RowReader {
     }
     if (const Machine* machine = match_gpu(cell("gpu"), list_machines())) {
       row_.words["gpu"] = machine->key;
+      for (const PublishersPower& power : kPublishersPower) {
+        if (machine->key == power.gpu && cell("source").starts_with(power.source)) {
+          row_.numbers["power_limit_w"] = power.watts;
+        }
+      }
     } else {
       refuse(fmt::format("gpu: '{}' is not in the catalogue", cell("gpu")));
     }

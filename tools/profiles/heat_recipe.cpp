@@ -2,8 +2,16 @@
 // and one product ran for seconds (calibration/measured/clocks.csv): median clock and power, what
 // the forecast's kernels of the plan compute and move in the time it took. Step times have no part
 // in it.
+//
+// Nobody published clocks of a Blackwell's training steps. Its matrix units are taken to need
+// what Hopper's do, made in TSMC's 4NP and 4N; that, its own limit and how its rate follows the
+// clock leave a large product on a hot B200 0.52 of the peak, where SimuMax's table of one has
+// 0.45 to 0.51 (configs/system/b200_bf16_ceperm.json, products 8,192 wide and more; 0.65 of those
+// that it timed first). The tables that curves are fitted to pause between products.
 #include <algorithm>
+#include <array>
 #include <cmath>
+#include <string_view>
 
 #include "calibration/fit/least_squares.h"
 #include "tools/profiles/published_fit.h"
@@ -20,6 +28,12 @@ constexpr double kIdle = 150;
 // (both files), from the first 0.1 s to the last: 0.32 and 0.60.
 constexpr double kCool = 0.915;
 constexpr double kRateExponent = 0.45;
+// Of eight B200 that hold a model and wait (NVIDIA/TensorRT-LLM#10278): 192 to 196 W.
+constexpr double kBlackwellIdle = 195;
+// Attention in bf16 on a B200 that stays busy falls from 1,450 to 1,237 TFLOP/s as the limit of
+// 1000 W takes the clock from 1,965 to 1,580 MHz (flashinfer-ai/flashinfer#2899).
+constexpr double kBlackwellRateExponent = 0.73;
+constexpr std::array kBlackwells = {"b200", "b300", "gb200", "gb300"};
 
 }  // namespace
 
@@ -48,6 +62,22 @@ HeatCurve fit_heat(const CsvTable& clocks) {
   curve.evidence = Evidence::kMeasured;
   curve.source = "clocks.csv: 25 runs on an H100 and an H200";
   return curve;
+}
+
+HeatCurve blackwell_heat(const HeatCurve& hopper, double sustained) {
+  HeatCurve curve = hopper;
+  curve.idle = kBlackwellIdle;
+  curve.rate_exponent = kBlackwellRateExponent;
+  curve.cool = sustained;  // products with pauses run at the top clock
+  curve.evidence = Evidence::kExtrapolated;
+  curve.source =
+      "Hopper's joules; idle and the rate under a limit of a B200 (NVIDIA/TensorRT-LLM#10278, "
+      "flashinfer-ai/flashinfer#2899)";
+  return curve;
+}
+
+bool is_blackwell(std::string_view machine) {
+  return std::ranges::find(kBlackwells, machine) != kBlackwells.end();
 }
 
 bool has_heat(const Gpu& gpu, const std::vector<Machine>& machines) {

@@ -260,8 +260,9 @@ PublishedFit assemble(const Machine& machine, const ChipFits& own, const Catalog
   c.gemm_fp8 = gemm.fp8;
   c.power_limit = machine.node.gpu.power_limit;
   c.power_exponent = gemm.power_exponent;
-  if (has_heat(machine.node.gpu, machines))
-    c.heat = fit_heat(calibration_table("measured/clocks.csv"));
+  const HeatCurve hopper = fit_heat(calibration_table("measured/clocks.csv"));
+  if (has_heat(machine.node.gpu, machines)) c.heat = hopper;
+  if (is_blackwell(machine.key)) c.heat = blackwell_heat(hopper, c.gemm_bf16.sustained);
   c.attention = own.attention.curves;
   c.sdpa_kernel = "fa2";
   c.sdpa_preferred = own.chip.name == "a100" || is_amd(machine.node.gpu) ? "fa2" : "cudnn";

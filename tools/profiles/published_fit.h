@@ -81,6 +81,9 @@ MemoryFits fit_memory_of(std::string_view chip, const std::vector<Chip>& chips);
 
 // Of the chip of H100 and H200, from rows of calibration/measured/clocks.csv.
 HeatCurve fit_heat(const CsvTable& clocks);
+// That of a Blackwell whose products with pauses between them are as fast as `sustained` says.
+HeatCurve blackwell_heat(const HeatCurve& hopper, double sustained);
+bool is_blackwell(std::string_view machine);  // one of those with 1000 W and more
 // Whether it is that chip, under whatever limit.
 bool has_heat(const Gpu& gpu, const std::vector<Machine>& machines);
 

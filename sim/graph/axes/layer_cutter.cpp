@@ -912,7 +912,8 @@ class Cutter {
                        .balanced = how.balance == ContextParallel::Balance::kHeadTail,
                        .narrow = megatron_};
     layer_.operations.back().ring = ring;
-    if (!ring.halves(mesh.cp - 1)) return;
+    // One head's result is in order whatever the order of dimensions.
+    if (!ring.halves(mesh.cp - 1) || op.attention.heads == 1) return;
     const Index made = op.outputs.front();
     TensorSpec spec = layer_.tensors[at(made)];
     spec.name += " in order";
@@ -991,8 +992,9 @@ class Cutter {
   void attend_to_all(Operation op) {
     const auto keys_and_values = {std::size_t{1}, std::size_t{2}};
     Indices copies;
+    // As in the ring, those of one head are contiguous as they are.
     for (const std::size_t i : keys_and_values) {
-      if (!megatron_) copies.push_back(make_contiguous(op, i));
+      if (!megatron_ && op.attention.kv_heads > 1) copies.push_back(make_contiguous(op, i));
     }
     for (const std::size_t i : keys_and_values) {
       const Index own = op.inputs[i];

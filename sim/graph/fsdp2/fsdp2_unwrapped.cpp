@@ -2,11 +2,12 @@
 // fully_shard (torchtitan 0.2.2 models/llama3/infra/parallelize.py). Parameters are what the rank
 // holds and computes with; gradients stay until the next zero_grad. Nobody completes the norms'
 // gradients, of which each rank has a summand: DTensor adds them up where they are read, for the
-// norm of all gradients, for their scaling, and once more in the optimizer's step.
+// norm of all gradients, for their scaling, and again in the optimizer's step.
 //
 // The recorder sees modules begin and end in forward; in backward a unit begins with its first
 // operator, which is not the launch of a gather.
 #include <utility>
+#include <vector>
 
 #include "sim/graph/fsdp2/fsdp2_builder.h"
 
@@ -81,20 +82,29 @@ std::vector<std::int32_t> Fsdp2::sum_plain_gradients() {
   return sums;
 }
 
-// The rank's part of a gradient that was made for the whole vocabulary is copied out.
+// Each argument of a kernel is made whole: the fused one has one list of gradients, of those over
+// lists lerp_ has one, then addcmul_ two (torch/optim/adam.py, _multi_tensor_adam). The rank's part
+// of a gradient that was made for the whole vocabulary is copied out.
 void Fsdp2::step_plain_gradients() {
   if (is_wrapped()) return;
-  std::vector<std::int32_t> copies;
-  for (std::int32_t u = 0; u < count(); ++u) {
-    for (const UnitParameter& p : shape(u).list) {
-      if (p.gradient_numel == 0) continue;
-      copies.push_back(allocate(MemoryCategory::kOptimizerTemp, Stream::kCompute, -1,
-                                Bytes(p.numel * master_size())));
+  const Optimizer& optimizer = plan_.optimizer;
+  const bool by_lists = optimizer.kind == Optimizer::Kind::kAdamW &&
+                        optimizer.implementation == Optimizer::Implementation::kForeach;
+  for (const int arguments : by_lists ? std::vector{1, 2} : std::vector{1}) {
+    std::vector<std::int32_t> made;
+    for (int a = 0; a < arguments; ++a) {
+      for (std::int32_t u = 0; u < count(); ++u) {
+        for (const UnitParameter& p : shape(u).list) {
+          if (p.gradient_numel == 0) continue;
+          made.push_back(allocate(MemoryCategory::kOptimizerTemp, Stream::kCompute, -1,
+                                  Bytes(p.numel * master_size())));
+        }
+      }
+      const std::vector<std::int32_t> sums = sum_plain_gradients();
+      made.insert(made.end(), sums.begin(), sums.end());
     }
+    free_all(made);
   }
-  std::vector<std::int32_t> sums = sum_plain_gradients();
-  free_all(sums);
-  free_all(copies);
 }
 
 }  // namespace foreshard

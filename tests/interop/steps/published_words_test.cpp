@@ -210,6 +210,18 @@ TEST(PublishedWords, WhatCodesDoBesidesTheirColumns) {
   EXPECT_EQ(training_job(automodel).resolved.plan.kernels.norm, ModuleKernels::Norm::kCompute);
 }
 
+// PyTorch's own B200 are limited to 750 W, those of others to what is sold.
+TEST(PublishedWords, APublishersMachinesHaveTheirOwnPowerLimit) {
+  const auto watts = [](const std::string& source) {
+    std::string header = kHeader;
+    header.insert(header.size() - 1, ",source");
+    const CsvTable one(header + kTitan + "," + source + "\n", "published.csv");
+    return read_training_rows(one).front().number("power_limit_w");
+  };
+  EXPECT_EQ(watts("pytorch/torchtitan branch of May 2026"), 750);
+  EXPECT_FALSE(watts("NousResearch/torchtitan pull request 19").has_value());
+}
+
 // TRL checkpoints unless it is told not to.
 TEST(PublishedWords, TrlRecomputesByDefault) {
   std::string text = kTitan;

@@ -11,6 +11,7 @@
 #include "calibration/fit/least_squares.h"
 #include "calibration/machines.h"
 #include "calibration/published.h"
+#include "sim/cost/heat.h"
 #include "tests/tools/profiles/all_fits.h"
 
 namespace foreshard {
@@ -304,6 +305,28 @@ TEST(Fit, ClocksOfRunsFollowFromTheirEnergy) {
   // A card of the same chip has it, one with other multiprocessors has not.
   EXPECT_GT(fit_of("gh200-96gb").calibration.heat.idle, 0);
   EXPECT_EQ(fit_of("h100-pcie").calibration.heat.idle, 0);
+}
+
+// SimuMax's B200 (configs/system/b200_bf16_ceperm.json): products of 4,096 rows, 8,192 and 28,672
+// wide, reach 0.474 to 0.494 of the peak one after another, the first of its table 0.645.
+TEST(Fit, BlackwellsProductsAreAsSlowAsTheirLimitLeavesThem) {
+  const Gpu b200 = load_cluster("8xb200").gpu;
+  const Calibration& of = fit_of("b200").calibration;
+  const double flops = 2.0 * 4096 * 8192 * 28672;
+  const double bytes = 2.0 * (4096 * 8192 + 4096 * 28672 + 8192 * 28672);
+  const double cool = flops / (of.gemm_bf16.efficiency * b200.peak_bf16.value());
+  const HeatLoad load = {cool, 0,
+                         of.heat.joules_per_flop * flops + of.heat.joules_per_byte * bytes};
+  const double hot = product_heat(of.heat, load, 1000) / of.heat.cool;
+  EXPECT_NEAR(of.gemm_bf16.efficiency / hot / 0.484, 1, 0.08);
+  EXPECT_GT(product_heat(of.heat, load, 750), product_heat(of.heat, load, 1000));
+  // Where the limit does not bind, products are as fast as those with pauses between them.
+  EXPECT_DOUBLE_EQ(product_heat(of.heat, load, 4000), of.gemm_bf16.sustained);
+  for (const char* ours : {"gb200", "b300", "gb300"}) {
+    const Calibration& its = fit_of(ours).calibration;
+    EXPECT_DOUBLE_EQ(its.heat.cool, its.gemm_bf16.sustained) << ours;
+  }
+  EXPECT_EQ(fit_of("rtx-5090").calibration.heat.idle, 0);
 }
 
 }  // namespace
