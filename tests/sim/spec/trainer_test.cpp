@@ -118,7 +118,7 @@ TEST(Trainer, UnitsOfFsdp1MayBeBySize) {
 
 // Flat parameters that are trained in part are original ones, or adapters are units of their own.
 TEST(Trainer, AdaptersOfFsdp1AreUnitsWhereFlatParametersAreWhole) {
-  const std::string plan = "runtime: fsdp1\ntrainer: accelerate\nlora: {rank: 8}\n";
+  const std::string plan = "runtime: fsdp1\ntrainer: accelerate\nlora: {rank: 8, base: master}\n";
   EXPECT_TRUE(checked_plan(plan).plan.units.adapters_alone);
   EXPECT_FALSE(checked_plan(plan + "fsdp1: {use_orig_params: true}").plan.units.adapters_alone);
   EXPECT_THROW(checked_plan("runtime: fsdp1\nunits: {adapters_alone: true}"), Error);

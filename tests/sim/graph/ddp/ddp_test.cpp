@@ -65,8 +65,7 @@ TEST(DdpState, AdamwOneByOneHasARootAndADivisor) {
     plan.optimizer.implementation = implementation;
     const EventGraph graph = build_training_step(model, plan);
     std::int64_t count = 0, bytes = 0;
-    for (std::int32_t b = 0; b < static_cast<std::int32_t>(graph.buffers.size()); ++b) {
-      const Buffer buffer = graph.buffer(b);
+    for (const Buffer& buffer : graph.buffers) {
       if (buffer.category != MemoryCategory::kOptimizerTemp) continue;
       ++count;
       bytes += buffer.bytes.count();
