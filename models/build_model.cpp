@@ -176,6 +176,8 @@ void add_decoder(const ModelDims& dims, Stack stack, ModelSpec& model) {
     }
     model.order.push_back({.kind = found->second, .name = "layers." + std::to_string(i)});
   }
+  // A head of tokens' scores reads an encoder's last block.
+  if (dims.bidirectional && dims.scores > 0 && dims.score_of != ScoreOf::kSequence) return;
   order.add(final_norm_layer(dims, stack), "norm");
 }
 
@@ -204,7 +206,7 @@ ModelSpec build_model(const ModelDims& dims, Stack stack) {
   model.vocabulary = dims.vocabulary;
   model.max_positions = dims.max_positions;
   model.tied_embeddings = dims.tied && dims.scores == 0;
-  model.head_first = dims.head_first;
+  model.head_first = dims.head_first && dims.scores == 0;
   model.numerics = dims.numerics;
   model.numerics.alibi = dims.positions == Positions::kAlibi;
   model.block_prefix = parameter_names(dims).blocks;
@@ -218,12 +220,14 @@ ModelSpec build_model(const ModelDims& dims, Stack stack) {
   }
   Order order(model);
   ModelDims head = dims;
-  if (dims.scores > 0) {  // GenericForSequenceClassification
+  if (dims.scores > 0) {
     head.vocabulary = dims.scores;
-    head.tied = head.head_bias = head.logit_scale = head.logit_softcap = false;
+    head.tied = head.logit_scale = head.logit_softcap = false;
   }
   order.add(head_layer(head, stack), "head");
-  order.add(loss_layer(head, stack), "loss");
+  LayerSpec loss = loss_layer(head, stack);
+  loss.domain = model.kinds.back().domain;
+  order.add(std::move(loss), "loss");
 
   model.parameters();  // throws where the count overflows
   return model;

@@ -42,7 +42,9 @@ enum class Naming : std::uint8_t {
   kDistilBert,
   kElectra,
   kPersimmon,
-  kHyperClovaX
+  kHyperClovaX,
+  kErnie,
+  kData2VecText
 };
 
 enum class NormKind : std::uint8_t {
@@ -105,6 +107,9 @@ struct Experts {
   bool operator==(const Experts&) const = default;
 };
 
+// What a head of scores is for: whole sequences, each token, or where an answer begins and ends.
+enum class ScoreOf : std::uint8_t { kSequence, kToken, kSpan };
+
 // Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434 section 2.1): queries and keys/values
 // come from low-rank latents; a part of each head is rotated, for keys one part shared by all
 // heads.
@@ -152,12 +157,14 @@ struct ModelDims {
   bool embedding_norm = false;          // a norm right after the embedding (BLOOM)
   bool conv1d = false;         // weights of the blocks are stored [in, out] (Hugging Face's GPT-2)
   bool fused_gate_up = false;  // one matrix makes gate and up (Phi-3)
-  bool embedding_scale = false;    // embeddings times a constant (Gemma: sqrt(hidden))
-  bool logit_softcap = false;      // tanh(logits / cap) * cap (Gemma 2)
-  bool branch_scale = false;       // both branches of a block times a constant (Granite)
-  bool logit_scale = false;        // logits times a constant (Granite, Cohere)
-  bool head_bias = false;          // of the language model's head (GPT-J, Phi-2)
-  std::int64_t scores = 0;         // > 0: a head of so many beside none of words (rewards)
+  bool embedding_scale = false;  // embeddings times a constant (Gemma: sqrt(hidden))
+  bool logit_softcap = false;    // tanh(logits / cap) * cap (Gemma 2)
+  bool branch_scale = false;     // both branches of a block times a constant (Granite)
+  bool logit_scale = false;      // logits times a constant (Granite, Cohere)
+  bool head_bias = false;        // of the language model's head (GPT-J, Phi-2)
+  std::int64_t scores = 0;       // > 0: a head of so many beside none of words (rewards)
+  ScoreOf score_of = ScoreOf::kSequence;
+  bool score_dropout = false;      // of what a head of scores reads
   bool head_first = false;         // the head is defined before the model (XLM-RoBERTa)
   bool sinks = false;              // a learned logit for each head beside its scores (gpt-oss)
   bool bidirectional = false;      // an encoder: masked-language-model head, no causal mask

@@ -4,6 +4,7 @@
 #include "interop/hf/hf_config.h"
 
 #include <algorithm>
+#include <optional>
 
 #include "interop/hf/hf_families.h"
 #include "interop/hf/hf_keys.h"
@@ -134,18 +135,34 @@ ModelDims read_text_model(KeyReader& keys, const ConfigNode* outer_type,
   return dims;
 }
 
-// The labels of a ForSequenceClassification, 2 unless the file says otherwise.
-std::int64_t read_scores(const ConfigNode& root) {
-  const ConfigNode* named = root.find("architectures");
-  if (named == nullptr || !named->is_sequence() || named->elements().empty() ||
-      !named->elements().front().as_string().ends_with("ForSequenceClassification")) {
-    return 0;
-  }
+// Labels are 2 unless the file says otherwise; so are where an answer begins and ends.
+std::int64_t count_labels(const ConfigNode& root) {
   if (const ConfigNode* labels = root.find("id2label"); labels && labels->is_mapping()) {
     return std::max<std::int64_t>(1, std::ssize(labels->keys()));
   }
   const ConfigNode* count = root.find("num_labels");
   return count == nullptr ? 2 : count->as_int(1, kLargestHfSize);
+}
+
+void read_scores(const ConfigNode& root, ModelDims& dims) {
+  const ConfigNode* named = root.find("architectures");
+  if (named == nullptr || !named->is_sequence() || named->elements().empty()) return;
+  const std::optional<ScoreOf> of = score_of(named->elements().front().as_string());
+  if (!of) return;
+  dims.score_of = *of;
+  dims.scores = *of == ScoreOf::kSpan ? 2 : count_labels(root);
+  // A dropout of the head's own, else that of the branches (GenericForTokenClassification: 0.1);
+  // of spans DistilBERT's alone.
+  const auto rate = [&](std::string_view key, bool otherwise) {
+    const ConfigNode* value = root.find(key);
+    return value == nullptr || value->is_null() ? otherwise : value->as_double(0, 1) > 0;
+  };
+  if (*of == ScoreOf::kSpan) {
+    dims.score_dropout = dims.family == "distilbert" && rate("qa_dropout", true);
+  } else if (dims.bidirectional || *of == ScoreOf::kToken) {
+    const bool usual = dims.bidirectional ? dims.dropout : rate("hidden_dropout", true);
+    dims.score_dropout = rate("classifier_dropout", usual);
+  }
 }
 
 std::string name_of(const std::filesystem::path& path) {
@@ -195,7 +212,7 @@ HfConfig parse_hf_config(const ConfigNode& root, std::string_view name) {
     config.notes.push_back("the language model alone: the vision tower is left out");
   }
   outer.ignore_rest();
-  config.dims.scores = read_scores(root);
+  read_scores(root, config.dims);
   config.dims.name = name;
   config.dims.source = root.location().file;
   return config;

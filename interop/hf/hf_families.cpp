@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <array>
 #include <iterator>
+#include <utility>
 #include <vector>
 
 #include "sim/base/embedded.h"
@@ -29,9 +30,12 @@ HfFamily family_of(std::vector<std::string_view> cells) {
   return {cells[0], cells[1], static_cast<HfReader>(reader), cells[3], cells[4], cells[5]};
 }
 
-constexpr std::array<std::string_view, 5> kHeads = {"ForCausalLM", "LMHeadModel",
-                                                    "ForConditionalGeneration", "ForMaskedLM",
-                                                    "ForSequenceClassification"};
+constexpr std::pair<std::string_view, ScoreOf> kScores[] = {
+    {"ForSequenceClassification", ScoreOf::kSequence},
+    {"ForTokenClassification", ScoreOf::kToken},
+    {"ForQuestionAnswering", ScoreOf::kSpan}};
+constexpr std::string_view kHeads[] = {"ForCausalLM", "LMHeadModel", "ForConditionalGeneration",
+                                       "ForMaskedLM"};
 
 // Letters and digits in lower case: "GPTNeoX" and "gpt_neox" are one word.
 std::string plain(std::string_view word) {
@@ -67,10 +71,15 @@ const HfFamily* find_family(std::string_view model_type) {
 
 // The class's name without its head; empty where it has none that is modelled.
 std::string_view stem_of(std::string_view architecture) {
+  const auto without = [&](std::string_view head) {
+    return architecture.ends_with(head) ? architecture.substr(0, architecture.size() - head.size())
+                                        : std::string_view();
+  };
   for (const std::string_view head : kHeads) {
-    if (architecture.ends_with(head)) {
-      return architecture.substr(0, architecture.size() - head.size());
-    }
+    if (const std::string_view stem = without(head); !stem.empty()) return stem;
+  }
+  for (const auto& [head, of] : kScores) {
+    if (const std::string_view stem = without(head); !stem.empty()) return stem;
   }
   return {};
 }
@@ -97,13 +106,21 @@ std::string_view family_by_keys(const ConfigNode& node) {
       what,
       fmt::format(
           "a family that is read; the nearest is {}: name it as model_type if the blocks are "
-          "the same, else describe them: foreshard models NAME --yaml writes a model.yaml "
-          "to start from",
+          "the same; else the program's own step says all of it: foreshard-null ... -- python3 "
+          "train.py, then --capture (docs/capture.md), or foreshard models NAME --yaml writes a "
+          "model.yaml to start from",
           meant.empty() ? family_by_keys(node) : std::string_view(meant)),
       meant);
 }
 
 }  // namespace
+
+std::optional<ScoreOf> score_of(std::string_view architecture) {
+  for (const auto& [head, of] : kScores) {
+    if (architecture.ends_with(head)) return of;
+  }
+  return std::nullopt;
+}
 
 std::span<const HfFamily> hf_families() {
   static const std::vector<HfFamily> families = [] {
@@ -138,7 +155,7 @@ const HfFamily& hf_family_of(KeyReader& keys, const ConfigNode* fallback) {
   const bool is_encoder = family != nullptr && family->reader == HfReader::kEncoder;
   const bool two_stacks = family != nullptr && family->reader == HfReader::kEncoderDecoder;
   const bool is_other_head =  // T5's classifier has a layer before its last
-      masked != is_encoder || (two_stacks && architecture.ends_with("ForSequenceClassification"));
+      score_of(architecture) ? two_stacks : masked != is_encoder;
   const auto is_class = [&] {
     const HfFamily* of_class = find_family(stem);
     return (of_class != nullptr && of_class->family == family->family) ||

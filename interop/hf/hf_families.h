@@ -3,11 +3,13 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
 
 #include "interop/hf/hf_keys.h"
+#include "models/model_dims.h"
 
 namespace foreshard {
 
@@ -37,6 +39,9 @@ struct HfFamily {
 };
 
 std::span<const HfFamily> hf_families();
+
+// What the class's head scores; none of words, of all others.
+std::optional<ScoreOf> score_of(std::string_view architecture);
 
 // The family of the object: by model_type, else by the name of its architecture, else as
 // `fallback`, the model_type of the enclosing object, says. Throws ConfigError for an unknown one,

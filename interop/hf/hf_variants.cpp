@@ -50,7 +50,7 @@ void read_parallel(KeyReader& keys, ModelDims& dims) {
 }
 
 void read_encoder(KeyReader& keys, ModelDims& dims) {
-  const bool roberta = dims.naming == Naming::kRoberta;
+  const bool roberta = dims.naming == Naming::kRoberta || dims.naming == Naming::kData2VecText;
   read_common(keys, dims);
   dims.head_dim = even_head_dim(keys, dims);
   dims.kv_heads = dims.heads;
@@ -65,6 +65,7 @@ void read_encoder(KeyReader& keys, ModelDims& dims) {
   dims.max_positions = dims.position_rows - (roberta ? 2 : 0);
   dims.token_types = keys.count_or("type_vocab_size", 2);
   dims.tied = keys.flag_or("tie_word_embeddings", true);
+  keys.refuse_if_set("use_task_id", "types of tasks are not supported");  // (ERNIE's)
   keys.refuse_if_set("is_decoder", "an encoder with a causal mask is not supported");
   const std::string kind = keys.word_or("position_embedding_type", "absolute");
   if (kind != "absolute") {

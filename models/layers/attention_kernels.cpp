@@ -56,6 +56,8 @@ constexpr FamilyCode kFamilyCode[] = {
     {.family = "gpt2", .softmax_as_scores = true, .narrows = true},
     {.family = "bert", .softmax_as_scores = true},
     {.family = "roberta", .softmax_as_scores = true},
+    {.family = "ernie", .softmax_as_scores = true},
+    {.family = "data2vec_text", .softmax_as_scores = true},
     {.family = "xlm_roberta", .softmax_as_scores = true},
     {.family = "falcon", .softmax_as_scores = true},
     {.family = "distilbert", .softmax_as_scores = true},

@@ -72,5 +72,8 @@ LayerSpec decoding_norm(const ModelDims& dims);
 LayerSpec encoder_block(const ModelDims& dims);
 LayerSpec masked_head_transform(const ModelDims& dims);
 LayerSpec masked_head(const ModelDims& dims);
+// A head of scores, and the token that an encoder's class is read from (score_heads.cpp).
+LayerSpec first_token(const ModelDims& dims);
+LayerSpec score_head(const ModelDims& dims);
 
 }  // namespace foreshard

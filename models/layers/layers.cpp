@@ -42,6 +42,21 @@ Index add_token_types(LayerBuilder& layer, const ModelDims& dims, const Paramete
   return layer.residual_add("token_type_sum", width, tokens, rows);
 }
 
+void define_last(LayerSpec& layer, Index parameter) {
+  const auto place = layer.parameters.begin() + parameter;
+  std::rotate(place, place + 1, layer.parameters.end());
+  const auto last = static_cast<Index>(layer.parameters.size() - 1);
+  for (Operation& op : layer.operations) {
+    for (Index& p : op.parameters) {
+      if (p == parameter) {
+        p = last;
+      } else if (p > parameter) {
+        --p;
+      }
+    }
+  }
+}
+
 Index mix(LayerBuilder& layer, const ModelDims& dims, const ParameterNames& names,
           FeedForwardKind kind, Index input) {
   if (kind == FeedForwardKind::kExperts) return mixture(layer, dims, names, input);
@@ -172,7 +187,11 @@ LayerSpec embedding_layer(const ModelDims& dims, Stack stack) {
   }
   output = layer.dropout("embedding_dropout", dims.embedding_dropout, output);
   if (dims.bidirectional) project();
-  return layer.finish(output);
+  LayerSpec made = layer.finish(output);
+  if (dims.naming == Naming::kRoberta || dims.naming == Naming::kData2VecText) {
+    define_last(made, positions);  // transformers 5.17, RobertaEmbeddings.__init__
+  }
+  return made;
 }
 
 LayerSpec decoder_block(const ModelDims& model, Stack stack, BlockKind kind) {
@@ -218,7 +237,7 @@ LayerSpec decoder_block(const ModelDims& model, Stack stack, BlockKind kind) {
 }
 
 LayerSpec final_norm_layer(const ModelDims& dims, Stack stack) {
-  if (dims.bidirectional) return masked_head_transform(dims);
+  if (dims.bidirectional) return dims.scores > 0 ? first_token(dims) : masked_head_transform(dims);
   LayerBuilder layer(dims.family + " norm", LayerRole::kFinalNorm, hidden_state(dims), stack);
   const ParameterNames& names = parameter_names(dims);
   Index output = 0;
@@ -236,11 +255,12 @@ LayerSpec final_norm_layer(const ModelDims& dims, Stack stack) {
 }
 
 LayerSpec head_layer(const ModelDims& dims, Stack stack) {
+  if (dims.scores > 0) return score_head(dims);
   if (dims.bidirectional) return masked_head(dims);
   const ParameterNames& names = parameter_names(dims);
   LayerBuilder layer(dims.family + " head", LayerRole::kHead,
                      {.name = "input", .per_token = token_width(dims)}, stack);
-  const Linear head = {.name = dims.scores > 0 ? std::string_view("score") : names.head,
+  const Linear head = {.name = names.head,
                        .result = "logits",
                        .n = dims.vocabulary,
                        .k = token_width(dims),

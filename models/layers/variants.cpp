@@ -142,6 +142,38 @@ void fused_product(LayerSpec& head, std::vector<Operation>::iterator product) {
   head.operations.erase(product + 1, head.operations.end());
 }
 
+// All ranks' rows of the weight, in the dtype that they are stored in, come in front of the
+// product, which casts a part at a time.
+void gather_weight(LayerSpec& head, const Plan& plan, std::int64_t words) {
+  const auto product =
+      std::find_if(head.operations.begin(), head.operations.end(),
+                   [](const Operation& op) { return op.kind == OperationKind::kGemm; });
+  const bool is_wide = plan.lora.base == Lora::Base::kMaster && plan.master_dtype == DType::kFp32;
+  const ElementType type = is_wide ? ElementType::kFp32 : ElementType::kCompute;
+  const std::int64_t rows = (product->n + plan.mesh.shard - 1) / plan.mesh.shard;
+  const std::int64_t shard = checked_multiply(rows, product->k);
+  const Index own = add_tensor(head, {.name = "rows of the head", .fixed = shard, .type = type});
+  const Index whole = add_tensor(
+      head,
+      {.name = "gathered head", .fixed = checked_multiply(shard, plan.mesh.shard), .type = type});
+  product->saved.push_back(whole);
+  product->released.push_back(whole);
+  if (is_wide) {
+    const std::int64_t part = checked_multiply(std::min(product->n, words), product->k);
+    product->forward_workspace.push_back(
+        add_tensor(head, {.name = "part of the weight", .fixed = part}));
+    product->backward_workspace.push_back(product->forward_workspace.back());
+  }
+  Operation gather;
+  gather.name = "full_tensor";
+  gather.function = Function::kCopy;
+  gather.inputs = {own};
+  gather.outputs = {whole};
+  gather.gradient = GradientRule::kNone;
+  gather.collective = {.kind = CollectiveKind::kAllGather, .dim = MeshDim::kFsdp, .waits = true};
+  head.operations.insert(product, std::move(gather));
+}
+
 // The gradients that a fused loss makes in forward are there beside its tile; they count as made in
 // backward, which begins where forward ends. Of a frozen head there is none of the weight (TRL's
 // and Liger's functions ask needs_input_grad).
@@ -184,7 +216,9 @@ void fuse_loss_into_head(LayerSpec& head, const Plan& plan) {
     } else {
       product->backward_workspace = {sum, add_weight(ElementType::kFp32), tile};
     }
-    return fused_product(head, product);
+    fused_product(head, product);
+    if (gathers_own_head(plan)) gather_weight(head, plan, kWords);
+    return;
   }
   const std::int64_t tiles = (product->n + product->k - 1) / product->k;
   const std::int64_t rows = static_cast<std::int64_t>(
@@ -586,16 +620,8 @@ void separate_table(LayerSpec& layer, const Units& units) {
   for (const Index p : table->parameters) layer.parameters[static_cast<std::size_t>(p)].part = 1;
 }
 
-// Modules that are units for their size (Units::min_parameters): an operation is in the unit of its
-// parameters, and so is what lies between two of one.
-void separate_by_size(LayerSpec& layer, std::int64_t least) {
-  const bool is_table = layer.role == LayerRole::kEmbedding;
-  if (!is_table && layer.role != LayerRole::kBlock) return;
-  const SizeUnits units = units_by_size(layer, least);
-  // A table that is all of its layer is the layer's unit.
-  layer.nested = {};
-  const auto in_first = [&](const ParameterSpec& p) { return unit_of_name(units, p.name) == 0; };
-  if (is_table && std::all_of(layer.parameters.begin(), layer.parameters.end(), in_first)) return;
+// An operation is in the unit of its parameters, and so is what lies between two of one.
+void separate(LayerSpec& layer, const SizeUnits& units) {
   layer.nested = units.modules;
   const auto part_of = [&](const ParameterSpec& p) {
     return static_cast<std::int8_t>(unit_of_name(units, p.name) + 1);
@@ -614,6 +640,18 @@ void separate_by_size(LayerSpec& layer, std::int64_t least) {
       if (op->part == 0) op->part = part;
     }
   }
+}
+
+// Modules that are units for their size (Units::min_parameters).
+void separate_by_size(LayerSpec& layer, std::int64_t least) {
+  const bool is_table = layer.role == LayerRole::kEmbedding;
+  if (!is_table && layer.role != LayerRole::kBlock) return;
+  const SizeUnits units = units_by_size(layer, least);
+  // A table that is all of its layer is the layer's unit.
+  layer.nested = {};
+  const auto in_first = [&](const ParameterSpec& p) { return unit_of_name(units, p.name) == 0; };
+  if (is_table && std::all_of(layer.parameters.begin(), layer.parameters.end(), in_first)) return;
+  separate(layer, units);
 }
 
 // A masked head's bias is a parameter of two modules where the one that names it holds the head's
@@ -719,6 +757,11 @@ ModelSpec with_variants(ModelSpec model, const Plan& plan) {
   }
   if (plan.batch.images > 0) model = with_images(std::move(model), plan.batch.images);
   if (plan.lora.rank > 0) model = with_adapters(std::move(model), plan);
+  if (plan.units.adapters_alone) {
+    for (LayerSpec& layer : model.kinds) {
+      if (layer.role == LayerRole::kBlock) separate(layer, units_of_adapters(layer));
+    }
+  }
   if (plan.batch.documents > 1) pack(model, plan.batch.documents);
   if (plan.kernels.keeps_cache) {
     for (LayerSpec& layer : model.kinds) {

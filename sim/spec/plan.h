@@ -141,6 +141,8 @@ struct Units {
   // size_based_auto_wrap_policy: modules with so many parameters that are in no unit inside of them
   // are units, whatever they are; 0: units are as said above.
   std::int64_t min_parameters = 0;
+  // Modules of adapters inside a block, each by itself (PEFT's fsdp_auto_wrap_policy).
+  bool adapters_alone = false;
   bool operator==(const Units&) const = default;
 };
 

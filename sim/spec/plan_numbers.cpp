@@ -39,6 +39,12 @@ bool parts_tied(const Units& units) {
   return units.embedding == UnitPlacement::kRoot && !in_root(units, LayerRole::kHead);
 }
 
+bool gathers_own_head(const Plan& plan) {
+  return plan.runtime.kind == RuntimeKind::kFsdp2 && plan.units.head == UnitPlacement::kOwn &&
+         plan.units.embedding != UnitPlacement::kWithHead &&
+         plan.loss.kind == Loss::Kind::kTiledLinear && plan.lora.rank > 0 && !plan.lora.trains_head;
+}
+
 bool is_frozen(const Frozen& frozen, const LayerSpec& layer, std::int64_t block) {
   if (layer.unread || (layer.tower && frozen.tower)) return true;
   // Of a tower, only the blocks have numbers.
@@ -60,7 +66,7 @@ bool is_frozen(const Frozen& frozen, const LayerSpec& layer, std::int64_t block)
 }
 
 bool splits_block(const Units& units, std::int64_t block) {
-  if (units.min_parameters > 0) return true;
+  if (units.min_parameters > 0 || units.adapters_alone) return true;
   return units.experts == UnitPlacement::kOwn && units.blocks == UnitPlacement::kOwn &&
          block % units.experts_every == 0;
 }

@@ -47,6 +47,15 @@ SizeUnits units_by_size(const LayerSpec& layer, std::int64_t least) {
   return units;
 }
 
+SizeUnits units_of_adapters(const LayerSpec& layer) {
+  SizeUnits units;
+  for (const ParameterSpec& parameter : layer.parameters) {
+    if (parameter.trainable) units.modules.push_back(parent_of(parameter.name));
+  }
+  if (units.modules.size() == layer.parameters.size()) units.modules.clear();
+  return units;
+}
+
 std::int32_t unit_of_name(const SizeUnits& units, const std::string& name) {
   std::int32_t found = -1;
   for (std::size_t m = 0; m < units.modules.size(); ++m) {

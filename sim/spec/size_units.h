@@ -1,4 +1,5 @@
-// Units by size (units.min_parameters): torch.distributed.fsdp.wrap.size_based_auto_wrap_policy.
+// Units that a policy finds among modules: by size (units.min_parameters:
+// torch.distributed.fsdp.wrap.size_based_auto_wrap_policy), or those of adapters.
 #pragma once
 
 #include <cstdint>
@@ -18,6 +19,9 @@ struct SizeUnits {
 // `least` of its parameters are in no unit inside of it. Of layers that are no blocks, whose names
 // begin with the model's own, each module that has parameters by itself.
 SizeUnits units_by_size(const LayerSpec& layer, std::int64_t least);
+
+// Modules of adapters: whose weights are trained although others of the layer are not.
+SizeUnits units_of_adapters(const LayerSpec& layer);
 
 // The unit that a parameter of that name is in: -1, or a place in `modules`.
 std::int32_t unit_of_name(const SizeUnits& units, const std::string& name);

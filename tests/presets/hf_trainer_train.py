@@ -37,8 +37,25 @@ class Padded(Words):
         return {**super().__getitem__(at), "attention_mask": mask}
 
 
+class Labelled(torch.utils.data.Dataset):
+    """With what the model's head is trained on where that is not a word of each position: a class, or where an answer begins and ends."""
+
+    def __init__(self, rows, labels):
+        self.rows, self.labels = rows, labels
+
+    def __len__(self):
+        return len(self.rows)
+
+    def __getitem__(self, at):
+        given = {name: value for name, value in self.rows[at].items() if name != "labels"}
+        return {**given, **{label: torch.zeros((), dtype=torch.long) for label in self.labels}}
+
+
 def words():
-    return (Padded if padded else Words)(length)
+    rows = (Padded if padded else Words)(length)
+    heads = {"ForSequenceClassification": ["labels"], "ForQuestionAnswering": ["start_positions", "end_positions"]}
+    labels = next((names for head, names in heads.items() if case["model"]["architectures"][0].endswith(head)), None)
+    return Labelled(rows, labels) if labels else rows
 
 
 def trainer():

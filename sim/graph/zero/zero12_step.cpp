@@ -194,9 +194,15 @@ void Zero12::step_partition(const ZeroPartition& group, bool stepped) {
   for (int m = 0; m < moments() && !stepped; ++m) {
     allocate(MemoryCategory::kOptimizerState, Stream::kCompute, -1, moment);
   }
-  if (adam && plan_.optimizer.implementation == Optimizer::Implementation::kForeach) {
-    std::int32_t roots = allocate(MemoryCategory::kOptimizerTemp, Stream::kCompute, -1, moment);
-    StepBuilder::free(roots);
+  if (adam && plan_.optimizer.implementation != Optimizer::Implementation::kFused) {
+    const auto temporary = [&] {
+      return allocate(MemoryCategory::kOptimizerTemp, Stream::kCompute, -1, moment);
+    };
+    std::int32_t root = temporary();  // foreach divides it in place
+    const bool loops = plan_.optimizer.implementation == Optimizer::Implementation::kLoop;
+    std::int32_t divisor = loops ? temporary() : kNoBuffer;
+    StepBuilder::free(root);
+    StepBuilder::free(divisor);
   }
   if (plan_.host_sync == HostSync::kStep) graph().final_host_wait = last;
 }

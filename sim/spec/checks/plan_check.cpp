@@ -184,7 +184,7 @@ Problem problem_of_units(const Plan& plan, const ModelSpec& model) {
                                      blocks, model.name),
                          fmt::format("an integer from 1 to {}", blocks));
   }
-  const auto& [layers, embedding, head, block, experts, every, dimension, table, least] =
+  const auto& [layers, embedding, head, block, experts, every, dimension, table, least, adapters] =
       plan.units;
   using enum UnitPlacement;
   if (embedding == kWithNorm || embedding == kNorm) {
@@ -212,6 +212,9 @@ Problem problem_of_units(const Plan& plan, const ModelSpec& model) {
   }
   if (experts != kOwn && experts != kRoot) {
     return contradiction("units.experts", "experts are units or in their block", "own or block");
+  }
+  if (adapters && plan.lora.rank == 0) {
+    return contradiction("units.adapters_alone", "the plan has no adapters", "false, or lora.rank");
   }
   return std::nullopt;
 }
@@ -323,7 +326,7 @@ Problem problem_of_variants(const Plan& plan) {
 Problem problem_of_fused_linear(const Plan& plan, const ModelSpec& model) {
   if (!plan.loss.has_product()) return std::nullopt;
   if (plan.runtime.kind == RuntimeKind::kFsdp2 && plan.units.head == UnitPlacement::kOwn &&
-      plan.units.embedding != UnitPlacement::kWithHead) {
+      plan.units.embedding != UnitPlacement::kWithHead && !gathers_own_head(plan)) {
     return contradiction("units.head", "a loss with the head's product in it calls no head",
                          "units.head: root or with_norm");
   }

@@ -54,6 +54,10 @@ constexpr auto kLibraryKeys = [] {
                       "size_based_auto_wrap_policy: modules with so many parameters that are in no "
                       "unit inside of them are units; 0: units are as the other keys say.",
                       .quiet = true),
+      FORESHARD_FLAG(units.adapters_alone,
+                     "Each trained module of an adapter is a unit (PEFT's fsdp_auto_wrap_policy, "
+                     "which transformers' Trainer takes).",
+                     .quiet = true),
       {.path = "ddp.bucket_cap_mb",
        .type = kBucketOrNone,
        .read = read_bucket,

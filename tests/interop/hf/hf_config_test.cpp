@@ -285,6 +285,63 @@ TEST(HfConfigTest, AHeadOfScores) {
   EXPECT_FALSE(model.tied_embeddings);
 }
 
+// An encoder's class is read from its first token by as many rows as sequences, through a transform
+// that MLM has not; tokens and spans are scored one by one, without a layer between.
+TEST(HfConfigTest, HeadsOfScoresOfEncodersAndOfTokens) {
+  const auto headed = [](const std::string& type, const std::string& name,
+                         const std::string& more = "") {
+    return parse(
+        family(type, "\"num_key_value_heads\": 4, \"architectures\": [\"" + name + "\"], " + more));
+  };
+  const auto last = [](const ModelSpec& model) {
+    return model.kinds[static_cast<std::size_t>((model.order.end() - 2)->kind)];
+  };
+  const auto names = [](const LayerSpec& layer) {
+    std::vector<std::string> all;
+    for (const ParameterSpec& p : layer.parameters) all.push_back(p.name);
+    return all;
+  };
+  using Names = std::vector<std::string>;
+  const ModelSpec bert = build_hf_model(headed("bert", "BertForSequenceClassification"));
+  EXPECT_EQ(names(last(bert)), (Names{"bert.pooler.dense.weight", "bert.pooler.dense.bias",
+                                      "classifier.weight", "classifier.bias"}));
+  EXPECT_EQ(last(bert).domain.positions, 1);
+  EXPECT_EQ(last(bert).numel(), bert.hidden * bert.hidden + bert.hidden + 2 * bert.hidden + 2);
+  const ModelSpec xlm =
+      build_hf_model(headed("xlm-roberta", "XLMRobertaForSequenceClassification"));
+  EXPECT_EQ(names(last(xlm)).front(), "classifier.dense.weight");
+  EXPECT_FALSE(xlm.head_first);
+  const HfConfig tokens = headed("roberta", "RobertaForTokenClassification", "\"num_labels\": 9,");
+  EXPECT_TRUE(tokens.dims.score_dropout);
+  const ModelSpec roberta = build_hf_model(tokens);
+  EXPECT_EQ(last(roberta).numel(), 9 * roberta.hidden + 9);
+  EXPECT_EQ(last(roberta).domain.positions, 0);
+  EXPECT_EQ(roberta.order.size(), static_cast<std::size_t>(roberta.block_count()) + 3);
+  EXPECT_EQ(headed("bert", "BertForQuestionAnswering", "\"num_labels\": 9,").dims.scores, 2);
+  EXPECT_FALSE(headed("bert", "BertForQuestionAnswering").dims.score_dropout);
+  EXPECT_TRUE(headed("distilbert", "DistilBertForQuestionAnswering").dims.score_dropout);
+  const HfConfig llama = headed("llama", "LlamaForTokenClassification");
+  EXPECT_TRUE(llama.dims.score_dropout);
+  EXPECT_EQ(names(last(build_hf_model(llama))), (Names{"score.weight", "score.bias"}));
+  EXPECT_FALSE(headed("llama", "LlamaForTokenClassification", "\"classifier_dropout\": 0.0,")
+                   .dims.score_dropout);
+  EXPECT_EQ(names(last(build_hf_model(headed("llama", "LlamaForQuestionAnswering")))).front(),
+            "qa_outputs.weight");
+}
+
+// RobertaEmbeddings defines its positions behind the types of tokens and the norm.
+TEST(HfConfigTest, WhereAnEncoderDefinesItsPositions) {
+  const auto last = [](const std::string& type) {
+    const ModelSpec model = build_hf_model(parse(family(type, "")));
+    return model.kinds.front().parameters.back().name;
+  };
+  EXPECT_EQ(last("roberta"), "roberta.embeddings.position_embeddings.weight");
+  EXPECT_EQ(last("data2vec-text"), "data2vec_text.embeddings.position_embeddings.weight");
+  EXPECT_EQ(last("bert"), "bert.embeddings.LayerNorm.bias");
+  EXPECT_EQ(last("ernie"), "ernie.embeddings.LayerNorm.bias");
+  expect_failure(family("ernie", "\"use_task_id\": true,"), "types of tasks");
+}
+
 TEST(HfConfigTest, EncodersAndVariants) {
   EXPECT_FALSE(parse(family("bert", "\"hidden_dropout_prob\": 0,")).dims.dropout);
   EXPECT_TRUE(parse(family("bert", "")).dims.dropout);
@@ -416,13 +473,14 @@ TEST(HfConfigTest, UnsupportedModels) {
   expect_failure("{\"model_type\": \"some_moe_2\", \"n_routed_experts\": 8}",
                  "the nearest is glm4_moe");
   expect_failure("{\"model_type\": \"mamba2\"}", "foreshard models NAME --yaml");
+  expect_failure("{\"model_type\": \"mamba2\"}", "--capture");
   expect_failure("{\"model_type\": \"lama\"}", "did you mean llama");
   expect_failure("{\"architectures\": [\"BertModel\"]}",
                  "architecture \"BertModel\" is not supported");
   expect_failure(
-      "{\"architectures\": [\"LlamaForTokenClassification\"], "
-      "\"model_type\": \"llama\"}",
-      "architecture \"LlamaForTokenClassification\"");
+      "{\"architectures\": [\"T5ForTokenClassification\"], "
+      "\"model_type\": \"t5\"}",
+      "architecture \"T5ForTokenClassification\"");
   expect_failure("{\"architectures\": [\"T5ForSequenceClassification\"], \"model_type\": \"t5\"}",
                  "architecture \"T5ForSequenceClassification\"");
   expect_failure(llama("\"num_local_experts\": 8,"), "mixtures of experts are not supported");

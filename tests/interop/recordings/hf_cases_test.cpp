@@ -83,9 +83,13 @@ TEST(HfCases, PresetsAreWhatTheirCodesDo) {
       {"drawn_13_10_trl_dpo_fsdp2_gemma", 0.006},  // what TRL's loss reads beside what it was given
       {"drawn_13_11_trl_dpo_ddp_glm", 0.02},       // ... over more tokens than a tile
       {"drawn_13_trl_dpo_lora_ddp", 0.006},
+      {"drawn_14_05_trainer_tok_roberta", 0.003},
+      {"drawn_14_06_accelerate_qa_llama", 0.003},
+      {"drawn_14_26_trl_sft_mistral_fsdp2", 0.023},  // ... of a model of 270 MiB
+      {"drawn_14_29_accelerate_seq_qwen2", 0.005},
       {"ordered_bert", 0.004}};
   const ConformanceFolder folder = conform_hf_cases(kCases.parent_path() / "preset_cases", {});
-  ASSERT_EQ(folder.rows.size(), 99U);
+  ASSERT_EQ(folder.rows.size(), 105U);
   for (const Conformance& row : folder.rows) {
     SCOPED_TRACE(row.id);
     ASSERT_EQ(row.state, Conformance::State::kCompared) << row.reason;

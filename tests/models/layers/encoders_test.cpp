@@ -88,12 +88,12 @@ TEST(EncoderTest, HeadIsTheTableWithABiasOfItsOwn) {
 }
 
 TEST(EncoderTest, ParameterNamesAreThoseOfHuggingFace) {
-  EXPECT_EQ(names_in(kind_of(load_zoo_model("roberta-base"), LayerRole::kEmbedding)),
-            (std::vector<std::string>{"roberta.embeddings.word_embeddings.weight",
-                                      "roberta.embeddings.position_embeddings.weight",
-                                      "roberta.embeddings.token_type_embeddings.weight",
-                                      "roberta.embeddings.LayerNorm.weight",
-                                      "roberta.embeddings.LayerNorm.bias"}));
+  EXPECT_EQ(
+      names_in(kind_of(load_zoo_model("roberta-base"), LayerRole::kEmbedding)),
+      (std::vector<std::string>{
+          "roberta.embeddings.word_embeddings.weight",
+          "roberta.embeddings.token_type_embeddings.weight", "roberta.embeddings.LayerNorm.weight",
+          "roberta.embeddings.LayerNorm.bias", "roberta.embeddings.position_embeddings.weight"}));
   EXPECT_EQ(load_zoo_model("roberta-base").block_prefix, "roberta.encoder.layer");
 }
 

@@ -369,6 +369,31 @@ TEST(Variants, ALossWithAFrozenHeadsProductMakesNoGradientOfIt) {
   EXPECT_EQ(gradient(), std::int64_t{128256} * 4096);
 }
 
+// A head that PEFT's wrapper leaves in a unit of its own is gathered by TRL's loss, as it is
+// stored: in fp32, all ranks' rows, which live until backward.
+TEST(Variants, ALossGathersAHeadThatNobodyCalls) {
+  Plan plan = plan_with(Compile::kNone);
+  plan.mesh = {.shard = 7};
+  plan.loss.kind = Loss::Kind::kTiledLinear;
+  plan.lora = {.rank = 8, .base = Lora::Base::kMaster};
+  const auto gathered = [&] {
+    for (const LayerSpec& layer : variant(plan).kinds) {
+      for (const Operation& op : layer.operations) {
+        if (op.collective.kind != CollectiveKind::kAllGather) continue;
+        EXPECT_EQ(layer.role, LayerRole::kHead);
+        return layer.tensors[static_cast<std::size_t>(op.outputs.front())];
+      }
+    }
+    return TensorSpec{};
+  };
+  EXPECT_EQ(gathered().fixed, std::int64_t{(128256 + 6) / 7 * 7} * 4096);
+  EXPECT_EQ(gathered().type, ElementType::kFp32);
+  plan.lora.base = Lora::Base::kParam;
+  EXPECT_EQ(gathered().type, ElementType::kCompute);
+  plan.units.head = UnitPlacement::kWithNorm;
+  EXPECT_EQ(gathered().fixed, 0);
+}
+
 // A mask of 1,024 x 1,024 bytes for each of two sequences, whatever the number of blocks; eager
 // attention's is of two bytes. Blocks that are not checkpointed keep none.
 TEST(Variants, CheckpointedBlocksKeepTheirMask) {

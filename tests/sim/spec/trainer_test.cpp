@@ -116,6 +116,14 @@ TEST(Trainer, UnitsOfFsdp1MayBeBySize) {
   EXPECT_THROW(checked_plan("runtime: fsdp2\nunits: {min_parameters: 1000}"), Error);
 }
 
+// Flat parameters that are trained in part are original ones, or adapters are units of their own.
+TEST(Trainer, AdaptersOfFsdp1AreUnitsWhereFlatParametersAreWhole) {
+  const std::string plan = "runtime: fsdp1\ntrainer: accelerate\nlora: {rank: 8, base: master}\n";
+  EXPECT_TRUE(checked_plan(plan).plan.units.adapters_alone);
+  EXPECT_FALSE(checked_plan(plan + "fsdp1: {use_orig_params: true}").plan.units.adapters_alone);
+  EXPECT_THROW(checked_plan("runtime: fsdp1\nunits: {adapters_alone: true}"), Error);
+}
+
 TEST(Trainer, CountsTheUnitsThatThePlanHas) {
   const Plan plan =
       checked_plan("trainer: accelerate\nunits: {embedding: root}", {.is_tied = true}).plan;

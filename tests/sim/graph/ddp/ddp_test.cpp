@@ -56,6 +56,29 @@ Parameter floats(std::int64_t numel, DType dtype = DType::kFp32) {
   return {.used = true, .dtype = dtype, .numel = numel};
 }
 
+// torch.optim.AdamW(foreach=False): a root and a divisor of each parameter, the divisor until the
+// next one's is there; foreach has one root of all.
+TEST(DdpState, AdamwOneByOneHasARootAndADivisor) {
+  const ModelSpec model = tiny_model(2);
+  const auto temporaries = [&](Optimizer::Implementation implementation) {
+    Plan plan = ddp_plan();
+    plan.optimizer.implementation = implementation;
+    const EventGraph graph = build_training_step(model, plan);
+    std::int64_t count = 0, bytes = 0;
+    for (const Buffer& buffer : graph.buffers) {
+      if (buffer.category != MemoryCategory::kOptimizerTemp) continue;
+      ++count;
+      bytes += buffer.bytes.count();
+    }
+    return std::pair(count, bytes);
+  };
+  const auto [count, bytes] = temporaries(Optimizer::Implementation::kLoop);
+  EXPECT_EQ(count, 2 * trained_parameters(model));
+  EXPECT_EQ(bytes, 2 * 4 * model.parameters());
+  EXPECT_EQ(temporaries(Optimizer::Implementation::kForeach).first, 1);
+  EXPECT_EQ(temporaries(Optimizer::Implementation::kFused).first, 0);
+}
+
 // What each optimizer keeps of a parameter of so many elements, by its own rule.
 TEST(DdpState, OptimizersKeepWhatTheyKeep) {
   const ModelSpec model = tiny_model(2);

@@ -158,6 +158,24 @@ TEST(Fsdp1, ModulesAreUnitsForTheirSize) {
   EXPECT_EQ(count(EventKind::kReduceScatter), 11);
 }
 
+// A rank of 8 beside a block's first matrix of 512 rows: two units of 8 x 512 elements inside the
+// block's, each gathered in forward and backward, and alone reduced.
+TEST(Fsdp1, ModulesOfAdaptersAreUnits) {
+  Plan plan = fsdp1_plan();
+  plan.lora = {.rank = 8, .targets = {"q_proj"}};
+  plan.units.adapters_alone = true;
+  const EventGraph graph = build_training_step(with_variants(tiny_model(2), plan), plan);
+  const auto count = [&](EventKind kind) {
+    return std::count_if(graph.rows.begin(), graph.rows.end(),
+                         [&](const Row& row) { return row.kind == kind; });
+  };
+  EXPECT_EQ(std::ranges::count(graph.units, 8 * 512, &Unit::numel), 2 * 2);
+  EXPECT_EQ(count(EventKind::kReduceScatter), 2 * 2);
+  plan.units.adapters_alone = false;
+  const EventGraph one = build_training_step(with_variants(tiny_model(2), plan), plan);
+  EXPECT_EQ(one.units.size() + 2 * 2, graph.units.size());
+}
+
 TEST(Fsdp1, PrefetchBeforeOrAfterTheGradients) {
   Plan plan = fsdp1_plan();
   plan.fsdp1.limit_all_gathers = false;

@@ -1,0 +1,72 @@
+// Heads of scores (transformers' ForSequenceClassification, ForTokenClassification and
+// ForQuestionAnswering). A decoder scores every token; an encoder's class is read from its first
+// token, through a transform, by operations of as many rows as sequences.
+#include <string_view>
+
+#include "models/layers/block_parts.h"
+#include "models/layers/family_rows.h"
+
+namespace foreshard {
+namespace {
+
+// Of an encoder's sequences: models/FAMILY/modeling_FAMILY.py, FAMILYForSequenceClassification.
+struct EncoderScores {
+  std::string_view family;
+  std::string_view transform = "classifier.dense";
+  Function function = Function::kTanh;
+  std::string_view last = "classifier.out_proj";
+};
+constexpr EncoderScores kEncoderScores[] = {
+    {.family = "bert", .transform = "bert.pooler.dense", .last = "classifier"},
+    {.family = "ernie", .transform = "ernie.pooler.dense", .last = "classifier"},
+    {.family = "distilbert",
+     .transform = "pre_classifier",
+     .function = Function::kRelu,
+     .last = "classifier"},
+    {.family = "electra", .function = Function::kGelu},
+};
+
+}  // namespace
+
+LayerSpec first_token(const ModelDims& dims) {
+  LayerBuilder layer(dims.family + " first token", LayerRole::kFinalNorm, hidden_state(dims),
+                     Stack::kEager);
+  const Index token = layer.tensor({.name = "first_token", .per_sequence = dims.hidden});
+  return layer.finish(layer.elementwise("select", Function::kCopy, {0}, {}, token));
+}
+
+LayerSpec score_head(const ModelDims& dims) {
+  LayerBuilder layer(dims.family + " head", LayerRole::kHead, hidden_state(dims), Stack::kEager);
+  const bool pools = dims.bidirectional && dims.score_of == ScoreOf::kSequence;
+  const EncoderScores code = row_of(kEncoderScores, dims.family);
+  Index input = 0;
+  if (pools) {
+    const Index dense = layer.linear({.name = code.transform,
+                                      .result = "transform",
+                                      .n = dims.hidden,
+                                      .k = dims.hidden,
+                                      .bias = true},
+                                     input);
+    const Index active = layer.activation("transformed", dims.hidden);
+    const bool keeps_input = code.function == Function::kGelu;
+    input = layer.elementwise("transform_function", code.function, {dense},
+                              {keeps_input ? dense : active}, active);
+  }
+  input = layer.dropout("score_dropout", dims.score_dropout, input);
+  using enum ScoreOf;
+  const std::string_view name = pools                    ? code.last
+                                : dims.score_of == kSpan ? "qa_outputs"
+                                : dims.bidirectional     ? "classifier"
+                                                         : "score";
+  LayerSpec head =
+      layer.finish(layer.linear({.name = name,
+                                 .result = "logits",
+                                 .n = dims.scores,
+                                 .k = dims.bidirectional ? dims.hidden : token_width(dims),
+                                 .bias = pools || dims.score_of != kSequence},
+                                input));
+  if (pools) head.domain.positions = 1;
+  return head;
+}
+
+}  // namespace foreshard
