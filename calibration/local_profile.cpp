@@ -102,7 +102,7 @@ void fields(Io& io, LocalVariant& v) {
 
 template <typename Io>
 void fields(Io& io, LocalProfile& profile) {
-  io.schema(kLocalSchema);
+  io.schema(kLocalSchema, ", as foreshard calibrate writes it");
   io("id", profile.id);
   io("created", profile.created);
   io("machine", profile.host);

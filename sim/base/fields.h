@@ -53,15 +53,18 @@ class FieldNames {
     names.push_back(key);
   }
   void ignore(std::string_view key) { names.push_back(key); }
-  void schema(std::string_view name) {
+  // `written_by` completes the error of another schema.
+  void schema(std::string_view name, std::string_view written_by = "") {
     names.emplace_back("schema");
     schema_name = name;
+    expected_schema = std::string(name) + std::string(written_by);
   }
   template <typename... What>
   void require(What&&...) {}
 
   std::vector<std::string_view> names;
   std::string_view schema_name;
+  std::string expected_schema;
 };
 
 template <typename Value>
@@ -92,7 +95,7 @@ class FieldWriter {
   void optional(bool is_there, std::string_view key, Value&& value, const Limits&... limits) {
     if (is_there) (*this)(key, value, limits...);
   }
-  void schema(std::string_view name) { out["schema"] = name; }
+  void schema(std::string_view name, std::string_view = "") { out["schema"] = name; }
   template <typename... What>
   void require(What&&...) {}
 
@@ -143,7 +146,7 @@ class FieldReader {
     if (const ConfigNode* node = node_.find(key)) read(*node, value, limits...);
   }
   void ignore(std::string_view) {}
-  void schema(std::string_view) {}
+  void schema(std::string_view, std::string_view = "") {}
   void require(bool holds, std::string_view key, const std::string& what,
                const std::string& expected = "") const {
     if (!holds) throw node_.at(key).error(what, expected);
@@ -174,7 +177,7 @@ void read_fields(const ConfigNode& node, Value&& value) {
   if (!names.schema_name.empty()) {
     const ConfigNode schema = node.at("schema");
     if (schema.as_string() != names.schema_name) {
-      throw schema.error("unknown schema " + quote(schema.text()), std::string(names.schema_name));
+      throw schema.error("unknown schema " + quote(schema.text()), names.expected_schema);
     }
   }
   node.allow_only(std::span<const std::string_view>(names.names));
