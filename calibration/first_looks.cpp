@@ -9,6 +9,7 @@
 #include "calibration/training_evidence.h"
 #include "sim/base/embedded.h"
 #include "sim/base/error.h"
+#include "sim/base/fields.h"
 
 namespace foreshard {
 
@@ -19,25 +20,6 @@ namespace {
 constexpr const char* kFirstLooksFile = "calibration/evidence/first_looks.json";
 // The 95 % quantile of Student's t with 4 degrees of freedom, the shape that was fitted.
 constexpr double kNinetyFive = 2.131847;
-
-std::vector<std::pair<std::string, double>> read_slopes(const ConfigNode& node) {
-  std::vector<std::pair<std::string, double>> slopes;
-  for (const ConfigItem& item : node.items()) {
-    slopes.emplace_back(item.key, item.value.as_double(-10, 10));
-  }
-  return slopes;
-}
-
-std::vector<FirstLookFit> read_fits(const ConfigNode& node) {
-  std::vector<FirstLookFit> fits;
-  for (const ConfigNode& each : node.elements()) {
-    each.allow_only({"without", "base", "skew", "slopes", "skew_slopes", "shifts"});
-    fits.push_back({each.at("without").as_string(), each.at("base").as_double(-10, 10),
-                    each.at("skew").as_double(-10, 10), read_slopes(each.at("slopes")),
-                    read_slopes(each.at("skew_slopes")), read_slopes(each.at("shifts"))});
-  }
-  return fits;
-}
 
 double sum_of(const std::vector<std::pair<std::string, double>>& slopes, const CodeFacts& facts) {
   double sum = 0;
@@ -60,20 +42,31 @@ const FirstLookFit& fit_for(const FirstLooks& looks, const std::vector<FirstLook
 
 }  // namespace
 
+template <typename Io>
+void fields(Io& io, FirstLookFit& fit) {
+  io("without", fit.without);
+  io("base", fit.base, -10, 10);
+  io("skew", fit.skew, -10, 10);
+  io("slopes", fit.slopes, -10, 10);
+  io("skew_slopes", fit.skew_slopes, -10, 10);
+  io("shifts", fit.shifts, -10, 10);
+}
+
+template <typename Io>
+void fields(Io& io, FirstLookSet& set) {
+  io("set", set.name);
+  io("families", set.families);
+}
+
 FirstLooks read_first_looks(const ConfigNode& root) {
-  root.allow_only({"schema", "source", "sets", "time", "memory"});
   FirstLooks looks;
-  const ConfigNode sets = root.at("sets");
-  for (const ConfigNode& node : sets.elements()) {
-    FirstLookSet& set = looks.sets.emplace_back();
-    set.name = node.at("set").as_string();
-    const ConfigNode families = node.at("families");
-    for (const ConfigNode& family : families.elements()) {
-      set.families.push_back(family.as_string());
-    }
-  }
-  looks.time = read_fits(root.at("time"));
-  looks.memory = read_fits(root.at("memory"));
+  read_fields(root, [&](auto& io) {
+    io.ignore("schema");
+    io.ignore("source");
+    io("sets", looks.sets);
+    io("time", looks.time);
+    io("memory", looks.memory);
+  });
   return looks;
 }
 

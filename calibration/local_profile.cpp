@@ -1,14 +1,13 @@
-// Reading and writing mirror each other. Other numbers of ranks than the measured ones take a
-// measured variant; with more ranks than cores a rank gets a smaller share of a core, and
-// everything takes that much longer, which is what scaled() does to rates, overheads and points
-// alike.
+// Other numbers of ranks than the measured ones take a measured variant; with more ranks than cores
+// a rank gets a smaller share of a core, and everything takes that much longer, which is what
+// scaled() does to rates, overheads and points alike.
 #include "calibration/local_profile.h"
 
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <nlohmann/json.hpp>
 
+#include "calibration/measured_fields.h"
 #include "calibration/profile.h"
 #include "sim/base/config.h"
 #include "sim/base/error.h"
@@ -19,30 +18,6 @@ namespace {
 
 constexpr std::string_view kLocalSchema = "foreshard.local_profile/1";
 constexpr double kAnyRate = 1e30;  // of any rate
-
-Json machine_json(const MeasuredHost& host) {
-  return {{"name", host.name},
-          {"cpu", host.cpu},
-          {"cores", host.cores},
-          {"memory_bytes", host.memory.count()},
-          {"kernel", host.kernel}};
-}
-
-LocalVariant read_variant(const ConfigNode& node) {
-  node.allow_only({"ranks", "peak_fp32_flop_per_s", "peak_bf16_flop_per_s",
-                   "memory_bandwidth_bytes_per_s", "memory_outside_bytes", "memory_outside_source",
-                   "calibration"});
-  const auto rate = [&](const char* key) { return node.at(key).as_double(1, kAnyRate); };
-  LocalVariant variant;
-  variant.ranks = node.at("ranks").as_int(1, 1'000'000);
-  variant.peak_fp32 = FlopsPerSecond(rate("peak_fp32_flop_per_s"));
-  variant.peak_bf16 = FlopsPerSecond(rate("peak_bf16_flop_per_s"));
-  variant.memory_bandwidth = BytesPerSecond(rate("memory_bandwidth_bytes_per_s"));
-  variant.memory_outside = Bytes(node.at("memory_outside_bytes").as_int(0));
-  variant.outside_source = node.at("memory_outside_source").as_string();
-  variant.calibration = read_calibration(node.at("calibration"));
-  return variant;
-}
 
 // Everything takes `factor` times as long. The curves follow from the rates, but for their
 // overheads.
@@ -114,63 +89,45 @@ std::string profile_id(const Measurements& measurements) {
   return for_file_name(measurements.host.name) + "-" + for_file_name(measurements.created);
 }
 
-Json to_json(const LocalProfile& profile) {
-  Json out = {{"schema", kLocalSchema},     {"id", profile.id},
-              {"created", profile.created}, {"machine", machine_json(profile.host)},
-              {"versions", Json::object()}, {"command", profile.command},
-              {"threads", profile.threads}, {"variants", Json::array()}};
-  for (const auto& [name, version] : profile.versions) out["versions"][name] = version;
-  for (const LocalVariant& v : profile.variants) {
-    out["variants"].push_back({{"ranks", v.ranks},
-                               {"peak_fp32_flop_per_s", v.peak_fp32.value()},
-                               {"peak_bf16_flop_per_s", v.peak_bf16.value()},
-                               {"memory_bandwidth_bytes_per_s", v.memory_bandwidth.value()},
-                               {"memory_outside_bytes", v.memory_outside.count()},
-                               {"memory_outside_source", v.outside_source},
-                               {"calibration", to_json(v.calibration)}});
-  }
-  return out;
+template <typename Io>
+void fields(Io& io, LocalVariant& v) {
+  io("ranks", v.ranks, 1, 1'000'000);
+  io("peak_fp32_flop_per_s", v.peak_fp32, 1, kAnyRate);
+  io("peak_bf16_flop_per_s", v.peak_bf16, 1, kAnyRate);
+  io("memory_bandwidth_bytes_per_s", v.memory_bandwidth, 1, kAnyRate);
+  io("memory_outside_bytes", v.memory_outside, 0);
+  io("memory_outside_source", v.outside_source);
+  io("calibration", v.calibration);
 }
 
-namespace {
+template <typename Io>
+void fields(Io& io, LocalProfile& profile) {
+  io.schema(kLocalSchema, ", as foreshard calibrate writes it");
+  io("id", profile.id);
+  io("created", profile.created);
+  io("machine", profile.host);
+  io("versions", profile.versions);
+  io("command", profile.command);
+  io("threads", profile.threads, 1, 4096);
+  io("variants", profile.variants);
+  io.require(!profile.variants.empty(), "variants", "is empty", "one variant per number of ranks");
+  io.require(std::ranges::adjacent_find(profile.variants, std::greater_equal(),
+                                        &LocalVariant::ranks) == profile.variants.end(),
+             "variants", "has one that is not above the variant before", "ascending ranks");
+}
 
-LocalProfile read_profile(const ConfigNode& root) {
-  if (const ConfigNode schema = root.at("schema"); schema.as_string() != kLocalSchema) {
-    throw schema.error(fmt::format("unknown schema '{}'", schema.text()),
-                       fmt::format("{}, as foreshard calibrate writes it", kLocalSchema));
-  }
-  root.allow_only(
-      {"schema", "id", "created", "machine", "versions", "command", "threads", "variants"});
+Json to_json(const LocalProfile& profile) { return fields_json(profile); }
+
+LocalProfile parse_local_profile(std::string_view json, std::string_view file_name) {
   LocalProfile profile;
-  profile.id = root.at("id").as_string();
-  profile.created = root.at("created").as_string();
-  profile.host = read_host(root.at("machine"));
-  const ConfigNode versions = root.at("versions");
-  for (const ConfigItem& item : versions.items()) {
-    profile.versions.emplace_back(item.key, item.value.as_string());
-  }
-  profile.command = root.at("command").as_string();
-  profile.threads = root.at("threads").as_int(1, 4096);
-  const ConfigNode variants = root.at("variants");
-  for (const ConfigNode& node : variants.elements()) {
-    profile.variants.push_back(read_variant(node));
-    if (profile.variants.size() < 2) continue;
-    if (profile.variants.back().ranks <= (profile.variants.end() - 2)->ranks) {
-      throw node.at("ranks").error("is not above the variant before", "ascending ranks");
-    }
-  }
-  if (profile.variants.empty()) throw variants.error("is empty", "one variant per number of ranks");
+  read_fields(parse_json(json, file_name), profile);
   return profile;
 }
 
-}  // namespace
-
-LocalProfile parse_local_profile(std::string_view json, std::string_view file_name) {
-  return read_profile(parse_json(json, file_name));
-}
-
 LocalProfile read_local_profile(const std::filesystem::path& path) {
-  return read_profile(read_json_file(path));
+  LocalProfile profile;
+  read_fields(read_json_file(path), profile);
+  return profile;
 }
 
 LocalProfile nominal_local_profile(const MeasuredHost& host) {

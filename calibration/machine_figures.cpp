@@ -1,11 +1,13 @@
-// Every figure is read by the same function, which takes a plain value or {value, source} and notes
-// where it came from.
+// Every figure is a row of one table and read by the same function, which takes a plain value or
+// {value, source} and notes where it came from.
 #include "calibration/machine_figures.h"
 
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <functional>
+#include <limits>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -72,113 +74,104 @@ class FigureReader {
   MissingFigures missing_;
 };
 
+// What a figure may be in a cluster file is a range and what another figure allows (kPairs): lower
+// ends are a thousandth of the slowest machine of the catalogue, upper ends some ten times what is
+// announced (NVIDIA Rubin Ultra NVL576, 2025-03: 1 TB of HBM4e at 32 TB/s, 25 PFLOP/s dense in fp8,
+// 3.6 kW; ConnectX-9: 1.6 Tbit/s).
+struct Figure {
+  std::string_view section, key;
+  bool is_needed;  // else only some prices and answers need it
+  void (*read)(const Figure&, const ConfigNode&, Cluster&);
+  const char* expected;
+  double least = 0, most = 0;
+  double (*of)(const Cluster&) = nullptr;  // where the range is not held as it is read
+};
+
+double number_of(double value) { return value; }
+double number_of(Bytes size) { return as_double(size.count()); }
+double number_of(Time time) { return time.seconds(); }
+double number_of(BytesPerSecond rate) { return rate.value(); }
+double number_of(FlopsPerSecond rate) { return rate.value(); }
+
+// Rows of the table below: a figure is the member of its name, `c` the cluster, `n` what is read.
+#define FORESHARD_FIGURE(section_, key_, is_needed_, reads, expected_, ...)                        \
+  {                                                                                                \
+    .section = #section_, .key = #key_, .is_needed = is_needed_,                                   \
+    .read = [](const Figure& figure [[maybe_unused]], const ConfigNode& n, Cluster& c) { reads; }, \
+    .expected = expected_ __VA_OPT__(, ) __VA_ARGS__                                               \
+  }
+#define FORESHARD_NAME(section_, key_, expected_) \
+  FORESHARD_FIGURE(section_, key_, true, c.section_.key_ = read_name(n), expected_)
+#define FORESHARD_COUNT(section_, key_, is_needed_, least_, most_, expected_)          \
+  FORESHARD_FIGURE(section_, key_, is_needed_,                                         \
+                   c.section_.key_ = n.as_int(static_cast<std::int64_t>(figure.least), \
+                                              static_cast<std::int64_t>(figure.most)), \
+                   expected_, .least = least_, .most = most_)
+#define FORESHARD_VALUE(section_, key_, is_needed_, as, least_, most_, expected_)       \
+  FORESHARD_FIGURE(                                                                     \
+      section_, key_, is_needed_, c.section_.key_ = n.as(), expected_, .least = least_, \
+      .most = most_, .of = [](const Cluster& c) { return number_of(c.section_.key_); })
+
 std::string read_name(const ConfigNode& value) {
   std::string text = value.as_string();
   if (text.empty()) throw value.error("is empty", "a name");
   return text;
 }
 
-BytesPerSecond read_rate(const ConfigNode& value) {
-  const BytesPerSecond rate = value.as_bandwidth();
-  if (rate.value() <= 0) throw value.error("must be more than zero", "a rate such as 400Gbit/s");
-  return rate;
-}
+constexpr double kTiB = 1024.0 * 1024 * 1024 * 1024;
+constexpr Figure kFigures[] = {
+    FORESHARD_NAME(gpu, name, "a name such as NVIDIA H100"),
+    FORESHARD_COUNT(gpu, multiprocessors, true, 1, 100'000, "a count such as 132"),
+    FORESHARD_VALUE(gpu, peak_bf16, true, as_flop_rate, 1e9, 2e17,
+                    "1GFLOP/s to 200PFLOP/s, such as 989TFLOP/s"),
+    FORESHARD_VALUE(gpu, peak_fp32, true, as_flop_rate, 1e9, 2e17,
+                    "1GFLOP/s to 200PFLOP/s, such as 67TFLOP/s"),
+    FORESHARD_VALUE(gpu, memory, true, as_bytes, 1024.0 * 1024, 10 * kTiB,
+                    "1MiB to 10TiB of one GPU, such as 79.1GiB"),
+    FORESHARD_VALUE(gpu, memory_bandwidth, true, as_bandwidth, 1e8, 3e14,
+                    "100MB/s to 300TB/s, such as 3350GB/s"),
+    FORESHARD_FIGURE(gpu, architecture, false,
+                     c.gpu.architecture = gpu_architectures()[n.as_choice(gpu_architectures())],
+                     "a name such as hopper"),
+    FORESHARD_VALUE(gpu, clock, false, as_frequency, 1e7, 1e10, "10MHz to 10GHz, such as 1980MHz"),
+    FORESHARD_VALUE(gpu, peak_fp8, false, as_flop_rate, 0, 2.5e17,
+                    "0TFLOP/s (no fp8 units) to 250PFLOP/s, such as 1979TFLOP/s"),
+    FORESHARD_VALUE(gpu, power_limit, false, as_power, 5, 3.6e4,
+                    "5W to 36kW of one GPU, such as 700W"),
+    FORESHARD_VALUE(gpu, price_per_hour, false, as_price, 0, 1e4,
+                    "0USD/h to 10000USD/h of one GPU, such as 2.95USD/h"),
+    FORESHARD_NAME(node, key, "a name such as hgx-h100"),
+    FORESHARD_COUNT(node, gpus, true, 1, 4096, "GPUs of a node, such as 8"),
+    FORESHARD_VALUE(node, gpu_link, true, as_bandwidth, 1e6, 4e13,
+                    "1MB/s to 40TB/s, such as 450GB/s"),
+    FORESHARD_NAME(node, gpu_link_name, "a name such as NVLink4"),
+    FORESHARD_COUNT(node, nics, true, 0, 4096, "network ports of a node, such as 8"),
+    FORESHARD_VALUE(node, nic_rate, true, as_bandwidth, 1e5, 2e12,
+                    "1Mbit/s to 16Tbit/s of one port, such as 400Gbit/s"),
+    FORESHARD_NAME(node, nic_name, "a name such as ConnectX-7"),
+    FORESHARD_VALUE(node, link_latency, true, as_time, 1e-9, 1e-3, "1ns to 1ms, such as 600ns"),
+    FORESHARD_VALUE(node, nic_latency, true, as_time, 1e-9, 0.1, "1ns to 100ms, such as 2700ns"),
+    FORESHARD_VALUE(node, host_link, false, as_bandwidth, 1e6, 2e13,
+                    "1MB/s to 20TB/s, such as 48GB/s"),
+    FORESHARD_VALUE(node, host_memory_bandwidth, false, as_bandwidth, 1e8, 2e14,
+                    "100MB/s to 200TB/s, such as 614.4GB/s"),
+    FORESHARD_VALUE(node, storage_bandwidth, false, as_bandwidth, 1e5, 1e13,
+                    "100kB/s to 10TB/s, such as 25GB/s"),
+    FORESHARD_COUNT(node, link_domain, false, 1, 4096, "a count"),
+    FORESHARD_COUNT(node, pcie_switches, false, 0, 4096, "a count"),
+    FORESHARD_FIGURE(node, peer_access, false, c.node.peer_access = n.as_bool(), "true or false"),
+    FORESHARD_FIGURE(network, kind, true, n.as_choice({"rail fat tree"});
+                     c.network.kind = "rail fat tree", "rail fat tree"),
+    FORESHARD_COUNT(network, nodes_per_leaf, true, 1, 1'000'000,
+                    "nodes on one leaf switch, such as 32"),
+    FORESHARD_FIGURE(network, oversubscription, true,
+                     c.network.oversubscription = n.as_double(1, 1000), "1 or more"),
+};
 
-FlopsPerSecond read_peak(const ConfigNode& value) {
-  const FlopsPerSecond rate = value.as_flop_rate();
-  if (rate.value() <= 0) throw value.error("must be more than zero", "a rate such as 989TFLOP/s");
-  return rate;
-}
-
-void read_gpu(FigureReader& reader, const ConfigNode& gpu, Gpu& out) {
-  const auto figure = [&](std::string_view key, std::string_view expected, auto read) {
-    reader.figure(gpu, key, fmt::format("gpu.{}", key), expected, read);
-  };
-  figure("name", "a name such as NVIDIA H100",
-         [&](const ConfigNode& v) { out.name = read_name(v); });
-  figure("multiprocessors", "a count such as 132",
-         [&](const ConfigNode& v) { out.multiprocessors = v.as_int(1, 100'000); });
-  figure("peak_bf16", "a rate such as 989TFLOP/s",
-         [&](const ConfigNode& v) { out.peak_bf16 = read_peak(v); });
-  figure("peak_fp32", "a rate such as 67TFLOP/s",
-         [&](const ConfigNode& v) { out.peak_fp32 = read_peak(v); });
-  figure("memory", "a size such as 79.1GiB", [&](const ConfigNode& v) {
-    out.memory = v.as_bytes();
-    if (out.memory.count() <= 0) throw v.error("must be more than zero", "a size such as 79.1GiB");
-  });
-  figure("memory_bandwidth", "a rate such as 3350GB/s",
-         [&](const ConfigNode& v) { out.memory_bandwidth = read_rate(v); });
-  // What only some prices and answers need.
-  const auto optional = [&](std::string_view key, std::string_view expected, auto read) {
-    if (gpu.is_mapping() && gpu.has(key)) figure(key, expected, read);
-  };
-  optional("architecture", "a name such as hopper", [&](const ConfigNode& v) {
-    out.architecture = gpu_architectures()[v.as_choice(gpu_architectures())];
-  });
-  optional("clock", "the boost clock, such as 1980MHz",
-           [&](const ConfigNode& v) { out.clock = v.as_frequency(); });
-  optional("peak_fp8", "a rate such as 1979TFLOP/s, 0TFLOP/s where there is none",
-           [&](const ConfigNode& v) { out.peak_fp8 = v.as_flop_rate(); });
-  optional("power_limit", "a power such as 700W",
-           [&](const ConfigNode& v) { out.power_limit = v.as_power(); });
-  optional("price_per_hour", "a price such as 2.95USD/h",
-           [&](const ConfigNode& v) { out.price_per_hour = v.as_price(); });
-}
-
-void read_node(FigureReader& reader, const ConfigNode& node, NodeKind& out) {
-  const auto figure = [&](std::string_view key, std::string_view expected, auto read) {
-    reader.figure(node, key, fmt::format("node.{}", key), expected, read);
-  };
-  figure("key", "a name such as hgx-h100", [&](const ConfigNode& v) { out.key = read_name(v); });
-  figure("gpus", "GPUs of a node, such as 8",
-         [&](const ConfigNode& v) { out.gpus = v.as_int(1, 4096); });
-  figure("gpu_link", "a rate such as 450GB/s, one direction",
-         [&](const ConfigNode& v) { out.gpu_link = read_rate(v); });
-  figure("gpu_link_name", "a name such as NVLink4",
-         [&](const ConfigNode& v) { out.gpu_link_name = read_name(v); });
-  figure("nics", "network ports of a node, such as 8",
-         [&](const ConfigNode& v) { out.nics = v.as_int(0, 4096); });
-  figure("nic_rate", "a rate such as 400Gbit/s, one direction",
-         [&](const ConfigNode& v) { out.nic_rate = read_rate(v); });
-  figure("nic_name", "a name such as ConnectX-7",
-         [&](const ConfigNode& v) { out.nic_name = read_name(v); });
-  figure("link_latency", "a time such as 600ns",
-         [&](const ConfigNode& v) { out.link_latency = v.as_time(); });
-  figure("nic_latency", "a time such as 3us",
-         [&](const ConfigNode& v) { out.nic_latency = v.as_time(); });
-  const auto optional = [&](std::string_view key, BytesPerSecond& rate) {
-    if (!node.is_mapping() || !node.has(key)) return;
-    figure(key, "a rate such as 24GB/s, one direction",
-           [&](const ConfigNode& v) { rate = read_rate(v); });
-  };
-  optional("host_link", out.host_link);
-  optional("host_memory_bandwidth", out.host_memory_bandwidth);
-  optional("storage_bandwidth", out.storage_bandwidth);
-  const auto optional_count = [&](std::string_view key, std::int64_t least, std::int64_t& count) {
-    if (!node.is_mapping() || !node.has(key)) return;
-    figure(key, "a count", [&](const ConfigNode& v) { count = v.as_int(least, 4096); });
-  };
-  optional_count("link_domain", 1, out.link_domain);
-  optional_count("pcie_switches", 0, out.pcie_switches);
-  if (node.is_mapping() && node.has("peer_access")) {
-    figure("peer_access", "true or false",
-           [&](const ConfigNode& v) { out.peer_access = v.as_bool(); });
-  }
-}
-
-void read_network(FigureReader& reader, const ConfigNode& network, Network& out) {
-  const auto figure = [&](std::string_view key, std::string_view expected, auto read) {
-    reader.figure(network, key, fmt::format("network.{}", key), expected, read);
-  };
-  figure("kind", "rail fat tree", [&](const ConfigNode& v) {
-    v.as_choice({"rail fat tree"});
-    out.kind = "rail fat tree";
-  });
-  figure("nodes_per_leaf", "nodes on one leaf switch, such as 32",
-         [&](const ConfigNode& v) { out.nodes_per_leaf = v.as_int(1, 1'000'000); });
-  figure("oversubscription", "1 or more",
-         [&](const ConfigNode& v) { out.oversubscription = v.as_double(1, 1000); });
-}
+#undef FORESHARD_VALUE
+#undef FORESHARD_COUNT
+#undef FORESHARD_NAME
+#undef FORESHARD_FIGURE
 
 // The one text for a part (gpu., node., network.) that Gpu, NodeKind and Network carry.
 std::string joined_sources(const Cluster& cluster, std::string_view prefix) {
@@ -191,29 +184,86 @@ std::string joined_sources(const Cluster& cluster, std::string_view prefix) {
   return fmt::format("{}", fmt::join(seen, "; "));
 }
 
+// The value of a figure in the file, or nullptr: an error always has a place in it.
+const ConfigNode* find_figure(const ConfigNode& root, std::string_view section,
+                              std::string_view key) {
+  const ConfigNode* found = root.find(section);
+  if (found == nullptr || !found->is_mapping()) return nullptr;
+  const ConfigNode* figure = found->find(key);
+  return figure != nullptr && figure->is_mapping() ? figure->find("value") : figure;
+}
+
+// nvidia-smi's least power limits: 200 of 700 W (H100 SXM), 100 of 400 W (A100 SXM), 100 of 350 W
+// (RTX 3090). Below a fifth no limit of the driver lies.
+constexpr double kLeastPower = 0.2;
+
+// The limit of one figure that another one sets; kNoLimit where that is not told.
+constexpr double kNoLimit = std::numeric_limits<double>::max();
+struct Pair {
+  std::string_view section, key;
+  double (*of)(const Cluster&);
+  double (*most)(const Cluster&);
+  const char* why;
+  const char* expected;
+};
+
+// Ports are sold that their slot binds, by a generation of PCIe or two; not by more.
+constexpr double kFasterThanSlot = 4;
+
+constexpr Pair kPairs[] = {
+    {"node", "nic_rate", [](const Cluster& c) { return c.node.nic_rate.value(); },
+     [](const Cluster& c) {
+       const bool is_told = std::ranges::any_of(
+           c.sources, [](const auto& source) { return source.first == "node.host_link"; });
+       return is_told ? kFasterThanSlot * c.node.host_link.value() : kNoLimit;
+     },
+     "no port is so much faster than the PCIe slot it is in (node.host_link)",
+     "a lower rate of one port, or the host_link of the slot, such as 96GB/s"},
+    {"node", "gpu_link", [](const Cluster& c) { return c.node.gpu_link.value(); },
+     [](const Cluster& c) { return c.gpu.memory_bandwidth.value(); },
+     "GPUs exchange nothing faster than their memory gives it (gpu.memory_bandwidth)",
+     "the rate of one GPU and direction, such as 450GB/s"},
+    {"gpu", "memory_bandwidth", [](const Cluster& c) { return c.node.gpu_link.value(); },
+     [](const Cluster& c) { return c.gpu.memory_bandwidth.value(); },
+     "GPUs exchange nothing faster than their memory gives it (node.gpu_link)",
+     "a rate above that of the links, such as 3350GB/s"},
+};
+
+void check_power(const ConfigNode& root, const Cluster& cluster, const Cluster* catalogue) {
+  const ConfigNode* figure = find_figure(root, "gpu", "power_limit");
+  if (figure == nullptr || catalogue == nullptr) return;
+  const double own = catalogue->gpu.power_limit;
+  if (own <= 0 || cluster.gpu.power_limit >= kLeastPower * own) return;
+  throw figure->error(fmt::format("{:.4g} W is below every limit of {}", cluster.gpu.power_limit,
+                                  catalogue->gpu.name),
+                      fmt::format("at least {:.0f}W, usually {:.0f}W", kLeastPower * own, own));
+}
+
 }  // namespace
 
 void read_figures(const ConfigNode& root, MissingFigures missing, Cluster& cluster) {
   FigureReader reader(cluster, missing);
-  const ConfigNode gpu = reader.section(root, "gpu");
-  if (gpu.is_mapping()) {
-    gpu.allow_only({"key", "name", "multiprocessors", "peak_bf16", "peak_fp32", "memory",
-                    "memory_bandwidth", "architecture", "clock", "peak_fp8", "power_limit",
-                    "price_per_hour"});
+  for (const std::string_view section : {"gpu", "node", "network"}) {
+    const ConfigNode node = reader.section(root, section);
+    std::vector<std::string_view> keys;
+    if (section == "gpu") keys.emplace_back("key");  // whose figures these are
+    for (const Figure& figure : kFigures) {
+      if (figure.section == section) keys.push_back(figure.key);
+    }
+    if (node.is_mapping()) node.allow_only(std::span<const std::string_view>(keys));
+    for (const Figure& figure : kFigures) {
+      if (figure.section != section) continue;
+      const bool is_there = node.is_mapping() && node.has(figure.key);
+      if (!figure.is_needed && !is_there) continue;
+      const auto read = [&](const ConfigNode& value) {
+        figure.read(figure, value, cluster);
+        if (figure.of == nullptr || figure.least <= 0 || figure.of(cluster) > 0) return;
+        throw value.error("must be more than zero", figure.expected);
+      };
+      reader.figure(node, figure.key, fmt::format("{}.{}", section, figure.key), figure.expected,
+                    read);
+    }
   }
-  read_gpu(reader, gpu, cluster.gpu);
-  const ConfigNode node = reader.section(root, "node");
-  if (node.is_mapping()) {
-    node.allow_only({"key", "gpus", "gpu_link", "gpu_link_name", "nics", "nic_rate", "nic_name",
-                     "link_latency", "nic_latency", "host_link", "host_memory_bandwidth",
-                     "storage_bandwidth", "link_domain", "pcie_switches", "peer_access"});
-  }
-  read_node(reader, node, cluster.node);
-  const ConfigNode network = reader.section(root, "network");
-  if (network.is_mapping()) {
-    network.allow_only({"kind", "nodes_per_leaf", "oversubscription"});
-  }
-  read_network(reader, network, cluster.network);
   if (!root.has("memory_outside_allocator")) return;
   reader.figure(root, "memory_outside_allocator", "memory_outside_allocator",
                 "a size such as 1.5GiB per GPU",
@@ -232,6 +282,22 @@ void join_sources(Cluster& cluster) {
   cluster.node.source = joined_sources(cluster, "node.");
   cluster.network.source = joined_sources(cluster, "network.");
   cluster.outside_source = joined_sources(cluster, "memory_outside_allocator");
+}
+
+void check_physics(const ConfigNode& root, const Cluster& cluster, const Cluster* catalogue) {
+  for (const Figure& figure : kFigures) {
+    const ConfigNode* said = find_figure(root, figure.section, figure.key);
+    if (said == nullptr || figure.of == nullptr) continue;
+    const double value = figure.of(cluster);
+    if (value >= figure.least && value <= figure.most) continue;
+    throw said->error(fmt::format("{} is out of range", said->text()), figure.expected);
+  }
+  check_power(root, cluster, catalogue);
+  for (const Pair& pair : kPairs) {
+    const ConfigNode* figure = find_figure(root, pair.section, pair.key);
+    if (figure == nullptr || pair.of(cluster) <= pair.most(cluster)) continue;
+    throw figure->error(fmt::format("{}: {}", figure->text(), pair.why), pair.expected);
+  }
 }
 
 }  // namespace foreshard

@@ -16,6 +16,12 @@ enum class MissingFigures : std::uint8_t { kError, kKeep };
 // ConfigError.
 void read_figures(const ConfigNode& root, MissingFigures missing, Cluster& cluster);
 
+// What no machine is: figures of a cluster file outside what hardware of this decade can have, or
+// at odds with each other. Throws ConfigError at the figure of `root` (a cluster file, figures
+// plain or {value, source}) that cannot be. `cluster` is the file as read; `catalogue` the machine
+// it names, as it is without the file, or nullptr.
+void check_physics(const ConfigNode& root, const Cluster& cluster, const Cluster* catalogue);
+
 // The one text for each part that Gpu, NodeKind and Network carry, of the sources of its figures.
 void join_sources(Cluster& cluster);
 

@@ -14,7 +14,6 @@
 #include "calibration/clusters/cluster_nodes.h"
 #include "calibration/gpu_names.h"
 #include "calibration/machine_figures.h"
-#include "calibration/machine_limits.h"
 #include "sim/base/config.h"
 #include "sim/base/embedded_once.h"
 #include "sim/base/error.h"

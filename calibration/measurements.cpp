@@ -1,15 +1,12 @@
-// One reader per kind of row; each names all keys of its rows, so that a misspelt one is an error.
+// One list of keys per kind of row, so that a misspelt one is an error.
 #include "calibration/measurements.h"
 
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <array>
-#include <initializer_list>
-#include <span>
 
-#include "calibration/fit/least_squares.h"
-#include "calibration/measured_json.h"
+#include "calibration/measured_fields.h"
 #include "sim/base/config.h"
 #include "sim/base/error.h"
 
@@ -19,112 +16,114 @@ namespace {
 constexpr std::string_view kMeasurementsSchema = "foreshard.measurements/1";
 constexpr std::array<std::string_view, 3> kHostWork = {"row", "hook", "collective"};
 constexpr std::int64_t kMostRowBytes = std::int64_t{1} << 40;
-constexpr std::int64_t kLargestHead = 4096;
-constexpr double kLongestHostWork = 1;  // s
-
-constexpr Range kAnyTime = {kShortestTime, kLongestTime};
-
-double seconds(const ConfigNode& row, std::string_view key, const Range& range = kAnyTime) {
-  return row.at(key, "seconds").as_double(range.low, range.high);
-}
-
-MeasuredSeconds read_spread(const ConfigNode& row, const Range& range = kAnyTime) {
-  const ConfigNode node = row.at("seconds", R"({"median": 0.01, "low": 0.009, "high": 0.011})");
-  node.allow_only({"median", "low", "high"});
-  const MeasuredSeconds spread{seconds(node, "median", range), seconds(node, "low", range),
-                               seconds(node, "high", range)};
-  if (spread.low > spread.median || spread.median > spread.high) {
-    throw node.error("quartiles are not in order", "low <= median <= high");
-  }
-  return spread;
-}
 
 // Keys that rows of every kind may have.
-void allow(const ConfigNode& row, std::initializer_list<std::string_view> own) {
-  std::vector<std::string_view> keys = {"kind", "ranks", "repeats"};
-  keys.insert(keys.end(), own);
-  row.allow_only(std::span<const std::string_view>(keys));
-  if (const ConfigNode* repeats = row.find("repeats")) repeats->as_int(1, kLargestSize);
+template <typename Io>
+void row_fields(Io& io, std::int64_t& ranks) {
+  constexpr std::int64_t kMostRanks = 4096;
+  std::string kind;
+  std::int64_t repeats = 1;
+  io("kind", kind);
+  io("ranks", ranks, 1, kMostRanks);
+  io.optional(true, "repeats", repeats, 1, kLargestSize);
 }
 
-void read_gemm(const ConfigNode& row, std::int64_t ranks, Measurements& out) {
-  allow(row, {"pass", "dtype", "m", "n", "k", "seconds"});
-  const MeasuredSeconds spread = read_spread(row);
-  out.gemm.push_back({ranks,
-                      {pass_of(row), is_fp32(row), measured_size(row, "m"), measured_size(row, "n"),
-                       measured_size(row, "k"), spread.median},
-                      spread});
+template <typename Io>
+void spread_fields(Io& io, MeasuredSeconds& spread, double least = kShortestTime,
+                   double most = kLongestTime) {
+  io("seconds", [&](auto& part) {
+    part("median", spread.median, least, most);
+    part("low", spread.low, least, most);
+    part("high", spread.high, least, most);
+  });
+  io.require(spread.low <= spread.median && spread.median <= spread.high, "seconds",
+             "quartiles are not in order", "low <= median <= high");
 }
 
-void read_attention(const ConfigNode& row, std::int64_t ranks, Measurements& out) {
-  allow(row, {"pass", "dtype", "batch", "sequence", "heads", "kv_heads", "head_dim", "causal",
-              "seconds", "kernel"});
-  const MeasuredSeconds spread = read_spread(row);
-  const ConfigNode* kernel = row.find("kernel");
-  out.attention.push_back(
-      {ranks,
-       {pass_of(row), is_fp32(row), row.at("causal").as_bool(), measured_size(row, "batch"),
-        measured_size(row, "sequence"), measured_size(row, "heads"), measured_size(row, "kv_heads"),
-        row.at("head_dim").as_int(1, kLargestHead), spread.median,
-        kernel == nullptr ? "" : kernel->as_string()},
-       spread});
+template <typename Io>
+void bytes_field(Io& io, double& bytes) {
+  auto whole = static_cast<std::int64_t>(bytes);
+  io("bytes", whole, 1, kMostRowBytes);
+  bytes = as_double(whole);
 }
 
-void read_memory(const ConfigNode& row, std::int64_t ranks, Measurements& out) {
-  allow(row, {"function", "pass", "dtype", "bytes", "seconds"});
-  const Function function = function_of(row);
-  if (function == Function::kMatrixProduct || function == Function::kAttention) {
-    throw row.at("function").error("is not memory-bound", "kind: gemm or attention for it");
-  }
-  const MeasuredSeconds spread = read_spread(row);
-  out.functions.push_back(
-      {ranks,
-       {function, pass_of(row), is_fp32(row), as_double(row.at("bytes").as_int(1, kMostRowBytes))},
-       spread});
+template <typename Io>
+void shape_fields(Io& io, FunctionTime& time) {
+  io("function", time.function, kFunctionWords);
+  io("pass", time.pass, kPassWords);
+  io("dtype", time.fp32, kIsFp32Words);
+  bytes_field(io, time.bytes);
+  io.require(time.function != Function::kMatrixProduct && time.function != Function::kAttention,
+             "function", "is not memory-bound", "kind: gemm or attention for it");
 }
 
-void read_collective(const ConfigNode& row, std::int64_t ranks, Measurements& out) {
-  allow(row, {"operation", "order", "group", "nodes", "bytes", "seconds"});
-  const MeasuredSeconds spread = read_spread(row);
-  CollectiveTime sample;
-  sample.operation = operation_of(row);
-  sample.order = order_of(row);
-  sample.group = row.at("group").as_int(2, ranks < 2 ? 2 : ranks);
-  if (const ConfigNode* nodes = row.find("nodes")) sample.nodes = nodes->as_int(1, sample.group);
-  sample.bytes = as_double(row.at("bytes").as_int(1, kMostRowBytes));
-  out.collectives.push_back({ranks, sample, spread});
+template <typename Io>
+void shape_fields(Io& io, CollectiveTime& time) {
+  io("operation", time.operation, kOperationWords);
+  io("order", time.order, kOrderWords);
+  io("group", time.group, 2);
+  io.optional(true, "nodes", time.nodes, 1, time.group);
+  bytes_field(io, time.bytes);
 }
 
-void read_host_work(const ConfigNode& row, std::int64_t ranks, Measurements& out) {
-  allow(row, {"what", "seconds"});
-  out.host_work.push_back({ranks,
-                           static_cast<HostWork>(row.at("what").as_choice(std::span(kHostWork))),
-                           read_spread(row, {0, kLongestHostWork})});
+template <typename Point>
+void read_point(const ConfigNode& node, std::vector<MeasuredRow<Point>>& rows) {
+  MeasuredRow<Point>& row = rows.emplace_back();
+  read_fields(node, [&](auto& io) {
+    row_fields(io, row.ranks);
+    shape_fields(io, row.point);
+    spread_fields(io, row.spread);
+    if constexpr (requires { row.point.kernel; }) io.optional(true, "kernel", row.point.kernel);
+    if constexpr (requires { row.point.group; }) {
+      io.require(row.point.group <= std::max<std::int64_t>(2, row.ranks), "group",
+                 "is larger than the ranks that ran", fmt::format("2 to {}", row.ranks));
+    }
+  });
+  if constexpr (requires { row.point.seconds; }) row.point.seconds = row.spread.median;
 }
 
-void read_contention(const ConfigNode& row, std::int64_t ranks, Measurements& out) {
-  allow(row, {"compute_alone_s", "compute_beside_s", "collective_alone_s", "collective_beside_s"});
-  out.contention.emplace_back(
-      ranks,
-      ContentionTimes{seconds(row, "compute_alone_s"), seconds(row, "compute_beside_s"),
-                      seconds(row, "collective_alone_s"), seconds(row, "collective_beside_s")});
+void read_host_work(const ConfigNode& node, Measurements& out) {
+  constexpr double kLongestHostWork = 1;  // s
+  MeasuredRow<HostWork>& row = out.host_work.emplace_back();
+  read_fields(node, [&](auto& io) {
+    row_fields(io, row.ranks);
+    io("what", row.point, kHostWork);
+    spread_fields(io, row.spread, 0, kLongestHostWork);
+  });
 }
 
-void read_outside(const ConfigNode& row, std::int64_t ranks, Measurements& out) {
-  allow(row, {"bytes"});
-  out.memory_outside.emplace_back(ranks, row.at("bytes").as_int(0, kMostRowBytes));
+void read_contention(const ConfigNode& node, Measurements& out) {
+  auto& [ranks, times] = out.contention.emplace_back();
+  read_fields(node, [&](auto& io) {
+    row_fields(io, ranks);
+    io("compute_alone_s", times.compute_alone, kShortestTime, kLongestTime);
+    io("compute_beside_s", times.compute_beside, kShortestTime, kLongestTime);
+    io("collective_alone_s", times.collective_alone, kShortestTime, kLongestTime);
+    io("collective_beside_s", times.collective_beside, kShortestTime, kLongestTime);
+  });
+}
+
+void read_outside(const ConfigNode& node, Measurements& out) {
+  auto& [ranks, bytes] = out.memory_outside.emplace_back();
+  read_fields(node, [&](auto& io) {
+    row_fields(io, ranks);
+    io("bytes", bytes, 0, kMostRowBytes);
+  });
 }
 
 void read_row(const ConfigNode& row, Measurements& out) {
-  using Reader = void (*)(const ConfigNode&, std::int64_t, Measurements&);
+  using Reader = void (*)(const ConfigNode&, Measurements&);
   static constexpr std::array<std::string_view, 7> kKinds = {
       "gemm", "attention", "memory", "collective", "host", "contention", "memory_outside"};
   static constexpr std::array<Reader, 7> kReaders = {
-      read_gemm,      read_attention,  read_memory, read_collective,
-      read_host_work, read_contention, read_outside};
-  const std::size_t kind = row.at("kind", "such as gemm").as_choice(std::span(kKinds));
-  constexpr std::int64_t kMostRanks = 4096;
-  kReaders[kind](row, row.at("ranks").as_int(1, kMostRanks), out);
+      [](const ConfigNode& node, Measurements& to) { read_point(node, to.gemm); },
+      [](const ConfigNode& node, Measurements& to) { read_point(node, to.attention); },
+      [](const ConfigNode& node, Measurements& to) { read_point(node, to.functions); },
+      [](const ConfigNode& node, Measurements& to) { read_point(node, to.collectives); },
+      read_host_work,
+      read_contention,
+      read_outside};
+  kReaders[row.at("kind", "such as gemm").as_choice(std::span(kKinds))](row, out);
 }
 
 bool is_utc(std::string_view text) {
@@ -134,37 +133,28 @@ bool is_utc(std::string_view text) {
       [](char c, char wanted) { return wanted == '0' ? c >= '0' && c <= '9' : c == wanted; });
 }
 
-std::string read_time(const ConfigNode& node) {
-  if (!is_utc(node.text())) throw node.error("is no time", "UTC such as 2026-01-31T12:00:00Z");
-  return node.as_string();
-}
-
-MeasuredDevice read_device(const ConfigNode& node) {
-  node.allow_only({"name", "capability", "multiprocessors", "memory_bytes"});
-  return {node.at("name").as_string(), node.at("capability").as_int(0, 10'000),
-          node.at("multiprocessors").as_int(0, 1'000'000),
-          Bytes(node.at("memory_bytes").as_int(0))};
-}
-
 Measurements read(const ConfigNode& root, std::string_view file_name) {
-  // `extra` rows of a GPU are kept for people; nothing is fitted to them.
-  root.allow_only(
-      {"schema", "created", "host", "device", "versions", "command", "threads", "rows", "extra"});
-  if (const ConfigNode schema = root.at("schema"); schema.as_string() != kMeasurementsSchema) {
-    throw schema.error(fmt::format("unknown schema '{}'", schema.text()),
-                       std::string(kMeasurementsSchema));
-  }
   Measurements out;
+  MeasuredDevice device;
   out.files = {std::string(file_name)};
-  out.created = read_time(root.at("created"));
-  out.host = read_host(root.at("host"));
-  if (const ConfigNode* device = root.find("device")) out.device = read_device(*device);
-  const ConfigNode versions = root.at("versions");
-  for (const ConfigItem& item : versions.items()) {
-    out.versions.emplace_back(item.key, item.value.as_string());
-  }
-  out.command = root.at("command").as_string();
-  out.threads = root.at("threads").as_int(1, 4096);
+  read_fields(root, [&](auto& io) {
+    io.schema(kMeasurementsSchema);
+    io("created", out.created);
+    io.require(is_utc(out.created), "created", "is no time", "UTC such as 2026-01-31T12:00:00Z");
+    io("host", out.host);
+    io.optional(true, "device", [&](auto& part) {
+      part("name", device.name);
+      part("capability", device.capability, 0, 10'000);
+      part("multiprocessors", device.multiprocessors, 0, 1'000'000);
+      part("memory_bytes", device.memory, 0);
+    });
+    io("versions", out.versions);
+    io("command", out.command);
+    io("threads", out.threads, 1, 4096);
+    io.ignore("rows");   // below
+    io.ignore("extra");  // rows of a GPU that are kept for people; nothing is fitted to them
+  });
+  if (root.has("device")) out.device = device;
   const ConfigNode rows = root.at("rows");
   for (const ConfigNode& row : rows.elements()) read_row(row, out);
   if (rows.elements().empty()) throw rows.error("is empty", "measured rows");
@@ -177,13 +167,6 @@ void append(std::vector<Row>& to, const std::vector<Row>& from) {
 }
 
 }  // namespace
-
-MeasuredHost read_host(const ConfigNode& node) {
-  node.allow_only({"name", "cpu", "cores", "memory_bytes", "kernel"});
-  return {node.at("name").as_string(), node.at("cpu").as_string(),
-          node.at("cores").as_int(1, 1'000'000), Bytes(node.at("memory_bytes").as_int(1)),
-          node.at("kernel").as_string()};
-}
 
 Measurements parse_measurements(std::string_view json, std::string_view file_name) {
   return read(parse_json(json, file_name), file_name);

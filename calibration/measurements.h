@@ -17,8 +17,6 @@
 
 namespace foreshard {
 
-class ConfigNode;
-
 // Of the repeats: median and quartiles, in seconds.
 struct MeasuredSeconds {
   double median = 0;
@@ -98,9 +96,6 @@ struct Measurements {
   std::vector<std::pair<std::int64_t, std::int64_t>> memory_outside;  // by ranks, bytes per rank
   std::vector<std::string> files;
 };
-
-// The machine, as measurements and a local profile have it. Throws ConfigError as below.
-MeasuredHost read_host(const ConfigNode& node);
 
 // Throws ConfigError: unknown or missing keys, a wrong kind or name, counts below one, times that
 // are not above zero or not in order.

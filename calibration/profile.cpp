@@ -1,18 +1,11 @@
-// A curve's numbers are listed once: reading and writing go through the list.
+// Protocols are keys of their own, in NCCL's words; times in seconds (`_s`), all else ratios.
 #include "calibration/profile.h"
 
-#include <fmt/format.h>
-
+#include <algorithm>
 #include <array>
-#include <nlohmann/json.hpp>
-#include <span>
-#include <string>
-#include <utility>
-#include <vector>
 
-#include "calibration/fabric_json.h"
 #include "calibration/host_calls.h"
-#include "calibration/measured_json.h"
+#include "calibration/measured_fields.h"
 
 namespace foreshard {
 
@@ -31,10 +24,11 @@ constexpr std::array<std::string_view, kMemoryClasses> kMemoryClassNames = {"ele
                                                                             "copy",
                                                                             "strided",
                                                                             "widening"};
+constexpr std::array<std::string_view, 5> kEvidence = {"measured", "interpolated", "extrapolated",
+                                                       "datasheet", "assumed"};
+constexpr std::array<std::string_view, 3> kProtocols = {"ll", "ll128", "simple"};
 constexpr std::array<std::string_view, kFactors> kFactorNames = {
     "gemm", "attention", "memory_bound", "intra_node", "inter_node", "host", "overlap"};
-
-std::string_view name_of(MemoryClass which) { return kMemoryClassNames[at(which)]; }
 
 // What a profile has instead that is older than the class.
 MemoryClass older_class(MemoryClass which) {
@@ -52,269 +46,240 @@ MemoryClass older_class(MemoryClass which) {
   }
 }
 
-// A number of a curve, as it is read and written.
-struct CurveNumber {
-  std::string_view name;
-  double least, most;
-  double* value;
-  const double* unless_zero = nullptr;  // where this is 0, it is left out
-};
-using CurveNumbers = std::vector<CurveNumber>;
-
 constexpr double kLongestCost = 1.0;  // s; no launch, hop or hook takes longer
-
-CurveNumbers numbers_of(GemmCurve& c) {
-  return {{"efficiency", 1e-3, 2, &c.efficiency},
-          {"sustained", 0.1, 1, &c.sustained},
-          {"k_half", 0, 1e5, &c.k_half},
-          {"tail", 0, 10, &c.tail},
-          {"hbm_fraction", 0.01, 2, &c.hbm_fraction},
-          {"overhead_s", 0, kLongestCost, &c.overhead},
-          {"m_half", 0, 1e5, &c.m_half, &c.m_half},
-          {"n_half", 0, 1e5, &c.n_half, &c.n_half},
-          {"wave", 0, 1, &c.wave, &c.wave},
-          {"blend", 0, 100, &c.blend, &c.blend},
-          {"slowdown", 0, 1, &c.slowdown, &c.slowdown},
-          {"misaligned_8", 0, 20, &c.misaligned[0], &c.misaligned[0]},
-          {"misaligned_4", 0, 20, &c.misaligned[1], &c.misaligned[1]},
-          {"misaligned_2", 0, 20, &c.misaligned[2], &c.misaligned[2]}};
-}
-
-CurveNumbers numbers_of(HeatCurve& c) {
-  return {{"idle_w", 1, 1e4, &c.idle},
-          {"joules_per_flop", 0, 1e-9, &c.joules_per_flop},
-          {"joules_per_byte", 0, 1e-6, &c.joules_per_byte},
-          {"energy_exponent", 0.1, 10, &c.energy_exponent},
-          {"rate_exponent", 0, 10, &c.rate_exponent},
-          {"cool", 0.1, 2, &c.cool}};
-}
-
-CurveNumbers numbers_of(AttentionCurve& c) {
-  return {{"efficiency", 1e-3, 2, &c.efficiency},
-          {"s_half", 0, 1e5, &c.s_half},
-          {"c_half", 0, 1e3, &c.c_half},
-          {"overhead_s", 0, kLongestCost, &c.overhead},
-          {"full_efficiency", 1e-3, 2, &c.full_efficiency, &c.full_efficiency},
-          {"full_s_half", 0, 1e5, &c.full_s_half, &c.full_efficiency}};
-}
-
-CurveNumbers numbers_of(MemoryCurve& c) {
-  return {{"fraction", 1e-3, 2, &c.fraction},
-          {"overhead_s", 0, kLongestCost, &c.overhead},
-          {"timed_overhead_s", 0, kLongestCost, &c.timed_overhead, &c.timed_overhead}};
-}
-
-CurveNumbers numbers_of(CollectiveCurve& c) {
-  return {{"latency_s", 0, kLongestCost, &c.latency},
-          {"per_hop_s", 0, kLongestCost, &c.per_hop},
-          {"link_fraction", 1e-3, 2, &c.link_fraction},
-          {"network_fraction", 0, 2, &c.network_fraction},
-          {"per_doubling", 0.1, 1, &c.per_doubling}};
-}
-
-CurveNumbers numbers_of(HostCurve& c) {
-  return {{"per_hook_s", 0, kLongestCost, &c.per_hook},
-          {"per_launch_s", 0, kLongestCost, &c.per_launch},
-          {"per_row_s", 0, kLongestCost, &c.per_row, &c.per_row},
-          {"per_collective_s", 0, kLongestCost, &c.per_collective, &c.per_collective}};
-}
-CurveNumbers numbers_of_python(HostCurve& c) {
-  return {{"processor", 0.01, 100, &c.processor},
-          {"per_driver_launch_s", 0, kLongestCost, &c.per_driver_launch}};
-}
-
-CurveNumbers numbers_of(ContentionCurve& c) {
-  return {{"compute", 1, 10, &c.compute},
-          {"communication", 1, 10, &c.communication},
-          {"memory", 0, 1, &c.memory, &c.memory}};
-}
-
-Json curve_json(const CurveNumbers& numbers, Evidence evidence, const std::string& source) {
-  Json out = Json::object();
-  for (const CurveNumber& number : numbers) {
-    if (number.unless_zero != nullptr && !(*number.unless_zero > 0)) continue;
-    out[std::string(number.name)] = *number.value;
-  }
-  out["evidence"] = kEvidence[at(evidence)];
-  out["source"] = source;
-  return out;
-}
-template <typename Curve>
-Json json_of(Curve curve) {
-  return curve_json(numbers_of(curve), curve.evidence, curve.source);
-}
-
-Json attention_json(const AttentionCurve& c) {
-  Json out = {{"kernel", c.kernel}, {"head_dim", c.head_dim}, {"pass", name_of(c.pass)}};
-  out.update(json_of(c));
-  return out;
-}
-
-Json host_json(HostCurve c) {
-  Json out = json_of(c);
-  if (c.calls != HostCurve().calls) {
-    out["python"] = curve_json(numbers_of_python(c), c.processor_evidence, c.processor_source);
-  }
-  return out;
-}
 
 bool is_empty(const MeasuredPoints& points) {
   return points.gemm.empty() && points.attention.empty() && points.functions.empty() &&
          points.collectives.empty();
 }
 
-using Keys = std::vector<std::string_view>;
-
-void read_numbers(const ConfigNode& node, const CurveNumbers& numbers, Keys& known) {
-  if (!node.is_mapping()) throw node.error("is not an object", "the numbers of a curve");
-  for (const CurveNumber& number : numbers) {
-    known.push_back(number.name);
-    if (number.unless_zero != nullptr && !node.has(number.name)) continue;
-    *number.value = node.at(number.name).as_double(number.least, number.most);
-  }
-}
-
-// What the node has besides `known`, which is nothing else.
-void read_source(const ConfigNode& node, std::string& source, Keys known) {
-  known.push_back("source");
-  source = node.at("source").as_string();
-  if (source.empty()) throw node.at("source").error("is empty", "where the numbers come from");
-  node.allow_only(std::span<const std::string_view>(known));
-}
-
-Evidence read_evidence(const ConfigNode& node, Keys& known) {
-  known.push_back("evidence");
-  return static_cast<Evidence>(node.at("evidence").as_choice(std::span(kEvidence)));
-}
-
-// `known` stands beside the numbers.
-template <typename Curve>
-Curve read_curve(const ConfigNode& node, Curve curve = {}, Keys known = {}) {
-  read_numbers(node, numbers_of(curve), known);
-  curve.evidence = read_evidence(node, known);
-  read_source(node, curve.source, known);
-  return curve;
-}
-
-AttentionCurve read_attention_curve(const ConfigNode& node) {
-  auto c = read_curve<AttentionCurve>(node, {}, {"kernel", "head_dim", "pass"});
-  c.kernel = node.at("kernel").as_string();
-  c.head_dim = node.at("head_dim").as_int(1, 4096);
-  c.pass = pass_of(node);
-  return c;
-}
-
-HostCurve read_host_curve(const ConfigNode& node) {
-  HostCurve c;
-  const ConfigNode* python = node.find("python");
-  if (python == nullptr) return read_curve(node, c);
-  c.calls = published_host_calls("").calls;
-  Keys known;
-  read_numbers(*python, numbers_of_python(c), known);
-  c.processor_evidence = read_evidence(*python, known);
-  read_source(*python, c.processor_source, known);
-  return read_curve(node, c, {"python"});
-}
-
-FactorSpread read_factor_spread(const ConfigNode& node) {
-  FactorSpread spread;
-  Keys known;
-  read_numbers(node, {{"log_sd", 0, 2, &spread.log_sd}}, known);
-  read_source(node, spread.source, known);
-  return spread;
-}
-
 }  // namespace
 
-Json to_json(const Calibration& calibration) {
-  const Calibration& c = calibration;
-  Json out = {{"schema", kProfileSchema}, {"gpu", c.gpu}, {"id", c.id}};
-  out["gemm_bf16"] = json_of(c.gemm_bf16);
-  out["gemm_fp32"] = json_of(c.gemm_fp32);
-  if (c.gemm_fp8.efficiency > 0) out["gemm_fp8"] = json_of(c.gemm_fp8);
-  if (c.power_limit > 0) {
-    out["power"] = {{"limit_w", c.power_limit}, {"exponent", c.power_exponent}};
-  }
-  if (c.heat.idle > 0) out["heat"] = json_of(c.heat);
-  out["attention"] = Json::array();
-  for (const AttentionCurve& curve : c.attention) out["attention"].push_back(attention_json(curve));
-  out["sdpa"] = {
-      {"kernel", c.sdpa_kernel}, {"preferred", c.sdpa_preferred}, {"source", c.sdpa_source}};
-  for (std::size_t i = 0; i < kMemoryClasses; ++i) {
-    out["memory"][std::string(kMemoryClassNames[i])] = json_of(c.memory[i]);
-  }
-  if (c.fabrics.empty()) {
-    out["intra_node"] = json_of(c.intra_node);
-    out["inter_node"] = json_of(c.inter_node);
-  } else {
-    out["fabrics"] = fabrics_json(c.fabrics);
-  }
-  if (!c.sweeps.empty()) out["sweeps"] = sweeps_json(c.sweeps);
-  out["host"] = host_json(c.host);
-  out["contention"] = json_of(c.contention);
-  for (std::size_t i = 0; i < kFactors; ++i) {
-    out["spread"][std::string(kFactorNames[i])] = {{"log_sd", c.spread[i].log_sd},
-                                                   {"source", c.spread[i].source}};
-  }
-  if (!is_empty(c.measured)) out["measured"] = to_json(c.measured);
-  return out;
+template <typename Io>
+void source_fields(Io& io, Evidence& evidence, std::string& source) {
+  io("evidence", evidence, kEvidence);
+  io("source", source, kNotEmpty);
 }
+
+template <typename Io>
+void fields(Io& io, GemmCurve& c) {
+  const auto unless_zero = [&](std::string_view key, double& value, double most) {
+    io.optional(value > 0, key, value, 0, most);
+  };
+  io("efficiency", c.efficiency, 1e-3, 2);
+  io("sustained", c.sustained, 0.1, 1);
+  io("k_half", c.k_half, 0, 1e5);
+  io("tail", c.tail, 0, 10);
+  io("hbm_fraction", c.hbm_fraction, 0.01, 2);
+  io("overhead_s", c.overhead, 0, kLongestCost);
+  unless_zero("m_half", c.m_half, 1e5);
+  unless_zero("n_half", c.n_half, 1e5);
+  unless_zero("wave", c.wave, 1);
+  unless_zero("blend", c.blend, 100);
+  unless_zero("slowdown", c.slowdown, 1);
+  unless_zero("misaligned_8", c.misaligned[0], 20);
+  unless_zero("misaligned_4", c.misaligned[1], 20);
+  unless_zero("misaligned_2", c.misaligned[2], 20);
+  source_fields(io, c.evidence, c.source);
+}
+
+template <typename Io>
+void fields(Io& io, HeatCurve& c) {
+  io("idle_w", c.idle, 1, 1e4);
+  io("joules_per_flop", c.joules_per_flop, 0, 1e-9);
+  io("joules_per_byte", c.joules_per_byte, 0, 1e-6);
+  io("energy_exponent", c.energy_exponent, 0.1, 10);
+  io("rate_exponent", c.rate_exponent, 0, 10);
+  io("cool", c.cool, 0.1, 2);
+  source_fields(io, c.evidence, c.source);
+}
+
+template <typename Io>
+void fields(Io& io, AttentionCurve& c) {
+  io("kernel", c.kernel);
+  io("head_dim", c.head_dim, 1, kLargestHead);
+  io("pass", c.pass, kPassWords);
+  io("efficiency", c.efficiency, 1e-3, 2);
+  io("s_half", c.s_half, 0, 1e5);
+  io("c_half", c.c_half, 0, 1e3);
+  io("overhead_s", c.overhead, 0, kLongestCost);
+  const bool is_full = c.full_efficiency > 0;
+  io.optional(is_full, "full_efficiency", c.full_efficiency, 1e-3, 2);
+  io.optional(is_full, "full_s_half", c.full_s_half, 0, 1e5);
+  source_fields(io, c.evidence, c.source);
+}
+
+template <typename Io>
+void fields(Io& io, MemoryCurve& c) {
+  io("fraction", c.fraction, 1e-3, 2);
+  io("overhead_s", c.overhead, 0, kLongestCost);
+  io.optional(c.timed_overhead > 0, "timed_overhead_s", c.timed_overhead, 0, kLongestCost);
+  source_fields(io, c.evidence, c.source);
+}
+
+template <typename Io>
+void fields(Io& io, CollectiveCurve& c) {
+  io("latency_s", c.latency, 0, kLongestCost);
+  io("per_hop_s", c.per_hop, 0, kLongestCost);
+  io("link_fraction", c.link_fraction, 1e-3, 2);
+  io("network_fraction", c.network_fraction, 0, 2);
+  io("per_doubling", c.per_doubling, 0.1, 1);
+  source_fields(io, c.evidence, c.source);
+}
+
+template <typename Io>
+void fields(Io& io, FabricCurve& c) {
+  static const auto kKinds = words_of<FabricKind, kFabricKinds>();
+  const auto by_protocol = [&](std::string_view key, std::array<double, 3>& values) {
+    io(key, [&](auto& part) {
+      for (std::size_t p = 0; p < values.size(); ++p) part(kProtocols[p], values[p], 1e-3, 1000);
+    });
+  };
+  io("kind", c.kind, kKinds);
+  by_protocol("hops", c.hops);
+  by_protocol("ring", c.ring);
+  io("fixed_s", c.fixed, 0, 1);
+  io("nvls", c.nvls, 1e-3, 10);
+  io("tree", c.tree, 1e-3, 10);
+  io("own", c.own, 0, 100);
+  io("pipeline", c.pipeline, 0, 100);
+  io("per_doubling", c.per_doubling, 0, 10);
+  source_fields(io, c.evidence, c.source);
+}
+
+template <typename Io>
+void fields(Io& io, CollectiveSweep& s) {
+  std::vector<std::vector<double>> pairs;
+  for (const SizePoint& point : s.points) pairs.push_back({point.bytes, point.seconds});
+  io("operation", s.operation, kOperationWords);
+  io("ranks", s.ranks, 2, 1'048'576);
+  io("nodes", s.nodes, 1, s.ranks);
+  io("points", pairs, 0, kMostBytes);
+  io.require(!pairs.empty(), "points", "is empty", "at least one [bytes, seconds]");
+  io("source", s.source, kNotEmpty);
+  s.points.clear();
+  for (const std::vector<double>& pair : pairs) {
+    io.require(pair.size() == 2, "points", "has what is no pair", "[bytes, seconds]");
+    const SizePoint point{pair[0], pair[1]};
+    io.require(point.bytes >= 1 && (s.points.empty() || point.bytes > s.points.back().bytes),
+               "points", "has a size that does not ascend", "sizes in ascending order");
+    io.require(point.seconds >= 1e-9 && point.seconds <= 3600, "points", "has a time that is none",
+               "1e-9 to 3600 s");
+    s.points.push_back(point);
+  }
+}
+
+template <typename Io>
+void fields(Io& io, HostCurve& c) {
+  const bool is_python = c.calls != HostCurve().calls;
+  io("per_hook_s", c.per_hook, 0, kLongestCost);
+  io("per_launch_s", c.per_launch, 0, kLongestCost);
+  io.optional(c.per_row > 0, "per_row_s", c.per_row, 0, kLongestCost);
+  io.optional(c.per_collective > 0, "per_collective_s", c.per_collective, 0, kLongestCost);
+  source_fields(io, c.evidence, c.source);
+  io.optional(is_python, "python", [&](auto& part) {
+    part("processor", c.processor, 0.01, 100);
+    part("per_driver_launch_s", c.per_driver_launch, 0, kLongestCost);
+    source_fields(part, c.processor_evidence, c.processor_source);
+  });
+  if constexpr (Io::kReads) {
+    if (io.has("python")) c.calls = published_host_calls("").calls;
+  }
+}
+
+template <typename Io>
+void fields(Io& io, ContentionCurve& c) {
+  io("compute", c.compute, 1, 10);
+  io("communication", c.communication, 1, 10);
+  io.optional(c.memory > 0, "memory", c.memory, 0, 1);
+  source_fields(io, c.evidence, c.source);
+}
+
+template <typename Io>
+void fields(Io& io, FactorSpread& s) {
+  io("log_sd", s.log_sd, 0, 2);
+  io("source", s.source, kNotEmpty);
+}
+
+template <typename Io>
+void memory_fields(Io& io, std::array<MemoryCurve, kMemoryClasses>& curves) {
+  for (std::size_t i = 0; i < kMemoryClasses; ++i) {
+    const std::size_t older = at(older_class(static_cast<MemoryClass>(i)));
+    if (older == i) {
+      io(kMemoryClassNames[i], curves[i]);
+      continue;
+    }
+    io.optional(true, kMemoryClassNames[i], curves[i]);
+    if constexpr (Io::kReads) {
+      if (!io.has(kMemoryClassNames[i])) curves[i] = curves[older];
+    }
+  }
+}
+
+template <typename Io>
+void fabric_fields(Io& io, Calibration& c) {
+  io.optional(!c.fabrics.empty(), "fabrics", c.fabrics);
+  for (auto fabric = c.fabrics.begin(); fabric != c.fabrics.end(); ++fabric) {
+    io.require(std::find_if(c.fabrics.begin(), fabric,
+                            [&](const FabricCurve& other) { return other.kind == fabric->kind; }) ==
+                   fabric,
+               "fabrics", "has a kind twice", "each kind once");
+  }
+  for (const auto& [key, curve] :
+       {std::pair{"intra_node", &c.intra_node}, std::pair{"inter_node", &c.inter_node}}) {
+    // Older profiles have them beside `fabrics`, which are what is read.
+    if (c.fabrics.empty()) {
+      io(key, *curve);
+    } else {
+      io.optional(false, key, *curve);
+    }
+  }
+}
+
+template <typename Io>
+void fields(Io& io, Calibration& c) {
+  io.schema(kProfileSchema);
+  io("gpu", c.gpu);
+  io("id", c.id);
+  io("gemm_bf16", c.gemm_bf16);
+  io("gemm_fp32", c.gemm_fp32);
+  io.optional(c.gemm_fp8.efficiency > 0, "gemm_fp8", c.gemm_fp8);
+  io.optional(c.power_limit > 0, "power", [&](auto& part) {
+    part("limit_w", c.power_limit, 1, 1e5);
+    part("exponent", c.power_exponent, 0, 2);
+  });
+  io.optional(c.heat.idle > 0, "heat", c.heat);
+  io("attention", c.attention);
+  io("sdpa", [&](auto& part) {
+    part("kernel", c.sdpa_kernel);
+    part("preferred", c.sdpa_preferred);
+    part("source", c.sdpa_source);
+  });
+  io("memory", [&](auto& part) { memory_fields(part, c.memory); });
+  fabric_fields(io, c);
+  io.optional(!c.sweeps.empty(), "sweeps", c.sweeps);
+  io("host", c.host);
+  io("contention", c.contention);
+  io("spread", [&](auto& part) {
+    for (std::size_t i = 0; i < kFactors; ++i) part(kFactorNames[i], c.spread[i]);
+  });
+  io.optional(!is_empty(c.measured), "measured", c.measured);
+}
+
+template void fields(FieldNames& io, Calibration& calibration);
+template void fields(FieldWriter& io, Calibration& calibration);
+template void fields(FieldReader& io, Calibration& calibration);
+
+Json to_json(const Calibration& calibration) { return fields_json(calibration); }
 
 Calibration parse_calibration(std::string_view json, std::string_view file_name) {
   return read_calibration(parse_json(json, file_name));
 }
 
 Calibration read_calibration(const ConfigNode& root) {
-  root.allow_only({"schema", "gpu", "id", "gemm_bf16", "gemm_fp32", "gemm_fp8", "power", "heat",
-                   "attention", "sdpa", "memory", "intra_node", "inter_node", "fabrics", "sweeps",
-                   "host", "contention", "spread", "measured"});
-  if (const ConfigNode schema = root.at("schema"); schema.as_string() != kProfileSchema) {
-    throw schema.error(fmt::format("unknown schema '{}'", schema.text()),
-                       std::string(kProfileSchema));
-  }
-  Calibration c;
-  c.gpu = root.at("gpu").as_string();
-  c.id = root.at("id").as_string();
-  c.gemm_bf16 = read_curve<GemmCurve>(root.at("gemm_bf16"));
-  c.gemm_fp32 = read_curve<GemmCurve>(root.at("gemm_fp32"));
-  if (const ConfigNode* fp8 = root.find("gemm_fp8")) c.gemm_fp8 = read_curve<GemmCurve>(*fp8);
-  if (const ConfigNode* power = root.find("power")) {
-    power->allow_only({"limit_w", "exponent"});
-    c.power_limit = power->at("limit_w").as_double(1, 1e5);
-    c.power_exponent = power->at("exponent").as_double(0, 2);
-  }
-  if (const ConfigNode* heat = root.find("heat")) c.heat = read_curve<HeatCurve>(*heat);
-  const ConfigNode attention = root.at("attention");
-  for (const ConfigNode& curve : attention.elements())
-    c.attention.push_back(read_attention_curve(curve));
-  const ConfigNode sdpa = root.at("sdpa");
-  sdpa.allow_only({"kernel", "preferred", "source"});
-  c.sdpa_kernel = sdpa.at("kernel").as_string();
-  c.sdpa_preferred = sdpa.at("preferred").as_string();
-  c.sdpa_source = sdpa.at("source").as_string();
-  const ConfigNode memory = root.at("memory");
-  memory.allow_only(std::span<const std::string_view>(kMemoryClassNames));
-  for (std::size_t i = 0; i < kMemoryClasses; ++i) {
-    const ConfigNode* given = memory.find(kMemoryClassNames[i]);
-    const auto which = static_cast<MemoryClass>(i);
-    c.memory[i] =
-        read_curve<MemoryCurve>(given != nullptr ? *given : memory.at(name_of(older_class(which))));
-  }
-  if (const ConfigNode* fabrics = root.find("fabrics")) c.fabrics = read_fabrics(*fabrics);
-  for (const auto& [key, curve] :
-       {std::pair{"intra_node", &c.intra_node}, std::pair{"inter_node", &c.inter_node}}) {
-    // Older profiles have them beside `fabrics`, which are what is read.
-    if (c.fabrics.empty() || root.has(key)) *curve = read_curve<CollectiveCurve>(root.at(key));
-  }
-  if (const ConfigNode* sweeps = root.find("sweeps")) c.sweeps = read_sweeps(*sweeps);
-  c.host = read_host_curve(root.at("host"));
-  c.contention = read_curve<ContentionCurve>(root.at("contention"));
-  const ConfigNode spread = root.at("spread");
-  spread.allow_only(std::span<const std::string_view>(kFactorNames));
-  for (std::size_t i = 0; i < kFactors; ++i)
-    c.spread[i] = read_factor_spread(spread.at(kFactorNames[i]));
-  if (const ConfigNode* points = root.find("measured")) c.measured = read_measured_points(*points);
-  return c;
+  Calibration calibration;
+  read_fields(root, calibration);
+  return calibration;
 }
 
 }  // namespace foreshard

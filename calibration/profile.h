@@ -6,11 +6,13 @@
 
 #include <string_view>
 
-#include "sim/base/config.h"
-#include "sim/base/json.h"
+#include "sim/base/fields.h"
 #include "sim/spec/calibration.h"
 
 namespace foreshard {
+
+template <typename Io>
+void fields(Io& io, Calibration& calibration);
 
 Json to_json(const Calibration& calibration);
 

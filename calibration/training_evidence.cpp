@@ -5,7 +5,6 @@
 #include <Eigen/Dense>
 #include <algorithm>
 #include <cmath>
-#include <nlohmann/json.hpp>
 #include <span>
 #include <string_view>
 #include <utility>
@@ -13,6 +12,7 @@
 #include "calibration/capability.h"
 #include "sim/base/embedded.h"
 #include "sim/base/error.h"
+#include "sim/base/fields.h"
 #include "sim/base/quantile.h"
 
 namespace foreshard {
@@ -51,12 +51,6 @@ const EarlyLibrary* early_library(std::string_view architecture) {
   return found == std::end(kEarlyLibraries) ? nullptr : found;
 }
 
-std::vector<double> read_numbers(const ConfigNode& node) {
-  std::vector<double> numbers;
-  for (const ConfigNode& each : node.elements()) numbers.push_back(each.as_double());
-  return numbers;
-}
-
 }  // namespace
 
 FactorCauses causes_of(const Cluster& cluster, const Calibration& calibration,
@@ -92,46 +86,34 @@ double remaining_log_sd(double log_sd, double before) {
   return rest > 1e-6 ? std::sqrt(rest) : 0;
 }
 
-Json to_json(const TrainingEvidence& evidence) {
-  Json families = Json::array();
-  for (const FamilyEvidence& family : evidence.families) {
-    families.push_back({{"family", family.family},
-                        {"rows", family.rows},
-                        {"precision", family.precision},
-                        {"information", family.information}});
-  }
-  return {{"schema", "foreshard.training_evidence/1"},
-          {"plan_log_sd", evidence.plan_log_sd},
-          {"names", evidence.names},
-          {"prior_log_sd", evidence.prior_log_sd},
-          {"prior_log_mean", evidence.prior_log_mean},
-          {"families", std::move(families)}};
+template <typename Io>
+void fields(Io& io, FamilyEvidence& family) {
+  io("family", family.family);
+  io("rows", family.rows, 0);
+  io("precision", family.precision);
+  io("information", family.information);
 }
 
-TrainingEvidence read_training_evidence(const ConfigNode& root) {
-  root.allow_only({"schema", "plan_log_sd", "names", "prior_log_sd", "prior_log_mean", "families"});
-  TrainingEvidence evidence;
-  evidence.plan_log_sd = root.at("plan_log_sd").as_double(0, 1);
-  const ConfigNode names = root.at("names");
-  for (const ConfigNode& name : names.elements()) evidence.names.push_back(name.as_string());
-  evidence.prior_log_sd = read_numbers(root.at("prior_log_sd"));
-  evidence.prior_log_mean = read_numbers(root.at("prior_log_mean"));
-  const ConfigNode families = root.at("families");
-  for (const ConfigNode& node : families.elements()) {
-    FamilyEvidence family;
-    family.family = node.at("family").as_string();
-    family.rows = node.at("rows").as_int(0);
-    const ConfigNode precision = node.at("precision");
-    for (const ConfigNode& row : precision.elements()) {
-      family.precision.push_back(read_numbers(row));
-    }
-    family.information = read_numbers(node.at("information"));
-    if (family.information.size() != evidence.names.size() ||
-        family.precision.size() != evidence.names.size()) {
-      throw node.error("its sums are not of the names' number");
-    }
-    evidence.families.push_back(std::move(family));
+template <typename Io>
+void fields(Io& io, TrainingEvidence& evidence) {
+  io.schema("foreshard.training_evidence/1");
+  io("plan_log_sd", evidence.plan_log_sd, 0, 1);
+  io("names", evidence.names);
+  io("prior_log_sd", evidence.prior_log_sd);
+  io("prior_log_mean", evidence.prior_log_mean);
+  io("families", evidence.families);
+  for (const FamilyEvidence& family : evidence.families) {
+    io.require(family.information.size() == evidence.names.size() &&
+                   family.precision.size() == evidence.names.size(),
+               "families", "has sums that are not of the names' number");
   }
+}
+
+Json to_json(const TrainingEvidence& evidence) { return fields_json(evidence); }
+
+TrainingEvidence read_training_evidence(const ConfigNode& root) {
+  TrainingEvidence evidence;
+  read_fields(root, evidence);
   return evidence;
 }
 

@@ -39,7 +39,7 @@ def of_programs(folder):
     if not rows:
         return []
     lines = ["## Programs of many libraries", "",
-             "`reports/fleet_train.py --real` under bf16 autocast, captured on the null GPU and forecast before they ran (`exec/gpu/program_steps.py`); what was",
+             "`tests/fleet/fleet_train.py --real` under bf16 autocast, captured on the null GPU and forecast before they ran (`exec/gpu/program_steps.py`); what was",
              "mended since: [docs/capture.md](../docs/capture.md).", "", f"{folder.name}:", "", "```",
              f"{'program':30} {'step ms':>9} {'forecast':>9} {'off':>7} in  {'kernels':>8} {'off':>7} {'GiB':>6} {'off':>8} {'reserved':>8}"]
     errors = {name: [] for name in ("step", "kernels", "allocated", "reserved")}

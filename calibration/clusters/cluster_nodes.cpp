@@ -27,7 +27,7 @@ namespace {
 
 constexpr std::int64_t kMostGpus = 1 << 18;     // a graph has a kilobyte a GPU
 constexpr std::int64_t kMostSwitches = 20'000;  // paths between them are kept
-// Some hundred cables of the fastest port (calibration/machine_limits.cpp), and a sane slowest.
+// Some hundred cables of the fastest port (calibration/machine_figures.cpp), and a sane slowest.
 constexpr double kLeastLink = 1e5;
 constexpr double kMostLink = 1e15;
 constexpr double kMostLatency = 0.1;  // s

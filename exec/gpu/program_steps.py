@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Steps of programs of many libraries (reports/fleet_train.py --real) on one GPU, beside their captures.
+"""Steps of programs of many libraries (tests/fleet/fleet_train.py --real) on one GPU, beside their captures.
 
     python3 program_steps.py --out programs/codes.jsonl [--only NAME,...] [--seconds 300]
 
 Rows as those of code_steps.py. Each program's capture is made where there is no GPU, before it runs on one, with the versions of the
 GPU's machine; reports/capture/gpu_kernels.py holds them against each other:
 
-    foreshard-null --gpu h200 --out CAPTURES/NAME -- python3 reports/fleet_train.py --real NAME [VARIANT]
+    foreshard-null --gpu h200 --out CAPTURES/NAME -- python3 tests/fleet/fleet_train.py --real NAME [VARIANT]
 
 Needs torch 2.11 and the libraries of the programs; random weights and data.
 """
@@ -21,7 +21,7 @@ VARIANTS = ["lora", "muon", "compiled", "CUDA graphs", "bf16", "fp32", "checkpoi
 
 
 def cases():
-    sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "reports"))
+    sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "tests" / "fleet"))
     import fleet_train
     return [dict(name=re.sub("[^A-Za-z0-9.]+", "-", f"{name} {variant}").strip("-"), program=name, variant=variant, world=1)
             for name, variant in [(name, "") for name in fleet_train.REAL] + [("Llama", variant) for variant in VARIANTS]]

@@ -1,15 +1,13 @@
-// WordPairs become columns by tables, the first rule that the text holds in lower case wins.
-//
-// What a runtime's word stands for is what its code does (torchtitan 0.2.2 models/llama3/infra,
-// train.py; Megatron-Core as in interop/frameworks/training_plan.cpp, whose recipes overlap tensor
-// parallel's collectives with products).
+// Reads published_words.yaml, and rows by it.
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <cctype>
 #include <charconv>
 #include <cmath>
+#include <map>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -19,12 +17,15 @@
 #include "interop/steps/training_rows.h"
 #include "models/names.h"
 #include "models/zoo.h"
+#include "sim/base/config.h"
+#include "sim/base/embedded.h"
 #include "sim/base/letters.h"
 
 namespace foreshard {
-namespace {
 
-using WordPairs = std::vector<std::pair<std::string_view, std::string_view>>;
+std::span<const EmbeddedFile> published_word_files();
+
+namespace {
 
 // What a publisher's own machines are limited to, where its rows do not say: 750 of 1000 W on
 // PyTorch's B200 (nvidia-smi of vllm-project/vllm#32373; "the card's rated power" in
@@ -36,159 +37,49 @@ struct PublishersPower {
 constexpr PublishersPower kPublishersPower[] = {{"pytorch/torchtitan", "b200", 750}};
 
 struct Rule {
-  std::string_view holds;
-  WordPairs words;
-  std::string_view refusal;  // what is not modelled; "": it is
+  std::string holds;
+  std::vector<std::pair<std::string, std::string>> words;
+  std::string refusal;  // what is not modelled; "": it is
 };
+using Rules = std::map<std::string, std::vector<Rule>, std::less<>>;
 
-const Rule* rule_of(const std::vector<Rule>& rules, std::string_view text) {
+void add_words(const ConfigNode& words, const ConfigNode& common, Rule& rule) {
+  for (const ConfigItem& item : words.items()) {
+    const std::string word = item.value.as_string();
+    if (item.key == "like") {
+      add_words(common.at(word), common, rule);
+    } else {
+      rule.words.emplace_back(item.key, word);
+    }
+  }
+}
+
+const std::vector<Rule>& rules_of(std::string_view subject) {
+  static const Rules rules = [] {
+    constexpr std::string_view kPath = "interop/steps/published_words.yaml";
+    const ConfigNode root = parse_yaml(file_named(kPath, published_word_files()).content, kPath);
+    const ConfigNode common = root.at("common");
+    Rules read;
+    for (const ConfigItem& table : root.items()) {
+      for (const ConfigItem& item : table.value.items()) {
+        Rule& rule = read[table.key].emplace_back(Rule{item.key, {}, ""});
+        if (item.value.is_mapping()) {
+          add_words(item.value, common, rule);
+        } else {
+          rule.refusal = item.value.as_string();
+        }
+      }
+    }
+    return read;
+  }();
+  return rules.find(subject)->second;
+}
+
+const Rule* rule_of(std::string_view subject, std::string_view text) {
+  const std::vector<Rule>& rules = rules_of(subject);
   const auto found = std::ranges::find_if(
       rules, [&](const Rule& rule) { return text.find(rule.holds) != std::string_view::npos; });
   return found == rules.end() ? nullptr : &*found;
-}
-
-WordPairs with(WordPairs common, const WordPairs& own) {
-  common.insert(common.end(), own.begin(), own.end());
-  return common;
-}
-
-const std::vector<Rule>& runtimes() {
-  static const WordPairs titan = {
-      {"runtime", "fsdp2"},        {"stack", "torchtitan_2025"},  {"gather_dtype", "bf16"},
-      {"reduction_dtype", "fp32"}, {"master_dtype", "fp32"},      {"reshard", "always_except_last"},
-      {"embedding_unit", "own"},   {"prefetch_kind", "implicit"}, {"offload", "none"}};
-  static const WordPairs megatron = {
-      {"stack", "generic"},       {"attention_kernel", "cudnn"},     {"norm_impl", "rms_fused"},
-      {"rope_impl", "fused"},     {"residual_dtype", "bf16"},        {"loss_impl", "fused"},
-      {"gather_dtype", "bf16"},   {"reduction_dtype", "bf16"},       {"master_dtype", "fp32"},
-      {"embedding_unit", "root"}, {"optimizer_impl", "adamw_fused"}, {"offload", "none"}};
-  static const std::vector<Rule> rules = {
-      {"torchtitan", titan, ""},
-      {"internevo", {{"runtime", "zero1"}, {"stack", "internevo"}}, ""},
-      {"megatron-fsdp", with(megatron, {{"runtime", "fsdp2"}, {"reshard", "always"}}), ""},
-      // scripts/performance: moe_flex_dispatcher_backend is deepep or hybridep.
-      {"megatron-bridge",
-       with(megatron, {{"runtime", "zero1"}, {"reshard", "never"}, {"dispatcher", "deepep"}}), ""},
-      {"megatron", with(megatron, {{"runtime", "zero1"}, {"reshard", "never"}}), ""},
-      {"nemo", with(megatron, {{"runtime", "zero1"}, {"reshard", "never"}}), ""},
-      // Examples of its benchmarks: attention, norms, products and rotary embedding of
-      // TransformerEngine, PyTorch's loss and Adam (NVIDIA-NeMo/Automodel, examples/llm_benchmark).
-      {"automodel",
-       {{"runtime", "fsdp2"},
-        {"stack", "generic"},
-        {"attention_kernel", "cudnn"},
-        {"norm_impl", "rms_fused"},
-        {"rope_impl", "fused"},
-        {"residual_dtype", "bf16"},
-        {"loss_impl", "eager_fp32"},
-        {"gather_dtype", "bf16"},
-        {"optimizer_impl", "adamw_foreach"}},
-       ""},
-      // trl/trainer/base_config.py: gradient_checkpointing is on unless it is said.
-      {"trl", {{"runtime", "fsdp2"}, {"stack", "hf_trainer"}, {"recompute", "full"}}, ""},
-      {"maxtext", {{"runtime", "xla_fsdp"}}, ""},
-      {"zero-3", {{"runtime", "zero3"}}, ""},
-      {"zero3", {{"runtime", "zero3"}}, ""},
-      {"zero-1", {{"runtime", "zero1"}}, ""},
-      {"fsdp2", {{"runtime", "fsdp2"}}, ""},
-      {"fsdp", {{"runtime", "fsdp1"}}, ""},
-      {"ddp", {{"runtime", "ddp"}}, ""},
-  };
-  return rules;
-}
-
-const std::vector<Rule>& dtypes() {
-  static const std::vector<Rule> rules = {
-      {"deepep", {{"fp8", "none"}, {"dispatcher", "deepep"}}, ""},
-      {"fp4", {}, "products in four bits"},
-      {"rowwise_with_gw_hp", {{"fp8", "rowwise_gw_hp"}}, ""},
-      {"rowwise", {{"fp8", "rowwise"}}, ""},
-      {"tensorwise", {{"fp8", "tensorwise"}}, ""},
-      {"fp8-cs", {{"fp8", "tensorwise"}}, ""},
-      {"delayed", {{"fp8", "delayed"}}, ""},
-      {"fp8-ds", {{"fp8", "delayed"}}, ""},
-      {"fp8", {{"fp8", "unspecified"}}, ""},
-      {"float8", {{"fp8", "unspecified"}}, ""},
-      {"bf16 stored", {{"fp8", "none"}, {"master_dtype", "bf16"}}, ""},
-      {"bf16", {{"fp8", "none"}}, ""},
-      {"fp16", {{"fp8", "none"}}, ""},  // as fast on every GPU that has both
-  };
-  return rules;
-}
-
-const std::vector<Rule>& reductions() {
-  static const std::vector<Rule> rules = {
-      {"fp32 reduce", {{"reduction_dtype", "fp32"}}, ""},
-      {"bf16 reduce", {{"reduction_dtype", "bf16"}}, ""},
-      {"", {}, ""},
-  };
-  return rules;
-}
-
-const std::vector<Rule>& recomputations() {
-  static const std::vector<Rule> rules = {
-      {"recipe", {}, ""},
-      {"none", {{"recompute", "none"}}, ""},
-      {"full", {{"recompute", "full"}}, ""},
-      {"selective", {{"recompute", "selective_op"}}, ""},
-      {"memory budget", {}, "recomputation to a memory budget"},
-  };
-  return rules;
-}
-
-// Of a note that repeats a recipe's settings.
-const std::vector<Rule>& graphs() {
-  static const std::vector<Rule> rules = {
-      {"full_iteration", {{"cuda_graphs", "iteration"}}, ""},
-      {"cuda_graph_scope ['attn'", {{"cuda_graphs", "modules"}}, ""},
-      {"cuda graphs of attention", {{"cuda_graphs", "modules"}}, ""},
-      {"cuda_graph_scope ['moe_router'", {{"cuda_graphs", "routers"}}, ""},
-      {"cuda graphs of moe_router", {{"cuda_graphs", "routers"}}, ""},
-      {"", {}, ""},
-  };
-  return rules;
-}
-
-const std::vector<Rule>& expert_overlaps() {
-  static const std::vector<Rule> rules = {
-      {"moe_a2a_overlap true", {{"expert_overlap", "yes"}}, ""},
-      {"ep overlap on", {{"expert_overlap", "yes"}}, ""},
-      {"", {}, ""},
-  };
-  return rules;
-}
-
-// Megatron-LM's own words (megatron/training/arguments.py: --attention-backend, --cp-comm-type).
-// TransformerEngine's flash backend is FlashAttention-2 where 3 was not built besides, PyTorch's
-// where a note says that cuDNN's has no kernel.
-const std::vector<Rule>& attentions() {
-  static const std::vector<Rule> rules = {
-      {"attention backend flash", {{"attention_kernel", "fa2"}}, ""},
-      {"", {}, ""},
-  };
-  return rules;
-}
-
-const std::vector<Rule>& exchanges() {
-  static const std::vector<Rule> rules = {
-      {"cp-comm-type p2p", {{"cp_exchange", "p2p"}}, ""},
-      {"cp-comm-type all_gather", {{"cp_exchange", "all_gather"}}, ""},
-      {"cp-comm-type a2a", {{"cp_exchange", "a2a"}}, ""},
-      {"", {}, ""},
-  };
-  return rules;
-}
-
-// Of a note that says that the loss is made in parts.
-const std::vector<Rule>& losses() {
-  static const std::vector<Rule> rules = {
-      {"chunked loss", {{"loss_impl", "chunked_fp32"}}, ""},
-      {"loss chunks", {{"loss_impl", "chunked_fp32"}}, ""},
-      {"chunked cross entropy", {{"loss_impl", "chunked_fp32"}}, ""},
-      {"chunkedceloss", {{"loss_impl", "chunked_fp32"}}, ""},
-      {"", {}, ""},
-  };
-  return rules;
 }
 
 std::string letters_of(std::string_view text) {
@@ -267,14 +158,14 @@ class RowReader {
                                        {"memory_gib", "peak_mem_reserved_GiB"}}) {
       number(said, column);
     }
-    apply(runtimes(), "runtime", lower(runtime));
-    apply(dtypes(), "dtype", lower(cell("dtype")));
-    apply(reductions(), "dtype", lower(cell("dtype")));
+    read_column("runtime");
+    read_column("dtype");
+    apply(rule_of("reduction", lower(cell("dtype"))), "dtype");
     for (const char* word : {"sequence_parallel", "dispatcher", "overlap"}) {
       if (!cell(word).empty()) row_.words[word] = lower(cell(word));
     }
-    apply(recomputations(), "recompute", lower(cell("recompute")));
-    apply(attentions(), "note", lower(cell("note")));
+    read_column("recompute");
+    apply(rule_of("attention", lower(cell("note"))), "note");
     if (row_.word("runtime") == "zero1") add_recipe(lower(runtime), lower(cell("note")));
     if (const std::string torch = torch_of(runtime); !torch.empty()) {
       row_.words["runtime_version"] = torch;
@@ -318,18 +209,23 @@ class RowReader {
       row_.problem = fmt::format("{}: '{}': expected a whole number", said, cell(said));
     }
   }
-  void apply(const std::vector<Rule>& rules, const char* column, const std::string& text) {
+  // Every cell of the column is known.
+  void read_column(const char* column) {
+    const std::string text = lower(cell(column));
     if (text.empty()) return;
-    const Rule* rule = rule_of(rules, text);
-    if (rule == nullptr)
+    const Rule* rule = rule_of(column, text);
+    if (rule == nullptr) {
       return refuse(fmt::format("{}: '{}' is not one that is known", column, cell(column)));
+    }
+    apply(rule, column);
+  }
+  void apply(const Rule* rule, const char* column) {
+    if (rule == nullptr) return;
     if (!rule->refusal.empty()) {
       return refuse(
           fmt::format("{}: '{}': {} is not modelled", column, cell(column), rule->refusal));
     }
-    for (const auto& [name, word] : rule->words) {
-      row_.words.insert_or_assign(std::string(name), std::string(word));
-    }
+    for (const auto& [name, word] : rule->words) row_.words.insert_or_assign(name, word);
   }
   void add_compilation() {
     const std::string compiled = lower(cell("compile"));
@@ -346,7 +242,7 @@ class RowReader {
   // Parts of logits that tp cuts, and compiled ones, are not modelled: told as whole.
   void add_loss(const std::string& runtime, const std::string& note) {
     if (row_.count("tp", 1) > 1 || row_.word("loss_impl") == "compiled") return;
-    apply(losses(), "note", note);
+    apply(rule_of("loss", note), "note");
     // trl/trainer/sft_trainer.py, loss_type chunked_nll: the head's product is in the parts.
     if (runtime.starts_with("trl") && row_.has("loss_impl")) {
       row_.words["loss_impl"] = "tiled_linear";
@@ -356,9 +252,9 @@ class RowReader {
   // with experts replays the whole iteration from 26.06 on (v0.5.0 to v0.6.0, scripts/performance
   // and perf_recipes: deepseek, qwen, gpt_oss; set_full_iter_cg_configs).
   void add_recipe(const std::string& runtime, const std::string& note) {
-    apply(graphs(), "note", note);
-    apply(exchanges(), "note", note);
-    apply(expert_overlaps(), "note", note);
+    for (const char* subject : {"graphs", "exchange", "expert overlap"}) {
+      apply(rule_of(subject, note), "note");
+    }
     // Experts of fixed capacity: whole layers are captured (v0.1.0,
     // scripts/performance/configs/qwen3, cuda_graphs: true where run_script.py drops tokens, on
     // B200 and GB200).

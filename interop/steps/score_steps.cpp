@@ -327,6 +327,7 @@ std::vector<AccuracyRow> score_training_steps(const CsvTable& table) {
     none.scored = false;
     none.reason =
         rows[i].problem.empty() ? "nothing that is forecast was measured" : rows[i].problem;
+    if (forecasts[i].failure.empty()) none.fit_probability = fit_probability(forecasts[i].fit);
     add_groups(rows[i], forecasts[i], none);
     scored.push_back(std::move(none));
   }

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """What captures of large models cost: seconds and the host's memory of the program, of reading and forecasting.
 
-    reports/capture_cost.py BIN [NAME ...]      BIN has foreshard-null and foreshard; needs PyTorch with CUDA's libraries
+    tests/fleet/capture_cost.py BIN [NAME ...]  BIN has foreshard-null and foreshard; needs PyTorch with CUDA's libraries
                                                 and transformers; prints a table in Markdown
 
 The largest process's resident memory is what the kernel says of children that have ended.

@@ -12,7 +12,8 @@ import subprocess
 import sys
 import tempfile
 
-from ask import answer, captured, last_line
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "reports"))
+from ask import answer, captured, last_line  # noqa: E402
 
 TRAIN = pathlib.Path(__file__).resolve().parent / "fleet_train.py"
 

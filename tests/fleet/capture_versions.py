@@ -10,7 +10,8 @@ import pathlib
 import sys
 import tempfile
 
-from ask import KINDS, ask, captured, last_line, scheduled
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "reports"))
+from ask import KINDS, ask, captured, last_line, scheduled  # noqa: E402
 
 TRAIN = pathlib.Path(__file__).resolve().parent / "version_train.py"
 RUNTIMES = ("fsdp2", "fsdp1", "ddp")
