@@ -474,7 +474,9 @@ class Cutter {
   // Rows of each local expert are padded to what a grouped product can read: where they arrive from
   // other ranks and, by torchtitan 0.2.2 (moe/utils.py, indices_padding_wrapper), without that too.
   bool routes() const {
-    return rows_travel() || (plan_.step_frame != StepFrame::kPlain && counts_rows_);
+    const bool is_titans =
+        plan_.step_frame != StepFrame::kPlain && plan_.experts == ExpertKernels::kGrouped;
+    return rows_travel() || (is_titans && counts_rows_);
   }
   // Ranks that share each expert.
   std::int64_t parts_of_expert() const { return exchanges() ? plan_.mesh.etp : tp_; }

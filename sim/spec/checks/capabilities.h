@@ -1,5 +1,5 @@
 // What a runtime cannot execute or forecast of a plan: rows of data (capabilities.txt) that one
-// reader holds plans against, and docs/capabilities.md lists.
+// reader holds plans against, and docs/refusals.md names.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,4 @@
-// docs/plan-keys.md and docs/capabilities.md are the tables of keys and of capabilities;
-// UPDATE_GOLDEN=1 writes them.
+// docs/plan-keys.md is the table of keys; UPDATE_GOLDEN=1 writes it.
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <gtest/gtest.h>
@@ -113,29 +112,6 @@ std::string keys_page() {
          rows;
 }
 
-std::string capabilities_page() {
-  std::string text =
-      "# What runtimes lack\n\nThe table of `sim/spec/checks/capabilities.txt`, which has the "
-      "sources (the test `PlanPages` writes this page). A plan that asks for it is refused\nwith "
-      "exit 6, the reason and the nearest plan; with exit 3 where the library has the knob and "
-      "fails (*fails*).\nWhat depends on the model or the GPU is in "
-      "[refusals.md](refusals.md).\n";
-  text +=
-      "\n| runtimes | a plan that asks for | is refused: it | instead | has it from |\n"
-      "| --- | --- | --- | --- | --- |\n";
-  for (const Capability& each : capability_table()) {
-    const char* beside = each.of == Capability::Of::kAxes           ? " with mesh.tp, cp or ep"
-                         : each.of == Capability::Of::kPlainTensors ? " with mesh.tp alone"
-                                                                    : "";
-    const std::string since =
-        each.since == kNotYet ? "" : fmt::format("2.{}: {}", each.since, each.came);
-    text += fmt::format("| {}{} | `{}` | {}{} | `{}` | {} |\n", runtimes_text(each.runtimes),
-                        beside, each.asked, each.fails ? "*fails*: " : "", cell(each.says),
-                        each.nearest, since);
-  }
-  return text;
-}
-
 void expect_page(const std::string& name, const std::string& text) {
   const auto path = std::filesystem::path(FORESHARD_SOURCE_DIR) / "docs" / name;
   if (std::getenv("UPDATE_GOLDEN") != nullptr) std::ofstream(path) << text;
@@ -144,9 +120,8 @@ void expect_page(const std::string& name, const std::string& text) {
   EXPECT_TRUE(is.str() == text) << path << " is not its table; UPDATE_GOLDEN=1 writes it";
 }
 
-TEST(PlanPages, AreTheTables) {
+TEST(PlanPages, KeysAreTheirTable) {
   expect_page("plan-keys.md", keys_page());
-  expect_page("capabilities.md", capabilities_page());
 }
 
 }  // namespace
