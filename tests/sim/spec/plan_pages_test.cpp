@@ -120,9 +120,7 @@ void expect_page(const std::string& name, const std::string& text) {
   EXPECT_TRUE(is.str() == text) << path << " is not its table; UPDATE_GOLDEN=1 writes it";
 }
 
-TEST(PlanPages, KeysAreTheirTable) {
-  expect_page("plan-keys.md", keys_page());
-}
+TEST(PlanPages, KeysAreTheirTable) { expect_page("plan-keys.md", keys_page()); }
 
 }  // namespace
 }  // namespace foreshard
