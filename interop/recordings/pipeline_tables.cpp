@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <map>
+#include <sstream>
 #include <utility>
 
 #include "interop/csv_file.h"
@@ -44,18 +45,28 @@ class Actions {
   std::map<std::pair<std::string_view, std::string_view>, std::vector<std::string_view>> forms_;
 };
 
-std::vector<PipelineOrder> read_orders(const std::vector<std::string_view>& texts) {
-  std::vector<PipelineOrder> orders;
-  for (const std::string_view text : texts) orders.push_back(read_pipeline_order(text));
-  return orders;
-}
-
 // A configuration of schedules.csv.
 struct Case {
   std::string id, schedule;
   StagePipeline pipeline;
   std::vector<int> ranks;  // of stages
 };
+
+// Throws Error(kInvalidInput) for a stage that is not the rank's.
+std::vector<PipelineOrder> read_orders(const Case& c, const std::vector<std::string_view>& texts) {
+  std::vector<PipelineOrder> orders;
+  for (const std::string_view text : texts) {
+    const auto rank = static_cast<int>(orders.size());
+    orders.push_back(read_pipeline_order(text));
+    for (const PipelineAction& action : orders.back()) {
+      if (action.stage < c.pipeline.stages() && c.ranks[at(action.stage)] == rank) continue;
+      throw Error(ExitCode::kInvalidInput,
+                  fmt::format("stage {} is not of rank {}; expected the rank's own stages",
+                              action.stage, rank));
+    }
+  }
+  return orders;
+}
 
 // What the hosts do: by the schedule's rules, or of an order that a file gave, which the library
 // lowers where it says what is computed alone.
@@ -67,8 +78,8 @@ std::vector<PipelineRows> rows_of(const Case& c, const Actions& actions) {
     }
     return rows;
   }
-  std::vector<PipelineOrder> orders = read_orders(actions.of(c.id, "compute"));
-  orders = orders.empty() ? read_orders(actions.of(c.id, "comms"))
+  std::vector<PipelineOrder> orders = read_orders(c, actions.of(c.id, "compute"));
+  orders = orders.empty() ? read_orders(c, actions.of(c.id, "comms"))
                           : lowered(orders, c.ranks, c.pipeline.microbatches);
   for (int rank = 0; rank < static_cast<int>(orders.size()); ++rank) {
     rows.push_back(pipeline_rows(orders[at(rank)], c.ranks, rank));
@@ -118,7 +129,7 @@ Conformance compare(const Case& c, const Actions& actions) {
 std::vector<Case> cases_of(const CsvFile& file) {
   const std::size_t id = file.at("id"), schedule = file.at("schedule"), ranks = file.at("pp"),
                     microbatches = file.at("microbatches"), stages = file.at("stages_per_rank");
-  const std::optional<std::size_t> places = file.find("stage_to_rank");
+  const std::size_t places = file.at("stage_to_rank");
   std::vector<Case> cases;
   for (std::size_t row = 0; row < file.rows(); ++row) {
     const auto number = [&](std::size_t column) {
@@ -132,14 +143,12 @@ std::vector<Case> cases_of(const CsvFile& file) {
            {PipelineSchedule::k1F1B, number(ranks), number(microbatches), number(stages)},
            {}};
     c.pipeline.schedule = pipeline_schedule_of(c.schedule).value_or(PipelineSchedule::k1F1B);
-    if (places) {
-      // Numbers are actions' stages: read as "0F 1F ..." would be.
-      std::string_view text = file.text(row, *places);
-      while (!text.empty()) {
-        const std::string_view word = text.substr(0, text.find(' '));
-        text.remove_prefix(std::min(text.size(), word.size() + 1));
-        c.ranks.push_back(read_pipeline_order(std::string(word) + "F").at(0).stage);
-      }
+    std::istringstream text{std::string(file.text(row, places))};
+    for (int rank = 0; text >> rank;) c.ranks.push_back(rank);
+    const bool are_ranks = std::ranges::all_of(
+        c.ranks, [&](int rank) { return rank >= 0 && rank < c.pipeline.ranks; });
+    if (!are_ranks || std::ssize(c.ranks) != c.pipeline.stages()) {
+      throw file.error(row, places, "is not a rank for each stage", "ranks below pp");
     }
     cases.push_back(std::move(c));
   }

@@ -16,6 +16,22 @@ namespace {
 
 const std::filesystem::path kTables = FORESHARD_SOURCE_DIR "/tests/recordings/pipelines";
 
+// The tables with one text of a file replaced.
+std::filesystem::path changed_tables(const char* file, const std::string& from,
+                                     const std::string& to) {
+  const std::filesystem::path folder = std::filesystem::path(testing::TempDir()) / "pipelines";
+  std::filesystem::remove_all(folder);
+  std::filesystem::copy(kTables, folder);
+  std::stringstream text;
+  text << std::ifstream(folder / file).rdbuf();
+  std::string changed = text.str();
+  const std::size_t place = changed.find(from);
+  EXPECT_NE(place, std::string::npos) << from;
+  if (place != std::string::npos) changed.replace(place, from.size(), to);
+  std::ofstream(folder / file) << changed;
+  return folder;
+}
+
 TEST(PipelineTables, HostsDoWhatTheLibrarysDid) {
   const ConformanceFolder folder = conform_pipeline_tables(kTables, {});
   std::size_t compared = 0;
@@ -45,22 +61,25 @@ TEST(PipelineTables, WhatTheLibraryRefusesIsRefused) {
 }
 
 TEST(PipelineTables, OneWordThatDiffersIsFound) {
-  const std::filesystem::path folder = std::filesystem::path(testing::TempDir()) / "pipeline_words";
-  std::filesystem::remove_all(folder);
-  std::filesystem::copy(kTables, folder);
-  std::stringstream text;
-  text << std::ifstream(folder / "actions.csv").rdbuf();
-  std::string changed = text.str();
-  const std::string word = "1F1B-p2-m2-v1,host,1,\"[0:r1F0<0]";
-  const std::size_t place = changed.find(word);
-  ASSERT_NE(place, std::string::npos);
-  changed.replace(place + word.size() - 2, 1, "1");
-  std::ofstream(folder / "actions.csv") << changed;
+  const auto folder = changed_tables("actions.csv", "1F1B-p2-m2-v1,host,1,\"[0:r1F0<0]",
+                                     "1F1B-p2-m2-v1,host,1,\"[0:r1F0<1]");
   const ConformanceFolder found = conform_pipeline_tables(folder, {"1F1B-p2-m2-v1"});
   ASSERT_EQ(found.rows.size(), 1U);
   EXPECT_FALSE(found.rows[0].schedule_identical);
   ASSERT_EQ(found.rows[0].differences.size(), 1U);
   EXPECT_NE(found.rows[0].differences[0].text.find("rank 1"), std::string::npos);
+}
+
+TEST(PipelineTables, StagesThatAreNotThereAreRefused) {
+  const std::string id = "custom01-p2-m2-v1loop";
+  EXPECT_THROW(conform_pipeline_tables(
+                   changed_tables("schedules.csv", "csv compute_only,0 1\n", "csv,0 7\n"), {id}),
+               ConfigError);
+  const auto folder = changed_tables("actions.csv", id + ",compute,0,0F0", id + ",compute,0,9F0");
+  const ConformanceFolder found = conform_pipeline_tables(folder, {id});
+  ASSERT_EQ(found.rows.size(), 1U);
+  EXPECT_EQ(found.rows[0].state, Conformance::State::kNotForecast);
+  EXPECT_NE(found.rows[0].reason.find("stage 9"), std::string::npos) << found.rows[0].reason;
 }
 
 }  // namespace
