@@ -132,6 +132,7 @@ FittedBudget fit_to_budget(const JobOptions& options, Bytes budget, const Search
   std::ranges::sort(steps);
   all = std::ssize(steps);
   Found best = *smallest;
+  std::optional<Found> within;  // the budget
   for (const Bytes step : steps) {
     BudgetPoint point = point_of(best, step);  // what fits less memory fits this
     const auto other = step == top ? fastest : step == floor ? std::nullopt : budgets.fastest(step);
@@ -144,11 +145,12 @@ FittedBudget fit_to_budget(const JobOptions& options, Bytes budget, const Search
     }
     const bool is_new = curve.points.empty() || curve.points.back().plan != point.plan;
     if (is_new) curve.points.push_back(std::move(point));
-    if (step <= budget) {
-      curve.best = point_of(best, std::min(budget, capacity));
-      fitted.job = with_memory(best.job, curve.best->budget);
-    }
+    if (step <= budget) within = best;
     ++done;
+  }
+  if (within) {
+    curve.best = point_of(*within, std::min(budget, capacity));
+    fitted.job = with_memory(within->job, curve.best->budget);
   }
   return fitted;
 }

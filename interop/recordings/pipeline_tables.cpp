@@ -71,16 +71,11 @@ std::vector<PipelineOrder> read_orders(const Case& c, const std::vector<std::str
 // What the hosts do: by the schedule's rules, or of an order that a file gave, which the library
 // lowers where it says what is computed alone.
 std::vector<PipelineRows> rows_of(const Case& c, const Actions& actions) {
-  std::vector<PipelineRows> rows;
-  if (pipeline_schedule_of(c.schedule)) {
-    for (int rank = 0; rank < c.pipeline.ranks; ++rank) {
-      rows.push_back(pipeline_rows(c.pipeline, rank));
-    }
-    return rows;
-  }
+  if (pipeline_schedule_of(c.schedule)) return pipeline_rows(c.pipeline);
   std::vector<PipelineOrder> orders = read_orders(c, actions.of(c.id, "compute"));
   orders = orders.empty() ? read_orders(c, actions.of(c.id, "comms"))
                           : lowered(orders, c.ranks, c.pipeline.microbatches);
+  std::vector<PipelineRows> rows;
   for (int rank = 0; rank < static_cast<int>(orders.size()); ++rank) {
     rows.push_back(pipeline_rows(orders[at(rank)], c.ranks, rank));
   }

@@ -556,6 +556,24 @@ void StepBuilder::visit_gradients(std::int32_t unit, std::int32_t pass, const Vi
   }
 }
 
+void StepBuilder::step_one_by_one(const std::vector<Bytes>& moments, bool on_host) {
+  std::int32_t divisor = kNoBuffer;
+  for (const Bytes moment : moments) {
+    const auto temporary = [&] {
+      const std::int32_t id =
+          allocate(MemoryCategory::kOptimizerTemp, Stream::kCompute, -1, moment);
+      graph_.buffers.back().on_host = on_host;
+      return id;
+    };
+    std::int32_t root = temporary();
+    const std::int32_t next = temporary();
+    free(root);
+    free(divisor);
+    divisor = next;
+  }
+  free(divisor);
+}
+
 void StepBuilder::free_gradients(std::int32_t unit, std::int32_t pass) {
   using Kind = MemoryAction::Kind;
   bool is_last = true;

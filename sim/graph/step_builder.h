@@ -207,6 +207,9 @@ class StepBuilder {
     for (std::int32_t& buffer : buffers) free(buffer);
     buffers.clear();
   }
+  // torch.optim, _single_tensor_adamw: of each parameter a root as large as its moment, and what it
+  // is divided to, which lives until the next parameter's is there.
+  void step_one_by_one(const std::vector<Bytes>& moments, bool on_host);
   std::int32_t allocate_persistent(MemoryCategory category, std::int32_t unit, Bytes bytes);
   std::int32_t allocate_persistent_parts(MemoryCategory category, std::int32_t unit,
                                          std::int32_t parts);

@@ -91,7 +91,6 @@ class Ddp final : public GradientHooks {
   std::int64_t own_elements() const;
   std::vector<std::int32_t> state_parts();
   void adafactor();
-  void step_one_by_one();
   UnitWork step_work(EventKind kind) const override;
   bool is_cast(const ParameterSpec& p) const;
   std::int64_t cast_elements(std::int32_t layer) const;

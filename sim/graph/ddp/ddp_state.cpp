@@ -166,7 +166,11 @@ void Ddp::optimizer(bool stepped) {
   if (plan_.optimizer.kind == Optimizer::Kind::kAdafactor) adafactor();
   if (plan_.optimizer.kind == Optimizer::Kind::kAdamW &&
       plan_.optimizer.implementation == Optimizer::Implementation::kLoop) {
-    step_one_by_one();
+    std::vector<Bytes> moments;
+    for (const std::int32_t p : Ddp::stepped()) {
+      moments.emplace_back(parameter(p).numel * size_of(plan_.optimizer.state));
+    }
+    step_one_by_one(moments, false);
   }
   if (plan_.optimizer.kind == Optimizer::Kind::kAdamW && !states.empty() &&
       plan_.optimizer.implementation == Optimizer::Implementation::kForeach) {
@@ -196,24 +200,6 @@ void Ddp::optimizer(bool stepped) {
   for (std::int32_t& gradient : wide_gradients_) StepBuilder::free(gradient);
   wide_gradients_.clear();
   if (plan_.host_sync == HostSync::kStep) graph().final_host_wait = last;
-}
-
-// torch.optim, _single_tensor_adamw: a root and what it is divided to, which lives until the next
-// parameter's is there.
-void Ddp::step_one_by_one() {
-  std::int32_t divisor = kNoBuffer;
-  for (const std::int32_t p : stepped()) {
-    const auto temporary = [&] {
-      return allocate(MemoryCategory::kOptimizerTemp, Stream::kCompute, -1,
-                      Bytes(parameter(p).numel * size_of(plan_.optimizer.state)));
-    };
-    std::int32_t root = temporary();
-    const std::int32_t next = temporary();
-    StepBuilder::free(root);
-    StepBuilder::free(divisor);
-    divisor = next;
-  }
-  StepBuilder::free(divisor);
 }
 
 // transformers' Adafactor.step: the update of a parameter lives until the next one's square is

@@ -260,7 +260,6 @@ class Fsdp2 final : public StepBuilder {
   void root_post_backward_final_callback();
   void optimizer(StepNumber step);
   void create_optimizer_states();
-  void step_one_by_one();
   void pad_again();
   void zero_grad();
   void clip();

@@ -187,7 +187,11 @@ void Fsdp2::optimizer(StepNumber step) {
                      plan_.ignored != Ignored::kNone;
   if (adam && plan_.optimizer.implementation == Optimizer::Implementation::kFused) {
   } else if (adam && loops) {
-    step_one_by_one();
+    std::vector<Bytes> moments;
+    for (const Trained& p : trained_) {
+      if (p.stepped) moments.emplace_back(p.state_bytes);
+    }
+    step_one_by_one(moments, plan_.offload != Offload::kNone);
   } else if (adam) {
     // What the counters on the host are increased by.
     std::int32_t one = allocate(MemoryCategory::kOptimizerState, Stream::kCompute, -1, Bytes(4));
@@ -214,27 +218,6 @@ void Fsdp2::optimizer(StepNumber step) {
     zero_grad();
   }
   if (plan_.host_sync == HostSync::kStep) graph().final_host_wait = last;
-}
-
-// The divisor of a parameter lives until the next one's is there.
-void Fsdp2::step_one_by_one() {
-  const bool on_host = plan_.offload != Offload::kNone;
-  std::int32_t divisor = kNoBuffer;
-  for (const Trained& p : trained_) {
-    if (!p.stepped) continue;
-    const auto temporary = [&] {
-      const std::int32_t id =
-          allocate(MemoryCategory::kOptimizerTemp, Stream::kCompute, -1, Bytes(p.state_bytes));
-      graph().buffers.back().on_host = on_host;
-      return id;
-    };
-    std::int32_t root = temporary();
-    const std::int32_t next = temporary();
-    StepBuilder::free(root);
-    StepBuilder::free(divisor);
-    divisor = next;
-  }
-  StepBuilder::free(divisor);
 }
 
 // Parameter by parameter, in the order of Module.parameters().

@@ -98,8 +98,9 @@ using PipelineRows = std::vector<PipelineRow>;  // of one rank, in host order
 
 std::string text_of(const PipelineRows& rows);
 
-PipelineRows pipeline_rows(const StagePipeline& pipeline, int rank);
-// Of a lowered order that may be no schedule's.
+// Of every rank. Throws as pipeline_orders().
+std::vector<PipelineRows> pipeline_rows(const StagePipeline& pipeline);
+// Of a rank's lowered order that may be no schedule's.
 PipelineRows pipeline_rows(const PipelineOrder& lowered, const std::vector<int>& stage_ranks,
                            int rank);
 

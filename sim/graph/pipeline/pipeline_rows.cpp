@@ -294,12 +294,20 @@ PipelineRows pipeline_rows(const PipelineOrder& lowered, const std::vector<int>&
   return std::move(host).rows();
 }
 
-PipelineRows pipeline_rows(const StagePipeline& pipeline, int rank) {
+std::vector<PipelineRows> pipeline_rows(const StagePipeline& pipeline) {
   const std::vector<PipelineOrder> orders = pipeline_orders(pipeline);
-  if (pipeline.schedule == PipelineSchedule::kGPipe) return gpipe_rows(pipeline, rank);
-  if (pipeline.schedule == PipelineSchedule::k1F1B) return one_f_one_b_rows(pipeline, rank);
   const std::vector<int> ranks = stage_ranks(pipeline);
-  return pipeline_rows(lowered(orders, ranks, pipeline.microbatches)[at(rank)], ranks, rank);
+  const bool is_gpipe = pipeline.schedule == PipelineSchedule::kGPipe;
+  const bool exchanges_itself = is_gpipe || pipeline.schedule == PipelineSchedule::k1F1B;
+  std::vector<PipelineOrder> whole;
+  if (!exchanges_itself) whole = lowered(orders, ranks, pipeline.microbatches);
+  std::vector<PipelineRows> rows;
+  for (int rank = 0; rank < pipeline.ranks; ++rank) {
+    rows.push_back(is_gpipe           ? gpipe_rows(pipeline, rank)
+                   : exchanges_itself ? one_f_one_b_rows(pipeline, rank)
+                                      : pipeline_rows(whole[at(rank)], ranks, rank));
+  }
+  return rows;
 }
 
 }  // namespace foreshard

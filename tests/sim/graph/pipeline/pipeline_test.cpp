@@ -59,9 +59,10 @@ TEST(Pipeline, EveryMicroBatchRunsOnceThroughEveryStage) {
 TEST(Pipeline, WhatIsSentIsReceivedAndWaitedFor) {
   for (const StagePipeline& p : some_pipelines()) {
     std::set<std::tuple<int, bool, int, int, int>> sent, received;  // from stage, kind, k, from, to
+    const std::vector<PipelineRows> rows = pipeline_rows(p);
     for (int rank = 0; rank < p.ranks; ++rank) {
       std::set<int> posted, waited;
-      for (const PipelineRow& row : pipeline_rows(p, rank)) {
+      for (const PipelineRow& row : rows[at(rank)]) {
         if (row.kind == PipelineRow::Kind::kWait) {
           EXPECT_TRUE(posted.contains(row.batch));
           EXPECT_TRUE(waited.insert(row.batch).second);
