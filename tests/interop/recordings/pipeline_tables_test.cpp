@@ -10,26 +10,26 @@
 
 #include "interop/csv_file.h"
 #include "sim/graph/pipeline/pipeline.h"
+#include "tests/support/temporary_folder.h"
 
 namespace foreshard {
 namespace {
 
 const std::filesystem::path kTables = FORESHARD_SOURCE_DIR "/tests/recordings/pipelines";
 
-// The tables with one text of a file replaced.
-std::filesystem::path changed_tables(const char* file, const std::string& from,
-                                     const std::string& to) {
-  const std::filesystem::path folder = std::filesystem::path(testing::TempDir()) / "pipelines";
-  std::filesystem::remove_all(folder);
-  std::filesystem::copy(kTables, folder);
+// The row `id` of the tables with one text of a file replaced.
+ConformanceFolder conform_changed(const std::string& id, const char* file, const std::string& from,
+                                  const std::string& to) {
+  const TemporaryFolder folder;
+  std::filesystem::copy(kTables, folder.path());
   std::stringstream text;
   text << std::ifstream(folder / file).rdbuf();
   std::string changed = text.str();
   const std::size_t place = changed.find(from);
   EXPECT_NE(place, std::string::npos) << from;
   if (place != std::string::npos) changed.replace(place, from.size(), to);
-  std::ofstream(folder / file) << changed;
-  return folder;
+  folder.write(file, changed);
+  return conform_pipeline_tables(folder.path(), {id});
 }
 
 TEST(PipelineTables, HostsDoWhatTheLibrarysDid) {
@@ -61,9 +61,9 @@ TEST(PipelineTables, WhatTheLibraryRefusesIsRefused) {
 }
 
 TEST(PipelineTables, OneWordThatDiffersIsFound) {
-  const auto folder = changed_tables("actions.csv", "1F1B-p2-m2-v1,host,1,\"[0:r1F0<0]",
-                                     "1F1B-p2-m2-v1,host,1,\"[0:r1F0<1]");
-  const ConformanceFolder found = conform_pipeline_tables(folder, {"1F1B-p2-m2-v1"});
+  const std::string id = "1F1B-p2-m2-v1";
+  const ConformanceFolder found =
+      conform_changed(id, "actions.csv", id + ",host,1,\"[0:r1F0<0]", id + ",host,1,\"[0:r1F0<1]");
   ASSERT_EQ(found.rows.size(), 1U);
   EXPECT_FALSE(found.rows[0].schedule_identical);
   ASSERT_EQ(found.rows[0].differences.size(), 1U);
@@ -72,11 +72,10 @@ TEST(PipelineTables, OneWordThatDiffersIsFound) {
 
 TEST(PipelineTables, StagesThatAreNotThereAreRefused) {
   const std::string id = "custom01-p2-m2-v1loop";
-  EXPECT_THROW(conform_pipeline_tables(
-                   changed_tables("schedules.csv", "csv compute_only,0 1\n", "csv,0 7\n"), {id}),
+  EXPECT_THROW(conform_changed(id, "schedules.csv", "csv compute_only,0 1\n", "csv,0 7\n"),
                ConfigError);
-  const auto folder = changed_tables("actions.csv", id + ",compute,0,0F0", id + ",compute,0,9F0");
-  const ConformanceFolder found = conform_pipeline_tables(folder, {id});
+  const ConformanceFolder found =
+      conform_changed(id, "actions.csv", id + ",compute,0,0F0", id + ",compute,0,9F0");
   ASSERT_EQ(found.rows.size(), 1U);
   EXPECT_EQ(found.rows[0].state, Conformance::State::kNotForecast);
   EXPECT_NE(found.rows[0].reason.find("stage 9"), std::string::npos) << found.rows[0].reason;
