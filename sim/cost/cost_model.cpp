@@ -56,6 +56,8 @@ CollectiveOperation operation_of(EventKind collective) {
   switch (collective) {
     case EventKind::kAllToAll:
       return CollectiveOperation::kAllToAll;
+    case EventKind::kSendRecv:
+      return CollectiveOperation::kSendRecv;
     case EventKind::kAllGather:
       return CollectiveOperation::kAllGather;
     case EventKind::kReduceScatter:
@@ -690,6 +692,9 @@ CostTable CostModel::price(const EventGraph& graph, const FactorDraw& draw) cons
   const auto slowdown = [&](double factor) { return Contention::kOne + excess(factor); };
   table.contention.compute = slowdown(calibration_.contention.compute);
   table.contention.communication = slowdown(calibration_.contention.communication);
+  for (const auto& rank : graph.pipeline) {
+    table.pipeline.push_back(rank ? price(*rank, draw) : CostTable());
+  }
   return table;
 }
 

@@ -57,8 +57,9 @@ struct HostDelay {
 struct CostTable {
   std::vector<Cost> works;  // indexed like EventGraph::works
   Contention contention;
-  std::vector<Evidence> evidence;  // per Work, of its weakest curve
-  std::vector<HostDelay> delays;   // of every step, by ascending row
+  std::vector<Evidence> evidence;   // per Work, of its weakest curve
+  std::vector<HostDelay> delays;    // of every step, by ascending row
+  std::vector<CostTable> pipeline;  // of the graphs in EventGraph::pipeline, in their order
 };
 
 }  // namespace foreshard

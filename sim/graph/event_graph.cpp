@@ -35,14 +35,15 @@ const char* to_string(EventKind kind) {
                                                                   "storage_read",
                                                                   "storage_write",
                                                                   "host_optimizer",
-                                                                  "all_to_all"};
+                                                                  "all_to_all",
+                                                                  "send_recv"};
   return kNames[at(kind)];
 }
 
 const char* to_string(Stream stream) {
   static constexpr std::array<const char*, kStreams> kNames = {
-      "compute",    "all_gather_copy_in", "all_gather",       "reduce_scatter",
-      "all_reduce", "tensor_parallel",    "context_parallel", "expert_parallel"};
+      "compute",         "all_gather_copy_in", "all_gather",      "reduce_scatter",   "all_reduce",
+      "tensor_parallel", "context_parallel",   "expert_parallel", "pipeline_parallel"};
   return kNames[at(stream)];
 }
 
@@ -53,6 +54,8 @@ void EventGraph::clear() {
   works.clear();
   kernels.clear();
   communicators.clear();
+  exchanges.clear();
+  pipeline.clear();
   units.clear();
   final_host_wait = kNoEvent;
   host = {};
@@ -118,6 +121,12 @@ std::string EventGraph::fingerprint() const {
     }
   }
   hash.add(std::int64_t{final_host_wait});
+  for (const Exchange& exchange : exchanges) {
+    hash.add(std::int64_t{exchange.row} << 32 ^ std::int64_t{exchange.peer});
+  }
+  for (const auto& rank : pipeline) {
+    if (rank) hash.add(rank->fingerprint());
+  }
   for (std::int32_t b : persistent) hash.add(std::int64_t{b});
   for (const Work& work : works) {
     hash.add(static_cast<std::int64_t>(work.caller) << 52 | std::int64_t{work.to_neighbour} << 48 |

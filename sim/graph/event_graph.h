@@ -54,17 +54,18 @@ enum class EventKind : std::uint8_t {
   kStorageWrite,
   kHostOptimizer,  // the step on the host's cores
   kAllToAll,
+  kSendRecv,  // a batch of transfers between two ranks of a pipeline
 };
-inline constexpr std::size_t kEventKinds = 27;
+inline constexpr std::size_t kEventKinds = 28;
 const char* to_string(EventKind kind);
 constexpr bool is_collective(EventKind kind) {
   return kind == EventKind::kAllGather || kind == EventKind::kReduceScatter ||
          kind == EventKind::kAllReduce || kind == EventKind::kBroadcast ||
-         kind == EventKind::kReduce || kind == EventKind::kAllToAll;
+         kind == EventKind::kReduce || kind == EventKind::kAllToAll || kind == EventKind::kSendRecv;
 }
 
-// The last three are the streams of the communicators inside layers: of the mesh's axes tp, cp, and
-// ep with etp.
+// The last four are the streams of communicators of the mesh's axes: of those inside layers, tp,
+// cp, and ep with etp; and of pp.
 enum class Stream : std::uint8_t {
   kCompute,
   kCopyIn,
@@ -73,12 +74,13 @@ enum class Stream : std::uint8_t {
   kAllReduce,
   kTensor,
   kContext,
-  kExpert
+  kExpert,
+  kPipeline
 };
-inline constexpr std::size_t kStreams = 8;
+inline constexpr std::size_t kStreams = 9;
 const char* to_string(Stream stream);
 // Streams as bits.
-using StreamSet = std::uint8_t;
+using StreamSet = std::uint16_t;
 constexpr StreamSet only(Stream stream) {
   return static_cast<StreamSet>(1U << static_cast<unsigned>(stream));
 }
@@ -131,7 +133,7 @@ struct Row {
   std::uint16_t work = 0;
   // Streams (bits) whose head may start once this row has ended: its own, waiting ones, the
   // communicator's next. It lets the simulator look at nothing but what can go on.
-  std::uint8_t wakes = 0;
+  StreamSet wakes = 0;
   bool operator==(const Row&) const = default;
 };
 static_assert(sizeof(Row) == 16);
@@ -222,6 +224,14 @@ struct Buffer {
   bool operator==(const Buffer&) const = default;
 };
 
+// A row that is one side of a transfer between two ranks of a pipeline: nothing moves before both
+// sides have begun. The i-th of this rank with `peer` meets the i-th of that one with this rank.
+struct Exchange {
+  EventId row = kNoEvent;
+  std::int32_t peer = 0;  // rank of the pipeline
+  bool operator==(const Exchange&) const = default;
+};
+
 // One execution of a layer in a micro-batch: its slots are buffers first_buffer .. first_buffer +
 // slots.
 struct LayerExecution {
@@ -274,7 +284,12 @@ struct EventGraph {
   std::vector<Communicator> communicators;
   std::vector<Unit> units;
   EventId final_host_wait = kNoEvent;  // the host awaits its end before the next step
-  HostCode host;                       // what issues the rows
+  // Of a rank of a pipeline: the rows that meet others', in their order (all on kPipeline), and the
+  // graphs of all ranks, but for this one's own place, which is null. Empty: there is no pipeline.
+  std::vector<Exchange> exchanges;
+  std::int32_t pipeline_rank = 0;
+  std::vector<std::shared_ptr<const EventGraph>> pipeline;
+  HostCode host;  // what issues the rows
 
   // Memory: ids below first_own_buffer belong to the slots of `executions`, the others are
   // `buffers`.

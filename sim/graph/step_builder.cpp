@@ -234,7 +234,7 @@ EventId StepBuilder::push(EventKind kind, Stream stream, std::uint16_t work, std
                           std::int32_t layer) {
   const auto id = static_cast<EventId>(graph_.rows.size());
   const auto s = at(stream);
-  const auto bit = static_cast<std::uint8_t>(1U << s);
+  const auto bit = static_cast<StreamSet>(1U << s);
   Row* const rows = graph_.rows.data();
   Row row;
   row.kind = kind;

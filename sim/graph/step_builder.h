@@ -161,7 +161,7 @@ class StepBuilder {
     if (source == stream) return;  // stream order
     const auto s = at(stream);
     const auto from = at(source);
-    const auto bit = static_cast<std::uint8_t>(1U << from);
+    const auto bit = static_cast<StreamSet>(1U << from);
     EventId& pending = pending_waits_[s][from];
     if ((pending_sources_[s] & bit) == 0 || pending < event) pending = event;
     pending_sources_[s] |= bit;
@@ -200,7 +200,8 @@ class StepBuilder {
   void free(std::int32_t& buffer, StreamSet recorded) {
     if (buffer == kNoBuffer) return;
     graph_.actions.push_back(
-        {MemoryAction::Kind::kFree, buffer, recorded == 0 ? MemoryAction::kWhole : recorded});
+        {MemoryAction::Kind::kFree, buffer,
+         recorded == 0 ? MemoryAction::kWhole : static_cast<std::uint8_t>(recorded)});
     buffer = kNoBuffer;
   }
   void free_all(std::vector<std::int32_t>& buffers) {
@@ -384,7 +385,7 @@ class StepBuilder {
 
   std::array<EventId, kStreams> tails_;
   std::array<std::array<EventId, kStreams>, kStreams> pending_waits_;  // [stream][source stream]
-  std::array<std::uint8_t, kStreams> pending_sources_{};               // bits: which are set
+  std::array<StreamSet, kStreams> pending_sources_{};                  // which are set
   std::array<EventId, 256> communicator_tails_;
   std::uint8_t reduce_scatter_communicator_ = kShard;
   std::array<std::uint8_t, kMeshDims> communicator_of_dim_{};

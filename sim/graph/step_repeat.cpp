@@ -133,7 +133,7 @@ void StepBuilder::write_again(const Place& b, const Place& c, std::int32_t times
   for (std::size_t i = c.rows; i < graph_.rows.size(); ++i) {
     Row& row = all[i];
     row = all[i - rows];
-    const auto bit = static_cast<std::uint8_t>(1U << static_cast<unsigned>(row.stream));
+    const auto bit = static_cast<StreamSet>(1U << static_cast<unsigned>(row.stream));
     row.wakes = bit;
     row.host_wait += row.host_wait - all[i - 2 * rows].host_wait;
     row.waits_begin += static_cast<std::uint32_t>(waits);

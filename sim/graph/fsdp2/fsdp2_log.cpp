@@ -25,6 +25,7 @@ std::string_view short_name(Stream stream) {
     case Stream::kTensor:
     case Stream::kContext:
     case Stream::kExpert:
+    case Stream::kPipeline:
       break;
   }
   return "";
