@@ -187,7 +187,7 @@ SearchVariants search_variants(const Job& job, const SpaceRequest& request) {
     // A batch that the ranks do not divide is a mistake to be named, not to be mended by axes.
     const std::int64_t batch = variants.list[0].space.global_batch;
     const Mesh& mesh = job.resolved.plan.mesh;
-    const std::int64_t ranks = job.cluster.gpus / (mesh.tp * mesh.cp);
+    const std::int64_t ranks = job.cluster.gpus / mesh.sharing();
     if (batch < ranks || batch % ranks == 0) {
       variants.otherwise = [over_axes] { return over_axes(axis_keys()); };
     }

@@ -223,7 +223,7 @@ std::optional<Remedy> another_runtime(const Job& job, const Plan& plan, const Me
   }
   const Assignments sharded = {
       fmt::format("runtime={}", to_string(RuntimeKind::kFsdp2)),
-      fmt::format("mesh.shard={}", job.cluster.gpus / (plan.mesh.cp * plan.mesh.tp)),
+      fmt::format("mesh.shard={}", job.cluster.gpus / plan.mesh.sharing()),
       "mesh.replicate=1"};
   const auto other = changed_job(job, sharded);
   if (!other) return std::nullopt;

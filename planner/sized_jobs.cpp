@@ -70,7 +70,7 @@ std::int64_t SizedJobs::sequences_of_step(const Job& job, std::int64_t most_sequ
   const Mesh& mesh = job.resolved.plan.mesh;
   const std::vector<std::int64_t> micro_batches = space_of(job).micro_batches;
   const std::int64_t at_once = micro_batches.empty() ? 1 : micro_batches.front();
-  std::int64_t ranks = job.cluster.gpus / (mesh.cp * mesh.tp);
+  std::int64_t ranks = job.cluster.gpus / mesh.sharing();
   while (!split_axes(vary_).axes.empty() && ranks > 1 &&
          checked_multiply(ranks, at_once) > most_sequences) {
     do --ranks;

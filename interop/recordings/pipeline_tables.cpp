@@ -150,20 +150,6 @@ std::vector<Case> cases_of(const CsvFile& file) {
   return cases;
 }
 
-// Whole steps of pipelines: what a rank's stages do with their units.
-void add_ranks(const std::filesystem::path& path, ConformanceFolder& folder) {
-  const CsvFile file = read_csv_file(path);
-  const std::size_t configuration = file.at("config"), rank = file.at("rank");
-  for (std::size_t row = 0; row < file.rows(); ++row) {
-    Conformance c;
-    c.state = Conformance::State::kNotForecast;
-    c.id = fmt::format("{}/{}", file.text(row, configuration), file.text(row, rank));
-    c.version = kVersion;
-    c.reason = "a pipeline's stages (mesh.pp) are not modelled; expected a plan without";
-    folder.rows.push_back(std::move(c));
-  }
-}
-
 bool has_tables(const std::filesystem::path& folder) {
   return !csv_path(folder, "schedules").empty() || !csv_path(folder, "ranks").empty();
 }
@@ -204,7 +190,7 @@ ConformanceFolder conform_pipeline_tables(const std::filesystem::path& folder,
       }
     }
   } else {
-    add_ranks(csv_path(folder, "ranks"), result);
+    result.rows = conform_pipeline_ranks(folder);
   }
   if (!only.empty()) {
     std::erase_if(result.rows, [&](const Conformance& row) {

@@ -23,7 +23,10 @@ namespace {
 
 using What = Difference::What;
 
-bool is_boundary(std::string_view kind) {
+bool is_boundary(const Recording& recording, std::string_view kind) {
+  if (!recording.boundaries.empty()) {
+    return std::ranges::find(recording.boundaries, kind) != recording.boundaries.end();
+  }
   constexpr std::array<std::string_view, 12> kBoundaries = {
       "step_begin",      "forward_begin",          "forward_end",   "loss",
       "backward_begin",  "backward_end",           "reduce_end",    "root_post_backward_begin",
@@ -242,7 +245,7 @@ class StepComparison {
       const LoggedMemory::Level& level = step.memory->levels[i];
       highest = std::max(highest, level.highest);
       const RecordedEvent& event = step.predicted[i];
-      if (!is_boundary(event.kind)) continue;
+      if (!is_boundary(recording_, event.kind)) continue;
       const auto where = [&](std::size_t row) {
         return fmt::format("{}, {}, step {}, seq {}: {} {}", recording_.memory_file, recording_.id,
                            step.number, rows[row]->seq, rows[row]->kind, rows[row]->unit);

@@ -88,6 +88,8 @@ struct Recording {
   bool events_have_communicators = false;
   bool first_step_order_equal = true;  // step 1's events are those of step 2 but for memory
   std::vector<std::string> categories;
+  // Kinds of events that memory rows stand at; empty: the usual ones (conform.cpp).
+  std::vector<std::string> boundaries;
   std::vector<RecordedMemoryRow> memory;  // steps 1 and 2
   bool memory_has_own_seq = true;  // else the rows are another version's, whose events differ
   std::vector<RecordedPeak> peaks;

@@ -202,7 +202,7 @@ class Changes {
     const Cluster rest = on_nodes(costs_.cluster(), kept);
     Plan plan = made_.plan;
     Mesh& mesh = plan.mesh;
-    const std::int64_t inner = mesh.cp * mesh.tp;
+    const std::int64_t inner = mesh.sharing();
     if (rest.gpus % inner != 0) return;
     const std::int64_t ranks = rest.gpus / inner;
     if (mesh.replicate == 1 || ranks % mesh.shard != 0) mesh.shard = ranks;

@@ -284,7 +284,7 @@ bool least_holds(const SizedJob& job, const Cluster& cluster, const MemoryTerms&
   plan.recompute = space.recomputes.empty() ? RangedPolicy<Recompute>{Recompute::kFull, {}}
                                             : space.recomputes.back();
   plan.prefetch = space.prefetches.empty() ? Prefetch{} : space.prefetches.front();
-  const std::int64_t inner = plan.mesh.cp * plan.mesh.tp;
+  const std::int64_t inner = plan.mesh.sharing();
   const std::int64_t ranks = cluster.gpus / inner;
   const std::int64_t shard = space.shard_groups.empty() ? ranks : space.shard_groups.front();
   if (cluster.gpus % inner != 0 || shard == 0 || ranks % shard != 0) return false;

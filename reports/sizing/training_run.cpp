@@ -85,7 +85,7 @@ RunForecast forecast_run(const SizedPlan& sized, const Price& price, const RunTe
   const Batch& batch = sized.plan.batch;
   // Ranks of cp and tp share their sequences.
   const Mesh& mesh = sized.plan.mesh;
-  const double data_ranks = gpus / as_double(mesh.cp * mesh.tp);
+  const double data_ranks = gpus / as_double(mesh.sharing());
   const auto tokens_per_step =
       as_double(batch.micro_batch * batch.accumulation * batch.sequence) * data_ranks;
   run.steps = std::ceil(terms.tokens / tokens_per_step);

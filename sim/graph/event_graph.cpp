@@ -43,7 +43,7 @@ const char* to_string(EventKind kind) {
 const char* to_string(Stream stream) {
   static constexpr std::array<const char*, kStreams> kNames = {
       "compute",         "all_gather_copy_in", "all_gather",      "reduce_scatter",   "all_reduce",
-      "tensor_parallel", "context_parallel",   "expert_parallel", "pipeline_parallel"};
+      "tensor_parallel", "context_parallel",   "expert_parallel", "pipeline_parallel",  "pipeline_send"};
   return kNames[at(stream)];
 }
 
@@ -122,7 +122,8 @@ std::string EventGraph::fingerprint() const {
   }
   hash.add(std::int64_t{final_host_wait});
   for (const Exchange& exchange : exchanges) {
-    hash.add(std::int64_t{exchange.row} << 32 ^ std::int64_t{exchange.peer});
+    hash.add(std::int64_t{exchange.row} << 32 ^ std::int64_t{exchange.peer} << 2 ^
+             static_cast<std::int64_t>(exchange.side));
   }
   for (const auto& rank : pipeline) {
     if (rank) hash.add(rank->fingerprint());

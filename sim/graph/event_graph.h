@@ -64,8 +64,8 @@ constexpr bool is_collective(EventKind kind) {
          kind == EventKind::kReduce || kind == EventKind::kAllToAll || kind == EventKind::kSendRecv;
 }
 
-// The last four are the streams of communicators of the mesh's axes: of those inside layers, tp,
-// cp, and ep with etp; and of pp.
+// The last five are the streams of communicators of the mesh's axes: of those inside layers, tp,
+// cp, and ep with etp; and of pp, whose sends that are no batch's have one of their own.
 enum class Stream : std::uint8_t {
   kCompute,
   kCopyIn,
@@ -75,9 +75,10 @@ enum class Stream : std::uint8_t {
   kTensor,
   kContext,
   kExpert,
-  kPipeline
+  kPipeline,
+  kPipelineSend
 };
-inline constexpr std::size_t kStreams = 9;
+inline constexpr std::size_t kStreams = 10;
 const char* to_string(Stream stream);
 // Streams as bits.
 using StreamSet = std::uint16_t;
@@ -224,11 +225,15 @@ struct Buffer {
   bool operator==(const Buffer&) const = default;
 };
 
-// A row that is one side of a transfer between two ranks of a pipeline: nothing moves before both
-// sides have begun. The i-th of this rank with `peer` meets the i-th of that one with this rank.
+// A row that is one side of a transfer between two ranks of a pipeline. kBoth: of a batch, which
+// moves when both sides have begun. kSend and kReceive: of one transfer, whose sender does not wait
+// for who receives it (it is buffered, or posted long before). The i-th of this rank with `peer`
+// meets the i-th of that one with this rank; a send, a receive.
 struct Exchange {
+  enum class Side : std::uint8_t { kBoth, kSend, kReceive };
   EventId row = kNoEvent;
   std::int32_t peer = 0;  // rank of the pipeline
+  Side side = Side::kBoth;
   bool operator==(const Exchange&) const = default;
 };
 
@@ -284,8 +289,7 @@ struct EventGraph {
   std::vector<Communicator> communicators;
   std::vector<Unit> units;
   EventId final_host_wait = kNoEvent;  // the host awaits its end before the next step
-  // Of a rank of a pipeline: the rows that meet others', in their order (all on kPipeline), and the
-  // graphs of all ranks, but for this one's own place, which is null. Empty: there is no pipeline.
+  // Of a rank of a pipeline: the rows that meet others', in their order, and the graphs of all ranks, but for this one's own place, which is null. Empty: there is no pipeline.
   std::vector<Exchange> exchanges;
   std::int32_t pipeline_rank = 0;
   std::vector<std::shared_ptr<const EventGraph>> pipeline;

@@ -177,7 +177,7 @@ void StepBuilder::add_communicators(PostForwardGroups groups) {
                     [&](const Communicator& c) { return c.group == group; });
     if (!known) list.push_back({"post_forward", group, groups == PostForwardGroups::kOfEachUnit});
   }
-  if (!mesh.is_plain() || plan_.step_frame != StepFrame::kPlain) add_axes();
+  if (!mesh.is_plain() || plan_.step_frame != StepFrame::kPlain || mesh.pp > 1) add_axes();
   for (Communicator& communicator : list) communicator.group.placement = plan_.placement;
 }
 
@@ -449,6 +449,19 @@ EventId StepBuilder::add_collective(const LayerCollective& collective, Bytes byt
   work.copies = static_cast<std::uint16_t>(collective.copies);
   const EventKind kind = kind_of(collective.kind);
   return push(kind, stream, collective_work(kind, work), unit, -1);
+}
+
+EventId StepBuilder::add_exchange(std::int32_t peer, Bytes bytes, Exchange::Side side) {
+  const Stream stream = side == Exchange::Side::kSend ? Stream::kPipelineSend : Stream::kPipeline;
+  wait(stream, tail(Stream::kCompute));
+  UnitWork work;
+  work.communicator = communicator_of(MeshDim::kPp);
+  work.bytes = bytes;
+  work.queues = side == Exchange::Side::kBoth;  // one way each has a communicator of its own
+  const EventId row =
+      push(EventKind::kSendRecv, stream, collective_work(EventKind::kSendRecv, work), -1, -1);
+  graph_.exchanges.push_back({row, peer, side});
+  return row;
 }
 
 std::uint16_t StepBuilder::collective_work(EventKind kind, const UnitWork& work) {

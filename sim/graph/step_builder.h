@@ -140,6 +140,9 @@ class StepBuilder {
                          std::int32_t unit);
   // A collective between the parts of a layer, on its axis' stream, behind what is computed.
   EventId add_collective(const LayerCollective& collective, Bytes bytes, std::int32_t unit);
+  // A batch of transfers with another rank of the pipeline, behind what is computed. `bytes`: that
+  // move each way.
+  EventId add_exchange(std::int32_t peer, Bytes bytes, Exchange::Side side);
   EventId launch_call(const LayerCall& call, std::int32_t unit) {
     const Bytes whole(std::max(call.bytes_in, call.bytes_out));
     return add_collective(call.collective, whole, unit);
@@ -229,7 +232,19 @@ class StepBuilder {
 
   // Pass m is micro-batch m; an evaluation forward is the pass behind the last one, the forwards of
   // Plan::reference those behind that.
+  // A pass may be gone on with after others.
   void begin_pass(std::int32_t pass, std::int32_t microbatch);
+  // Buffers of the pass: what is handed to the layer, that one's gradient; and the same of what a
+  // stage's last layer hands on.
+  std::int32_t input_buffer(std::int32_t layer) const {
+    return graph_.executions[at(first_execution_ + layer)].first_buffer;
+  }
+  std::int32_t input_gradient(std::int32_t layer) const { return input_buffer(layer) + 1; }
+  std::int32_t output_buffer(std::int32_t layer) const {
+    const LayerExecution& execution = graph_.executions[at(first_execution_ + layer)];
+    const auto slots = static_cast<std::int32_t>(graph_.program(execution).slots.size());
+    return execution.first_buffer + slots - 2;
+  }
   std::int32_t pass() const { return pass_; }
   std::int32_t evaluation_pass() const {
     return static_cast<std::int32_t>(plan_.batch.accumulation);

@@ -8,8 +8,10 @@
 
 namespace foreshard {
 
-EventGraph build_training_step(const ModelSpec& model, const Plan& plan,
-                               const LayerPrograms& programs, EventGraph recycled) {
+namespace {
+
+EventGraph build_rank(const ModelSpec& model, const Plan& plan, const LayerPrograms& programs,
+                      EventGraph recycled) {
   switch (plan.runtime.kind) {
     case RuntimeKind::kFsdp2:
       return build_fsdp2(model, plan, programs, std::move(recycled));
@@ -29,6 +31,32 @@ EventGraph build_training_step(const ModelSpec& model, const Plan& plan,
   }
   FORESHARD_CHECK(false, "unknown runtime");
   return {};
+}
+
+}  // namespace
+
+EventGraph build_training_step(const ModelSpec& model, const Plan& plan,
+                               const LayerPrograms& programs, EventGraph recycled) {
+  EventGraph graph = build_rank(model, plan, programs, std::move(recycled));
+  if (plan.mesh.pp == 1) return graph;
+  graph.pipeline_rank = static_cast<std::int32_t>(plan.mesh.pp_index(plan.rank));
+  for (std::int64_t r = 0; r < plan.mesh.pp; ++r) {
+    if (r == graph.pipeline_rank) {
+      graph.pipeline.emplace_back();
+      continue;
+    }
+    const Plan other = at_pipeline_rank(plan, r);
+    EventGraph peer = build_rank(model, other, LayerPrograms(model, other), {});
+    peer.pipeline_rank = static_cast<std::int32_t>(r);
+    graph.pipeline.push_back(std::make_shared<const EventGraph>(std::move(peer)));
+  }
+  return graph;
+}
+
+Plan at_pipeline_rank(Plan plan, std::int64_t pipeline_rank) {
+  const std::int64_t ranks = plan.mesh.stage_ranks();
+  plan.rank = pipeline_rank * ranks + plan.rank % ranks;
+  return plan;
 }
 
 LibraryRun record_library_run(const ModelSpec& model, const Plan& plan,

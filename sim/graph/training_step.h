@@ -73,6 +73,7 @@ class LayerPrograms {
     TensorParallel tensor_parallel;
     ContextParallel context_parallel;
     ExpertParallel expert_parallel;
+    PipelineParallel pipeline;    // where there is one
     bool attends_to_all = false;  // FlexAttention over mesh.cp
     std::int64_t rank = 0;
     bool operator==(const Setting&) const = default;
@@ -99,7 +100,11 @@ class LayerPrograms {
   std::shared_ptr<const Zero3Trace> zero3_trace_;
 };
 
-// Preconditions: check(plan, model, cluster) passed and `programs` serve the plan.
+// The rank with the same place in another stage's ranks.
+Plan at_pipeline_rank(Plan plan, std::int64_t pipeline_rank);
+
+// Preconditions: check(plan, model, cluster) passed and `programs` serve the plan. Of a pipeline
+// with the graphs of its other ranks (EventGraph::pipeline).
 // `recycled` is a graph nobody needs any more: its memory is used again.
 EventGraph build_training_step(const ModelSpec& model, const Plan& plan,
                                const LayerPrograms& programs, EventGraph recycled = {});

@@ -74,6 +74,7 @@ void StepBuilder::assign_layers(const LayerPrograms& programs) {
     const LayerInstance& layer = model_.order[i];
     const LayerSpec& spec = model_.kinds[at(layer.kind)];
     std::int32_t unit = root_;
+    block += layer.blocks_before;
     if (layer.same_as >= 0) {
       const auto first = at(layer.same_as);
       unit = unit_of_layer_[first];

@@ -12,7 +12,7 @@ constexpr std::int64_t kLargestMicroBatch = 64;
 
 // Ranks with samples of their own; the base's other axes stay as they are.
 std::int64_t data_ranks(const SearchSpace& space, const Cluster& cluster) {
-  return cluster.gpus / (space.base.mesh.cp * space.base.mesh.tp);
+  return cluster.gpus / space.base.mesh.sharing();
 }
 
 // `inner`: ranks of the axes inside of shard.

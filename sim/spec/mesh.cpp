@@ -12,16 +12,18 @@ const char* to_string(MeshInner inner) {
 
 const char* to_string(MeshDim dim) {
   return word_at(dim, {"world", "batch", "loss", "replicate", "fsdp", "cp", "tp", "ep", "efsdp",
-                       "expert_replicate", "etp"});
+                       "expert_replicate", "etp", "pp"});
 }
 
 std::vector<MeshAxis> Mesh::axes() const {
   if (inner == MeshInner::kReplicate)
     return {{"shard", shard, replicate}, {"replicate", replicate, 1}};
-  return {{"replicate", replicate, fsdp() * tp},
-          {"shard", shard, cp * tp},
-          {"cp", cp, tp},
-          {"tp", tp, 1}};
+  std::vector<MeshAxis> list = {{"replicate", replicate, fsdp() * tp},
+                                {"shard", shard, cp * tp},
+                                {"cp", cp, tp},
+                                {"tp", tp, 1}};
+  if (pp > 1) list.insert(list.begin(), {"pp", pp, stage_ranks()});
+  return list;
 }
 
 GroupShape Mesh::group(MeshDim dim) const {
@@ -48,6 +50,8 @@ GroupShape Mesh::group(MeshDim dim) const {
       return {replicate, fsdp() * tp};
     case MeshDim::kEtp:
       return {etp, 1};
+    case MeshDim::kPp:
+      return {pp, stage_ranks()};
   }
   FORESHARD_CHECK(false, "a group of no dimension");
   return {};

@@ -1,9 +1,10 @@
 // The mesh: an ordered list of named axes over the ranks of a job, outer to inner, with
 // DeviceMesh's and torchtitan's names.
 //
-//   dense   replicate, shard, cp, tp          what tokens and dense weights are spread over
-//   sparse  replicate, efsdp, ep, etp         the same ranks, for the weights of experts
+//   dense   pp, replicate, shard, cp, tp      what tokens and dense weights are spread over
+//   sparse  pp, replicate, efsdp, ep, etp     the same ranks, for the weights of experts
 //
+// Ranks of pp have the layers of other stages of a pipeline; all else is the same for each of them.
 // efsdp = shard * cp * tp / (ep * etp), so that groups of ep are consecutive ranks that run through
 // tp, then cp, then shard (torchtitan 0.2.2 distributed/parallel_dims.py:118-165). Groups that
 // several axes make together have names of their own: fsdp (shard x cp, what parameters are sharded
@@ -36,9 +37,10 @@ enum class MeshDim : std::uint8_t {
   kEp,
   kEfsdp,
   kExpertReplicate,
-  kEtp
+  kEtp,
+  kPp
 };
-inline constexpr std::size_t kMeshDims = 11;
+inline constexpr std::size_t kMeshDims = 12;
 // "fsdp", "tp", ...
 const char* to_string(MeshDim dim);
 
@@ -58,13 +60,18 @@ struct Mesh {
   std::int64_t ep = 1;   // expert parallel
   std::int64_t etp = 1;  // tensor parallel inside the experts: 1 or tp
 
-  std::int64_t world() const { return shard * replicate * cp * tp; }
+  std::int64_t pp = 1;   // pipeline parallel
+
+  std::int64_t world() const { return pp * stage_ranks(); }
+  std::int64_t stage_ranks() const { return shard * replicate * cp * tp; }
+  std::int64_t pp_index(std::int64_t rank) const { return rank / stage_ranks(); }
   std::int64_t fsdp() const { return shard * cp; }
   std::int64_t efsdp() const { return fsdp() * tp / (ep * etp); }
   // Whether torchtitan calls fully_shard at all: not for tensor parallelism alone.
   bool is_wrapped() const { return tp == 1 || fsdp() * replicate > 1; }
-  // Ranks with samples of their own.
+  // Ranks with samples of their own, and how many there are for each.
   std::int64_t data_parallel() const { return shard * replicate; }
+  std::int64_t sharing() const { return pp * cp * tp; }
   // Whether any rank shares its samples or its weights' products with another.
   bool is_plain() const { return cp == 1 && tp == 1 && ep == 1; }
   // Of the groups that parameters are sharded over, and of their copies.

@@ -330,6 +330,10 @@ struct LayerInstance {
   std::string name;       // "layers.17"
   // >= 0: runs the weights of that earlier layer of `order` once more (a module called twice).
   std::int32_t same_as = -1;
+  // Of a rank's part of a pipeline (sim/graph/pipeline/stages.h): a stage begins here, and so many
+  // blocks in front of it are other ranks'.
+  bool begins_stage = false;
+  std::int32_t blocks_before = 0;
   bool operator==(const LayerInstance&) const = default;
 };
 

@@ -31,6 +31,22 @@ const char* to_string(ContextParallel::Balance balance) {
   return balance == ContextParallel::Balance::kHeadTail ? "headtail" : "none";
 }
 
+const char* to_string(PipelineSchedule schedule) {
+  return word_at(schedule, {"GPipe", "1F1B", "Interleaved1F1B", "LoopedBFS",
+                            "InterleavedZeroBubble", "ZBVZeroBubble", "DualPipeV"});
+}
+
+std::vector<std::int64_t> blocks_of_stages(std::int64_t blocks, const Plan& plan) {
+  const PipelineParallel& pipeline = plan.pipeline;
+  const std::int64_t stages = checked_multiply(plan.mesh.pp, pipeline.stages_per_rank);
+  const std::int64_t all = blocks + pipeline.first_less + pipeline.last_less;
+  std::vector<std::int64_t> list;
+  for (std::int64_t s = 0; s < stages; ++s) list.push_back(all / stages + (s < all % stages));
+  list.front() -= pipeline.first_less;
+  list.back() -= pipeline.last_less;
+  return list;
+}
+
 const char* to_string(StepFrame frame) {
   return word_at(frame, {"plain", "torchtitan", "torchtitan_log"});
 }

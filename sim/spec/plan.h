@@ -108,6 +108,32 @@ struct ExpertParallel {
 
 const char* to_string(ExpertParallel::Dispatcher dispatcher);
 
+// How the ranks of mesh.pp run the stages of a pipeline (torch.distributed.pipelining; the rules are
+// in sim/graph/pipeline/). Its micro-batches are those of Batch::accumulation.
+enum class PipelineSchedule : std::uint8_t {
+  kGPipe,
+  k1F1B,
+  kInterleaved1F1B,
+  kLoopedBfs,
+  kInterleavedZeroBubble,
+  kZbvZeroBubble,
+  kDualPipeV,
+};
+const char* to_string(PipelineSchedule schedule);  // by the library's names
+
+struct PipelineParallel {
+  PipelineSchedule schedule = PipelineSchedule::k1F1B;
+  std::int64_t stages_per_rank = 1;
+  // Blocks are spread evenly; the first and the last stage have so many less, for the embedding and
+  // the head (torchtitan's pipeline_parallel_first_stage_less_layers).
+  std::int64_t first_less = 1, last_less = 1;
+  bool operator==(const PipelineParallel&) const = default;
+};
+struct Plan;
+// Of each stage, in their order; what does not divide is the first ones'
+// (torchtitan/distributed/pipeline_parallel.py, generate_llm_fqn_per_model_part).
+std::vector<std::int64_t> blocks_of_stages(std::int64_t blocks, const Plan& plan);
+
 // What stands around forward and backward in a step. kPlain: clipping, the optimizer, zero_grad.
 // kTorchtitan: zero_grad first, then the tokens of the step are counted over all samples and read
 // by the host, and biases of routers are balanced before the optimizer (train.py, train_step).
@@ -479,6 +505,7 @@ struct Plan {
   TensorParallel tensor_parallel;
   ContextParallel context_parallel;
   ExpertParallel expert_parallel;
+  PipelineParallel pipeline;
   StepFrame step_frame = StepFrame::kPlain;
   RankPlacement placement = RankPlacement::kListed;  // ranks on the cluster's nodes
   Units units;

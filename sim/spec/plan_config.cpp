@@ -144,9 +144,6 @@ PlanDocument assign(PlanDocument document, const Written& assignment) {
     read_below(parse_yaml(yaml.text, assignment.source), "", assignment.layer, document);
   } catch (const ConfigError& error) {
     throw moved(error, place(assignment, yaml, error.location()));
-  } catch (const NotModelled& refusal) {
-    const ConfigError& error = refusal.error();
-    throw NotModelled(moved(error, place(assignment, yaml, error.location())));
   }
   for (auto& [path, given] : document.given) {
     const bool is_source =

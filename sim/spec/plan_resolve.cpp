@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
+#include <numeric>
 #include <utility>
 
 #include "sim/spec/checks/plan_check.h"
@@ -42,7 +43,17 @@ void resolve_dtypes(const PlanDocument& document, const Cluster& cluster, Plan& 
 
 void resolve_mesh(const PlanDocument& document, const Cluster& cluster, Plan& plan,
                   Reasons& reasons) {
-  const std::int64_t others = checked_multiply(plan.mesh.cp, plan.mesh.tp);
+  const std::int64_t others =
+      checked_multiply(checked_multiply(plan.mesh.cp, plan.mesh.tp), plan.mesh.pp);
+  if (plan.mesh.pp > 1 && cluster.gpus % others != 0) {
+    const std::int64_t left = cluster.gpus / std::gcd(cluster.gpus, plan.mesh.cp * plan.mesh.tp);
+    throw ConfigError(
+        location_of(document.given, "mesh.pp"),
+        fmt::format("cp {} x tp {} x pp {} does not divide the {} GPUs of the cluster",
+                    plan.mesh.cp, plan.mesh.tp, plan.mesh.pp, cluster.gpus),
+        fmt::format("a divisor of {}, for example {}", left,
+                    fmt::join(nearest_divisors(left, plan.mesh.pp), " or ")));
+  }
   if (cluster.gpus % others != 0) {
     // Tensor parallel divides what context parallel leaves.
     const bool cp_divides = cluster.gpus % plan.mesh.cp == 0;
@@ -57,7 +68,9 @@ void resolve_mesh(const PlanDocument& document, const Cluster& cluster, Plan& pl
   }
   const std::int64_t gpus = cluster.gpus / others;
   const std::string left =
-      others == 1 ? "" : fmt::format(" that cp {} x tp {} leave", plan.mesh.cp, plan.mesh.tp);
+      others == 1 ? ""
+                  : fmt::format(" that cp {} x tp {}{} leave", plan.mesh.cp, plan.mesh.tp,
+                                plan.mesh.pp > 1 ? fmt::format(" x pp {}", plan.mesh.pp) : "");
   const bool has_shard = document.has("mesh.shard");
   const bool has_replicate = document.has("mesh.replicate");
   if (has_shard && has_replicate) return;

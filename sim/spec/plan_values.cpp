@@ -380,13 +380,6 @@ AllocatorSettings read_allocator(const ConfigNode& node) {
   }
 }
 
-void read_stages(const ConfigNode& node) {
-  if (node.as_int(1, plan_limits::kMesh) == 1) return;
-  throw NotModelled(
-      node.error("stages of a pipeline are not modelled; nearest plan: mesh.pp: 1, the ranks in "
-                 "mesh.tp and mesh.shard instead"));
-}
-
 Json written(const Runtime& runtime) {
   const bool is_plain_native = runtime.kind == RuntimeKind::kNative &&
                                runtime.version == newest_version(RuntimeKind::kNative);

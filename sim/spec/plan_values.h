@@ -21,16 +21,6 @@
 
 namespace foreshard {
 
-class NotModelled : public Error {
- public:
-  explicit NotModelled(ConfigError error)
-      : Error(ExitCode::kMissingCapability, error.what()), error_(std::move(error)) {}
-  const ConfigError& error() const { return error_; }  // with its place
-
- private:
-  ConfigError error_;
-};
-
 // The word of each value of an enumeration; plan.h names most of them.
 template <typename E>
 const char* word_of(E value) {
@@ -67,7 +57,6 @@ double read_epsilon(const ConfigNode& node);  // 0 divides a moment of 0 by 0
 std::optional<std::int64_t> read_optional_steps(const ConfigNode& node);
 AllocatorSettings read_allocator(const ConfigNode& node);  // PYTORCH_ALLOC_CONF's text, or default
 std::string read_name(const ConfigNode& node, const char* expected);
-void read_stages(const ConfigNode& node);  // of a pipeline: 1 only
 
 Json written(const Runtime& runtime);
 Json written(const Loss& loss);

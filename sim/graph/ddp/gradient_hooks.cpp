@@ -16,6 +16,7 @@ GradientHooks::GradientHooks(const ModelSpec& model, const Plan& plan,
       stored_(settings.stored),
       logging_(settings.log == Log::kKept) {
   add_communicators(PostForwardGroups::kShared);
+  set_layers(0, static_cast<std::int32_t>(model_.order.size()));
   list_parameters();
 }
 
@@ -96,10 +97,12 @@ std::string GradientHooks::name_of(std::int32_t p) const {
 
 void GradientHooks::run_forward() {
   const std::int64_t tokens = plan_.batch.micro_batch * plan_.batch.sequence / plan_.mesh.cp * 8;
-  tokens_ = allocate(MemoryCategory::kInput, Stream::kCompute, -1, Bytes(tokens));
-  labels_ = allocate(MemoryCategory::kInput, Stream::kCompute, -1, Bytes(tokens));
+  if (plan_.mesh.pp == 1) {  // (stages' are too small to count)
+    tokens_ = allocate(MemoryCategory::kInput, Stream::kCompute, -1, Bytes(tokens));
+    labels_ = allocate(MemoryCategory::kInput, Stream::kCompute, -1, Bytes(tokens));
+  }
   allocate_given_masks();
-  for (std::int32_t l = 0; l < static_cast<std::int32_t>(model_.order.size()); ++l) {
+  for (std::int32_t l = begin_; l < end_; ++l) {
     if (spec_of(l).role == LayerRole::kLoss) {
       // The model's forward; outputs that are made fp32 are, too, and more than the loss before.
       const Function last = spec_of(l).operations.back().function;
@@ -151,8 +154,8 @@ void GradientHooks::run_reference() {
 }
 
 void GradientHooks::run_backward() {
-  const auto last = static_cast<std::int32_t>(model_.order.size()) - 1;
-  for (std::int32_t l = last; l >= 0; --l) {
+  const std::int32_t last = end_ - 1;
+  for (std::int32_t l = last; l >= begin_; --l) {
     if (spec_of(l).role != LayerRole::kLoss) run_backward(l);
   }
   if (spec_of(last).role == LayerRole::kLoss) {

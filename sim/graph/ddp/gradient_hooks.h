@@ -47,7 +47,13 @@ class GradientHooks : public StepBuilder {
   // Trained and used ones as autograd stores their gradients.
   const std::vector<std::int32_t>& ready_order() const { return ready_order_; }
 
-  // --- one micro-batch ---
+  // --- one micro-batch, of all layers or a stage's ---
+  void set_layers(std::int32_t begin, std::int32_t end) {
+    begin_ = begin;
+    end_ = end;
+  }
+  std::int32_t begin_layer() const { return begin_; }
+  std::int32_t end_layer() const { return end_; }
   void run_forward();
   void run_backward();
   // The gradient is stored. `cut` before any row.
@@ -100,6 +106,7 @@ class GradientHooks : public StepBuilder {
   std::vector<std::int32_t> ready_order_;
   std::vector<EventId> flights_;  // of the calls of the phase that runs
   WorkIndex known_;
+  std::int32_t begin_ = 0, end_ = 0;
   std::int32_t layer_ = -1;  // whose backward runs
   std::size_t next_segment_ = 0, segments_run_ = 0;
   std::int32_t tokens_ = kNoBuffer, labels_ = kNoBuffer;

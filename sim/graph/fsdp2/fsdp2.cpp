@@ -45,6 +45,7 @@ void Fsdp2::prepare() {
   std::vector<bool> waiting;  // whether what later layers join needs a gradient
   for (std::int32_t l = 0; l < layers; ++l) {
     const LayerSpec& spec = spec_of(l);
+    needed |= model_.order[at(l)].begins_stage;
     if (l > 0 && spec.role == LayerRole::kEmbedding) {
       waiting.push_back(needed);
       needed = false;
@@ -66,6 +67,8 @@ void Fsdp2::prepare() {
       if (nested != unit_of_layer(l)) visit(nested);
     }
   }
+  end_ = layers;
+  if (is_pipelined()) list_stages();
   list_trained();
   // The root is on a trainer's list where it stands for the embedding.
   if (root() >= 0 && plan_.units.embedding == UnitPlacement::kRoot) {
@@ -86,7 +89,7 @@ void Fsdp2::prepare() {
 
 RecordedStep Fsdp2::build(StepNumber step, Log keep, const std::vector<std::int32_t>& stale) {
   logging_ = keep == Log::kKept;
-  if (keep == Log::kNone) find_runs();
+  if (keep == Log::kNone && !is_pipelined()) find_runs();
   Repeat repeat(*this, stale.empty() ? Repeat::Groups::kUntouched : Repeat::Groups::kUsed);
   repeat_ = &repeat;
   persistent_memory(step);
@@ -113,7 +116,9 @@ RecordedStep Fsdp2::build(StepNumber step, Log keep, const std::vector<std::int3
     StepBuilder::free(input_tokens_);
     if (logging_) log("eval_end");
   }
-  for (std::int32_t m = 0; m < static_cast<std::int32_t>(plan_.batch.accumulation); ++m) {
+  const auto microbatches = static_cast<std::int32_t>(plan_.batch.accumulation);
+  if (is_pipelined()) run_pipeline();
+  for (std::int32_t m = 0; m < microbatches && !is_pipelined(); ++m) {
     begin_pass(m, m);
     log_microbatch_ = m;
     set_flags(m);
@@ -143,7 +148,8 @@ void Fsdp2::set_flags(std::int32_t microbatch) {
 
 void Fsdp2::run_forward(bool training) {
   log_where_ = training ? "forward" : "eval";
-  if (training && framed()) {
+  if (is_pipelined()) {
+  } else if (training && framed()) {
     cut_batch();
   } else if (training) {
     const Batch& batch = plan_.batch;
@@ -160,14 +166,13 @@ void Fsdp2::run_forward(bool training) {
     pre_forward(root());
     prefetch_forward(root());
   }
-  const auto layers = static_cast<std::int32_t>(model_.order.size());
-  const std::int32_t last = layers - 1;
+  const std::int32_t last = end_ - 1;
   const bool has_loss = spec_of(last).role == LayerRole::kLoss;
   const bool refers = !training && pass() == reference_pass();
   const bool inside = has_loss && (training || refers) && plan_.loss_in_forward;
   loss_is_inside_ = inside;
   repeat_->begin(Repeat::Order::kForward);
-  for (std::int32_t l = 0; l < layers; ++l) {
+  for (std::int32_t l = begin_; l < end_; ++l) {
     if (spec_of(l).role == LayerRole::kLoss) continue;
     forward_layer(l);
     l += repeat_->after(l);
@@ -194,6 +199,7 @@ void Fsdp2::run_forward(bool training) {
     log_where_ = "backward";
     state_pre_backward(root());
   }
+  if (is_pipelined()) return;
   add_phase(EventKind::kBackward, last, Segments::kInside);
   if (inside) hold_logits();
 }
@@ -214,7 +220,9 @@ bool Fsdp2::casts_logits(std::int32_t head) const {
 
 void Fsdp2::compute_loss(std::int32_t layer) {
   log_where_ = "loss";
-  if (phase(EventKind::kForward, layer).calls.empty()) {
+  if (is_pipelined()) {
+    run_layer(EventKind::kLoss, layer);
+  } else if (phase(EventKind::kForward, layer).calls.empty()) {
     add_layer_row(EventKind::kLoss, layer);
   } else {
     run_layer(EventKind::kLoss, layer);
@@ -469,10 +477,9 @@ void Fsdp2::cast_root_output() {
 
 void Fsdp2::run_backward() {
   log_where_ = "backward";
-  const auto layers = static_cast<std::int32_t>(model_.order.size());
   bool root_hook_due = root() >= 0 && !plan_.loss_in_forward;
   repeat_->begin(Repeat::Order::kBackward);
-  for (std::int32_t l = layers; l-- > 0;) {
+  for (std::int32_t l = end_; l-- > begin_;) {
     if (spec_of(l).role == LayerRole::kLoss || !output_needs_gradient_[at(l)]) continue;
     // Where the last unit casts its output, the root's hook sits on the cast one.
     if (root_hook_due && plan_.output_dtype && !in_root_unit(l)) {
@@ -495,6 +502,7 @@ void Fsdp2::run_backward() {
     l -= repeat_->after(l);
   }
   root_post_backward_final_callback();
+  if (is_pipelined()) return;
   if (framed()) {
     drop_batch_parts();
   } else {
@@ -502,7 +510,7 @@ void Fsdp2::run_backward() {
     StepBuilder::free(input_labels_);
     free_given_masks();
   }
-  const std::int32_t last = layers - 1;
+  const std::int32_t last = end_ - 1;
   if (spec_of(last).role == LayerRole::kLoss) {
     leave_backward(last);
     if (framed()) keep_loss(last);

@@ -300,6 +300,7 @@ void Fsdp2::clip_over_axes() {
     StepBuilder::free(total);
     total = norm;
   }
+  sum_over_stages();
   std::int32_t sum = temporary(4), reciprocal = temporary(4), factor = temporary(4);
   StepBuilder::free(sum);
   StepBuilder::free(reciprocal);

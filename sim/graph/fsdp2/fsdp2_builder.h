@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "sim/graph/host_log.h"
+#include "sim/graph/pipeline/stages.h"
 #include "sim/graph/step_builder.h"
 #include "sim/spec/fsdp2_version.h"
 
@@ -113,6 +114,11 @@ class Fsdp2 final : public StepBuilder {
     DeviceEvent event;
     std::int32_t buffer = kNoBuffer;
     std::int64_t bytes = 0;
+  };
+
+  struct PostForward {
+    std::int32_t unit = -1;
+    std::int32_t before = -1;  // the unit's position before this one
   };
 
   static constexpr std::int32_t kNoRoot = -3;     // nobody runs forward as root
@@ -263,6 +269,37 @@ class Fsdp2 final : public StepBuilder {
   void pad_again();
   void zero_grad();
   void clip();
+  void sum_over_stages();
+
+  // --- fsdp2_pipeline.cpp: stages of a pipeline, each its own root ---
+  bool is_pipelined() const { return plan_.mesh.pp > 1; }
+  void hold_received();
+  void list_stages();
+  void run_pipeline();
+  void act(const PipelineAction& action);
+  void exchange(const PipelineRow& row);
+  void await_batch(std::int32_t batch);
+  void await_inputs();
+  void log_action(std::string_view kind, const PipelineAction& action);
+  void forward_stage(std::int32_t microbatch);
+  void backward_stage(std::int32_t microbatch);
+  void reduce_stage();
+  void finish_unshards();
+  void enter_stage(std::int32_t stage);
+  // What another root would have: of the stage that runs, the builder's own members.
+  struct Stage {
+    std::int32_t stage = 0;
+    std::int32_t begin = 0, end = 0;  // layers
+    std::vector<std::int32_t> visits;
+    std::vector<PostForward> post_forward_order;
+    HeldGather held_gather;
+    std::deque<HeldInput> held_inputs;
+    std::vector<HeldInput> late_inputs;
+    std::vector<std::pair<Stream, DeviceEvent>> last_reductions;
+    bool unshards = false;       // gathered ahead, not yet waited for
+    std::int32_t backwards = 0;  // so far
+  };
+  void swap_members(Stage& stage);
 
   // --- fsdp2_repeat.h: units that are written from the pattern of those before ---
   class Repeat;
@@ -319,15 +356,20 @@ class Fsdp2 final : public StepBuilder {
   Fsdp2Version version_;
   std::vector<Group> groups_;
   std::vector<Trained> trained_;      // in the order of Module.parameters()
+  std::int32_t begin_ = 0, end_ = 0;  // layers that run: all, or a stage's
+  std::vector<Stage> stages_;
+  std::size_t stage_ = 0;                                // of stages_: that runs
+  std::vector<EventId> batches_sent_;                    // of transfers, by number
+  std::vector<std::int32_t> sent_gradients_, returned_;  // that names of the schedule hold
+  Bytes boundary_;                                       // of a micro-batch between stages
+  bool unshards_ahead_ = false;                          // actions of their own gather
+  bool unshards_now_ = false;                            // one of them runs
+  std::vector<std::int32_t> awaited_;                    // batches that the next action waits for
   std::vector<std::int32_t> visits_;  // states in the order of named_modules, without the root
   bool loss_is_inside_ = false;       // of the root's forward, which runs
   std::vector<std::int32_t> prefetch_order_;  // units as a trainer lists them
   std::vector<std::int32_t> prefetch_place_;  // of each unit: where it is in prefetch_order_, or -1
   std::vector<bool> input_needs_gradient_, output_needs_gradient_;  // of each layer
-  struct PostForward {
-    std::int32_t unit = -1;
-    std::int32_t before = -1;  // the unit's position before this one
-  };
   std::vector<PostForward> post_forward_order_;
   std::int32_t forward_root_ = kNoRoot;  // iter_forward_root
   HeldGather held_gather_;

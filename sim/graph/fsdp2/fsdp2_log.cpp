@@ -26,6 +26,7 @@ std::string_view short_name(Stream stream) {
     case Stream::kContext:
     case Stream::kExpert:
     case Stream::kPipeline:
+    case Stream::kPipelineSend:
       break;
   }
   return "";

@@ -56,6 +56,7 @@ void Fsdp2::list_trained() {
 // Parameters outside FSDP have no unit.
 void Fsdp2::persistent_memory(StepNumber step) {
   hold_reference();
+  if (is_pipelined()) hold_received();
   const bool on_host = plan_.offload != Offload::kNone;
   const bool fused = plan_.optimizer.implementation == Optimizer::Implementation::kFused;
   const auto hold = [&](MemoryCategory category, std::int32_t unit, std::int32_t parts) {
@@ -167,10 +168,27 @@ void Fsdp2::clip() {
   StepBuilder::free(reciprocal);
   std::int32_t clamped = temporary(scalar);
   StepBuilder::free(factor);
+  sum_over_stages();
   add_step_row(EventKind::kGradScale, Stream::kCompute);
   StepBuilder::free(clamped);
   StepBuilder::free(total);
   if (logging_) log("clip_end");
+}
+
+// torchtitan's clip_grad_norm_: stages sum the powers of their norms in place.
+void Fsdp2::sum_over_stages() {
+  if (!is_pipelined()) return;
+  const std::int64_t bytes = master_size();
+  wait(Stream::kAllReduce, tail(Stream::kCompute));
+  wait(Stream::kCompute, add_collective(EventKind::kAllReduce, Stream::kAllReduce,
+                                        communicator_of(MeshDim::kPp), Bytes(bytes), -1));
+  if (!logging_) return;
+  log("all_reduce", {.bytes_in = bytes,
+                     .bytes_out = bytes,
+                     .dtype = to_string(plan_.master_dtype),
+                     .group = "pp",
+                     .group_size = plan_.mesh.pp,
+                     .on = "SUM"});
 }
 
 void Fsdp2::optimizer(StepNumber step) {

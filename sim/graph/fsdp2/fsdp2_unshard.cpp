@@ -34,7 +34,7 @@ void Fsdp2::unshard(std::int32_t unit) {
 void Fsdp2::all_gather(std::int32_t unit) {
   Group& g = group(unit);
   const UnitShape& s = shape(unit);
-  const bool async = is_async(unit) && g.state != Training::kIdle;
+  const bool async = unshards_now_ || (is_async(unit) && g.state != Training::kIdle);
   const Stream copies = async ? Stream::kCompute : Stream::kCopyIn;
   const bool small = !g.slices.empty();
   const std::int64_t shards = s.shards;

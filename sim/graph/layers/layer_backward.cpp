@@ -620,7 +620,8 @@ class Backward {
   void begin() {
     const Index output = graph_.layer().output;
     if (!graph_.is_loss()) {
-      gradients_.push_back({LayerProgramWriter::kOutputGradSlot, 1});
+      const std::int32_t holders = graph_.options().ends_stage ? 2 : 1;
+      gradients_.push_back({LayerProgramWriter::kOutputGradSlot, holders});
       if (graph_.options().gradient_in_flight) {
         gradients_.back().flight = LayerCall::kOfLayerBefore;
       }

@@ -44,6 +44,9 @@ class Finisher {
     }
     for (LayerPhaseProgram& phase : program_.free_gradients) finish(phase);
     for (LayerPhaseProgram& phase : program_.free_last_gradient) finish(phase);
+    if (!graph_.options().ends_stage) return;
+    writer_.add_slot(MemoryCategory::kActivation, output, "output");
+    writer_.add_slot(MemoryCategory::kBackwardTemp, output, "output.grad");
   }
 
  private:

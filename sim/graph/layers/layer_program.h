@@ -274,6 +274,10 @@ struct ProgramOptions {
   bool fused_gradients = false;
   // A recomputation is over before backward begins (Megatron-Core's CheckpointFunction).
   bool recomputes_first = false;
+  // Of a pipeline's stage: somebody else holds the layer's input (the first layer's, and the
+  // loss'); its output and that one's gradient are slots of its own, behind all others, and
+  // somebody else's, too (the last layer).
+  bool input_is_held = false, ends_stage = false;
 };
 
 // Throws Error(kInvalidInput) when sizes overflow.

@@ -22,6 +22,7 @@ LayerProgramWriter::LayerProgramWriter(const LayerAutograd& graph)
   storages_.reserve(graph.tensors() * 2);
   add_storage(0, kInputSlot);
   if (has_input) name(0);
+  if (graph.options().input_is_held) refer(0);
   if (graph.options().input_in_flight) storage(0).flight = LayerCall::kOfLayerBefore;
   const Index joined = graph.layer().joins;
   if (joined >= 0) {

@@ -8,6 +8,7 @@
 #include "sim/base/error.h"
 #include "sim/graph/axes/rank_part.h"
 #include "sim/graph/layers/layer_casts.h"
+#include "sim/graph/pipeline/stages.h"
 #include "sim/graph/training_step.h"
 #include "sim/graph/zero/zero3_trace.h"
 #include "sim/spec/checks/plan_check.h"
@@ -91,6 +92,7 @@ struct Variant {
   bool joined_needs_gradient = false;
   DType joined = DType::kBf16;
   bool input_in_flight = false, gradient_in_flight = false;
+  bool input_is_held = false, ends_stage = false;
   bool operator==(const Variant&) const = default;
 };
 
@@ -194,6 +196,8 @@ std::vector<Variant> variants_of(const ModelSpec& model, const Plan& plan) {
   for (std::size_t l = 0; l < model.order.size(); ++l) {
     const LayerInstance& instance = model.order[l];
     const LayerSpec& layer = model.kinds[static_cast<std::size_t>(instance.kind)];
+    block += instance.blocks_before;
+    trained_before |= instance.begins_stage;
     const std::size_t module =
         instance.same_as >= 0 ? static_cast<std::size_t>(instance.same_as) : l;
     if (layer.role == LayerRole::kBlock && module == l) block_of[l] = block++;
@@ -240,11 +244,15 @@ std::vector<Variant> variants_of(const ModelSpec& model, const Plan& plan) {
         arrives = *output_of_units(plan);
       }
     }
-    if (l > 0) {
+    // A stage holds what it was given and what it returns.
+    const bool is_loss = layer.role == LayerRole::kLoss;
+    variant.input_is_held = instance.begins_stage || (is_loss && plan.mesh.pp > 1);
+    variant.ends_stage = l + 1 < model.order.size() ? model.order[l + 1].begins_stage : !is_loss;
+    if (l > 0 && !instance.begins_stage) {
       const std::int32_t before = model.order[l - 1].kind;
       variant.input_in_flight = leaves_output(model.kinds[static_cast<std::size_t>(before)]);
     }
-    if (l + 1 < model.order.size()) {
+    if (l + 1 < model.order.size() && !variant.ends_stage) {
       const LayerSpec& next = model.kinds[static_cast<std::size_t>(model.order[l + 1].kind)];
       variant.gradient_in_flight = next.role != LayerRole::kLoss && leaves_gradient(next);
     }
@@ -327,6 +335,13 @@ LayerPrograms::Setting LayerPrograms::setting_of(const Plan& plan) {
     const bool is_native = plan.runtime.kind == RuntimeKind::kNative;
     setting.rank = is_native ? slices_of_rank(plan) : plan.rank;
   }
+  if (plan.mesh.pp > 1) {
+    setting.mesh = plan.mesh;
+    setting.rank = plan.rank;
+    setting.pipeline = plan.pipeline;
+    // Micro-batches are added up unsharded, whatever the accumulation says.
+    if (plan.reduce_dtype == plan.param_dtype) setting.existing = ExistingGradients::kAll;
+  }
   if (plan.runtime.kind == RuntimeKind::kDdp) set_ddp(plan, setting);
   if (is_zero(plan.runtime.kind)) set_zero(plan, setting);
   if (plan.runtime.kind == RuntimeKind::kMegatron) {
@@ -353,8 +368,9 @@ LayerPrograms::Setting LayerPrograms::setting_of(const Plan& plan) {
 LayerPrograms::LayerPrograms(const ModelSpec& whole, const Plan& plan)
     : setting_(setting_of(plan)) {
   const bool is_megatron = plan.runtime.kind == RuntimeKind::kMegatron;
+  if (plan.mesh.pp > 1) local_ = std::make_shared<const ModelSpec>(part_of_pipeline(whole, plan));
   if (cuts_layers(plan)) {
-    local_ = std::make_shared<const ModelSpec>(part_of_rank(whole, plan));
+    local_ = std::make_shared<const ModelSpec>(part_of_rank(model_of(whole), plan));
   }
   if (setting_.divides_loss) {
     ModelSpec divided = model_of(whole);
@@ -385,6 +401,8 @@ LayerPrograms::LayerPrograms(const ModelSpec& whole, const Plan& plan)
     options.pipelines_products = plan.mesh.tp > 1 && plan.tensor_parallel.async;
     options.input_in_flight = variant.input_in_flight;
     options.gradient_in_flight = variant.gradient_in_flight;
+    options.input_is_held = variant.input_is_held;
+    options.ends_stage = variant.ends_stage;
     options.waiting_bytes = variant.waiting_bytes;
     options.joined_dtype = variant.joined;
     options.joined_needs_gradient = variant.joined_needs_gradient;

@@ -25,7 +25,8 @@ EventGraph Megatron::build() {
   for (const FlatBuffer& buffer : buffers_) {  // zero_grad_buffer
     add_copy(EventKind::kAccumulate, Stream::kCompute, buffer.numel * gradient_size(), 1);
   }
-  for (std::int32_t m = 0; m < count; ++m) {
+  if (plan_.mesh.pp > 1) run_pipeline();
+  for (std::int32_t m = 0; m < count && plan_.mesh.pp == 1; ++m) {
     begin_pass(m, m);
     first_ = m == 0;
     last_ = m + 1 == count;

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "sim/graph/ddp/gradient_hooks.h"
+#include "sim/graph/pipeline/stages.h"
 
 namespace foreshard {
 
@@ -59,6 +60,15 @@ class Megatron final : public GradientHooks {
   void finish_param_sync(Place place);
   void reduce(FlatBuffer& buffer, Bucket& bucket);
 
+  // --- megatron_pipeline.cpp ---
+  void run_pipeline();
+  void run_interleaved(const StagePipeline& pipeline);
+  void act(const PipelineAction& action);
+  void exchange(const PipelineRow& row);
+  void begin_action(std::int32_t stage, std::int32_t microbatch);
+  void receive(const PipelineTransfer& transfer);
+  void sent(const PipelineTransfer& transfer);
+
   // --- megatron.cpp ---
   void forward_begins(std::int32_t layer) override;
   void gradient_ready(std::int32_t parameter) override;
@@ -74,6 +84,9 @@ class Megatron final : public GradientHooks {
   std::vector<std::int32_t> first_of_layer_;
   std::uint8_t world_ = kNoCommunicator;
   bool first_ = true, last_ = true;  // micro-batch
+  std::vector<StageLayers> stages_;
+  Bytes boundary_;                     // of a micro-batch between stages
+  std::vector<EventId> batches_sent_;  // of transfers, by number
 };
 
 }  // namespace foreshard

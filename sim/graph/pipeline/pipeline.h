@@ -12,17 +12,10 @@
 #include <string_view>
 #include <vector>
 
+#include "sim/spec/plan.h"
+
 namespace foreshard {
 
-enum class PipelineSchedule : std::uint8_t {
-  kGPipe,
-  k1F1B,
-  kInterleaved1F1B,
-  kLoopedBfs,
-  kInterleavedZeroBubble,
-  kZbvZeroBubble,
-  kDualPipeV,
-};
 // By the library's names: "GPipe", "1F1B", "Interleaved1F1B", ...
 std::optional<PipelineSchedule> pipeline_schedule_of(std::string_view name);
 

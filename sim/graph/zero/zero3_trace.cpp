@@ -12,7 +12,7 @@ namespace foreshard {
 namespace {
 
 using Kind = Zero3Place::Kind;
-using Pass = Zero3Coordinator::Pass;
+using Turn = Zero3Coordinator::Pass;
 
 class Tracer {
  public:
@@ -73,7 +73,7 @@ class Tracer {
     }
     if (place.kind == Kind::kExit) {
       ++hooks_;
-      put(coordinator_.release(place.id, backward ? Pass::kBackward : Pass::kForward));
+      put(coordinator_.release(place.id, backward ? Turn::kBackward : Turn::kForward));
       stop.first_end = stop.second_end = stop.third_end = stop.fourth_end = end();
       return stop.first_end > stop.begin;
     }

@@ -26,8 +26,11 @@ struct AskedAxis {
 
 std::vector<AskedAxis> asked_axes(const Plan& plan) {
   const Mesh& mesh = plan.mesh;
-  std::vector<AskedAxis> list = {
-      {"mesh.tp", mesh.tp}, {"mesh.cp", mesh.cp}, {"mesh.ep", mesh.ep}, {"mesh.etp", mesh.etp}};
+  std::vector<AskedAxis> list = {{"mesh.tp", mesh.tp},
+                                 {"mesh.cp", mesh.cp},
+                                 {"mesh.ep", mesh.ep},
+                                 {"mesh.etp", mesh.etp},
+                                 {"mesh.pp", mesh.pp}};
   std::erase_if(list, [](const AskedAxis& axis) { return axis.size == 1; });
   return list;
 }
@@ -39,7 +42,7 @@ struct RuntimeAxes {
 };
 
 RuntimeAxes axes_of(const Runtime& runtime) {
-  const RuntimeAxes every{{"mesh.tp", "mesh.cp", "mesh.ep", "mesh.etp"}, ""};
+  const RuntimeAxes every{{"mesh.tp", "mesh.cp", "mesh.ep", "mesh.etp", "mesh.pp"}, ""};
   switch (runtime.kind) {
     case RuntimeKind::kNative:
       return {{"mesh.tp"}, "replicate, shard and tp"};
@@ -294,6 +297,30 @@ Problem problem_of_expert_axes(const Plan& plan, const ModelSpec& model) {
   return std::nullopt;
 }
 
+// Stages of a chain of blocks, each with one at least.
+Problem problem_of_pipeline(const Plan& plan, const ModelSpec& model) {
+  if (plan.mesh.pp == 1) return std::nullopt;
+  const auto refused = [&](const char* what) {
+    return missing_capability("mesh.pp", fmt::format("{} {}", model.name, what), "mesh.pp: 1");
+  };
+  if (model.tied_embeddings) return refused("shares a table between its first and last stage");
+  std::int64_t embeddings = 0;
+  for (const LayerInstance& layer : model.order) {
+    const LayerSpec& spec = model.kinds[at(layer.kind)];
+    embeddings += spec.role == LayerRole::kEmbedding ? 1 : 0;
+    if (layer.same_as >= 0) return refused("runs layers more than once");
+    if (spec.role == LayerRole::kInner || spec.joins >= 0) return refused("is no chain of blocks");
+  }
+  if (embeddings != 1) return refused("is no chain of blocks");
+  const std::vector<std::int64_t> blocks = blocks_of_stages(model.block_count(), plan);
+  if (*std::ranges::min_element(blocks) >= 1) return std::nullopt;
+  return contradiction(
+      "mesh.pp",
+      fmt::format("the {} blocks of {} leave a stage of {} without one", model.block_count(),
+                  model.name, blocks.size()),
+      fmt::format("at most {} stages", std::max<std::int64_t>(1, model.block_count() / 2)));
+}
+
 }  // namespace
 
 std::optional<PlanProblem> problem_of_runtime_axes(const Plan& plan) {
@@ -324,6 +351,7 @@ std::optional<PlanProblem> problem_of_axes(const Plan& plan, const ModelSpec& mo
   if (asked.empty()) return std::nullopt;
   const char* key = asked.front().key;
   if (Problem problem = problem_of_company(plan, key)) return problem;
+  if (Problem problem = problem_of_pipeline(plan, model)) return problem;
   if (Problem problem = problem_of_heads(plan, model)) return problem;
   if (Problem problem = problem_of_attention(plan, model)) return problem;
   if (Problem problem = problem_of_positions(plan)) return problem;

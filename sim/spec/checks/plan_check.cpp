@@ -139,16 +139,19 @@ Problem problem_of_batch(const Plan& plan, const ModelSpec& model) {
 
 Problem problem_of_mesh(const Plan& plan, const Cluster& cluster) {
   const std::int64_t shard = plan.mesh.shard, replicate = plan.mesh.replicate;
-  const std::int64_t others = checked_multiply(plan.mesh.cp, plan.mesh.tp);
+  const std::int64_t others =
+      checked_multiply(checked_multiply(plan.mesh.cp, plan.mesh.tp), plan.mesh.pp);
+  const std::string stages = plan.mesh.pp > 1 ? fmt::format(" x pp {}", plan.mesh.pp) : "";
   const std::int64_t world = checked_multiply(checked_multiply(shard, replicate), others);
   if (others > 1 && world != cluster.gpus) {
     const std::int64_t left = cluster.gpus / others;
     return contradiction(
         "mesh.shard",
-        fmt::format("replicate {} x shard {} x cp {} x tp {} = {} ranks, but the cluster has {} "
+        fmt::format("replicate {} x shard {} x cp {} x tp {}{} = {} ranks, but the cluster has {} "
                     "GPUs",
-                    replicate, shard, plan.mesh.cp, plan.mesh.tp, world, cluster.gpus),
-        fmt::format("replicate x shard x cp x tp = {}", cluster.gpus),
+                    replicate, shard, plan.mesh.cp, plan.mesh.tp, stages, world, cluster.gpus),
+        fmt::format("replicate x shard x cp x tp{} = {}", stages.empty() ? "" : " x pp",
+                    cluster.gpus),
         cluster.gpus % (others * replicate) == 0 ? std::to_string(left / replicate) : "");
   }
   if (world == cluster.gpus) {

@@ -24,6 +24,13 @@ constexpr std::array kRotates = {ContextParallel::Rotate::kAllGather,
                                  ContextParallel::Rotate::kUlysses};
 constexpr std::array kBalances = {ContextParallel::Balance::kHeadTail,
                                   ContextParallel::Balance::kNone};
+constexpr std::array kPipelineSchedules = {PipelineSchedule::kGPipe,
+                                           PipelineSchedule::k1F1B,
+                                           PipelineSchedule::kInterleaved1F1B,
+                                           PipelineSchedule::kLoopedBfs,
+                                           PipelineSchedule::kInterleavedZeroBubble,
+                                           PipelineSchedule::kZbvZeroBubble,
+                                           PipelineSchedule::kDualPipeV};
 constexpr std::array kStepFrames = {StepFrame::kPlain, StepFrame::kTorchtitan,
                                     StepFrame::kTorchtitanLog};
 constexpr std::array kRankPlacementWords = {RankPlacement::kListed, RankPlacement::kByLeaf,
@@ -133,10 +140,24 @@ constexpr PlanKey kShapeKeys[] = {
                     .quiet = true),
     FORESHARD_COUNT(mesh.etp, 1, plan_limits::kMesh,
                     "Tensor parallel inside the experts: 1 or mesh.tp.", .quiet = true),
-    {.path = "mesh.pp",
-     .type = other(R"({"const": 1})"),
-     .read = [](const PlanKey&, const ConfigNode& n, PlanDocument&) { read_stages(n); },
-     .says = "Stages of a pipeline, which are not modelled: 1."},
+    FORESHARD_COUNT(mesh.pp, 1, plan_limits::kMesh,
+                    "Pipeline parallel: ranks, outside of all others, that have a part of the "
+                    "layers each (fsdp2 from 2.11, megatron).",
+                    .quiet = true),
+    FORESHARD_WORD(pipeline.schedule, kPipelineSchedules,
+                   "In which order ranks run their stages, by torch.distributed.pipelining's "
+                   "names. Its micro-batches are those of batch.accumulation.",
+                   .quiet = true),
+    FORESHARD_COUNT(pipeline.stages_per_rank, 1, plan_limits::kLayersPerUnit,
+                    "Stages of each rank, of schedules that have several.", .quiet = true),
+    FORESHARD_COUNT_AT("pipeline.first_stage_less_layers", pipeline.first_less, 0,
+                       plan_limits::kLayersPerUnit,
+                       "Blocks that the first stage has less than its even share, for the "
+                       "embedding (torchtitan: 1).",
+                       .quiet = true),
+    FORESHARD_COUNT_AT(
+        "pipeline.last_stage_less_layers", pipeline.last_less, 0, plan_limits::kLayersPerUnit,
+        "Blocks that the last stage has less, for the head (torchtitan: 1).", .quiet = true),
     FORESHARD_FLAG(tensor_parallel.sequence,
                    "Norms and residuals on a part of the positions each (SequenceParallel).",
                    .quiet = true),

@@ -1,0 +1,328 @@
+// RankSettings are those of record/pp.py, whose DEFAULTS stand below. Every stage is split off as
+// torchtitan does and keeps a rotary table of its own. The recorder's categories beside FSDP2's
+// count among ours: what is received among inputs, what stages return among activations, the
+// gradients of their inputs among temporaries of backward.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <charconv>
+#include <map>
+#include <utility>
+
+#include "interop/csv_file.h"
+#include "interop/recordings/pipeline_tables.h"
+#include "interop/recordings/recorded_job.h"
+#include "sim/base/config.h"
+#include "sim/base/error.h"
+#include "sim/graph/pipeline/stages.h"
+#include "sim/spec/checks/plan_check.h"
+
+namespace foreshard {
+namespace {
+
+constexpr const char* kRecordedVersion = "2.11.0";  // of torch
+
+using RankSettings = std::map<std::string, std::string, std::less<>>;
+
+const RankSettings& rank_defaults() {
+  static const RankSettings kDefaults = {{"schedule", "1F1B"},
+                                     {"pp", "2"},
+                                     {"stages_per_rank", "1"},
+                                     {"microbatches", "4"},
+                                     {"dp", "2"},
+                                     {"layers", "4"},
+                                     {"dim", "256"},
+                                     {"ffn", "512"},
+                                     {"heads", "4"},
+                                     {"kv_heads", "2"},
+                                     {"vocab", "1024"},
+                                     {"seq", "64"},
+                                     {"microbatch_size", "1"},
+                                     {"input_weight", "1"},
+                                     {"output_weight", "1"},
+                                     {"attention", "flash"},
+                                     {"norm", "fused"},
+                                     {"reshard", "default"},
+                                     {"param_dtype", "bf16"},
+                                     {"reduce_dtype", "fp32"},
+                                     {"orig_dtype", "fp32"},
+                                     {"recompute", "none"},
+                                     {"divide_factor", "1.0"},
+                                     {"scale_grads", "false"},
+                                     {"return_outputs", "false"},
+                                     {"clip", "true"},
+                                     {"optimizer", "adamw_foreach"},
+                                     {"accumulation", "1"}};
+  return kDefaults;
+}
+
+std::map<std::string, RankSettings> read_settings(const std::filesystem::path& file) {
+  std::map<std::string, RankSettings> all;
+  const ConfigNode root = read_json_file(file);
+  for (const ConfigNode& config : root.elements()) {
+    RankSettings& settings = all[config.at("id").as_string()] = rank_defaults();
+    for (const ConfigItem& item : config.items()) {
+      if (item.value.is_null()) {
+        settings[item.key] = "none";
+      } else if (item.value.is_scalar()) {
+        settings[item.key] = item.value.text();
+      }
+    }
+  }
+  return all;
+}
+
+[[noreturn]] void no_plan(std::string_view name, std::string_view word) {
+  throw Error(ExitCode::kMissingCapability, fmt::format("no plan has {} {}", name, word));
+}
+
+class JobOfRank {
+ public:
+  JobOfRank(const RankSettings& settings, std::int64_t rank) : s_(settings), rank_(rank) {}
+
+  RecordedJob read() {
+    RecordedSettings& m = job_.settings;
+    m = {.layers = number("layers"),
+         .dim = number("dim"),
+         .ffn = number("ffn"),
+         .heads = number("heads"),
+         .kv_heads = number("kv_heads"),
+         .vocab = number("vocab"),
+         .seq = number("seq"),
+         .batch = number("microbatch_size"),
+         .attention = text("attention"),
+         .norm = text("norm")};
+    job_.model = build_recorded_model(m);
+    const std::int64_t table = allocated_size(m.seq * (m.dim / m.heads) * 4).count();
+    job_.constant_bytes = table * number("stages_per_rank");
+    Plan& plan = job_.plan;
+    plan.model = job_.model.name;
+    plan.runtime.version = "2.11";
+    plan.batch = {m.seq, m.batch, number("microbatches")};
+    plan.mesh = mesh();
+    plan.pipeline.stages_per_rank = number("stages_per_rank");
+    plan.pipeline.first_less = number("input_weight");
+    plan.pipeline.last_less = number("output_weight");
+    const auto schedule = pipeline_schedule_of(text("schedule"));
+    if (!schedule) no_plan("schedule", text("schedule"));
+    plan.pipeline.schedule = *schedule;
+    plan.rank = rank_ * plan.mesh.stage_ranks();
+    plan.units.head = UnitPlacement::kWithNorm;
+    plan.param_dtype = dtype("param_dtype", "fp32");
+    plan.reduce_dtype = dtype("reduce_dtype", text("param_dtype"));
+    plan.master_dtype = dtype("orig_dtype", "fp32");
+    plan.reshard_after_forward.value = {
+        text("reshard") == "always" ? Reshard::Kind::kAlways : Reshard::Kind::kNever, 0};
+    if (text("recompute") == "full") plan.recompute.value = Recompute::kFull;
+    if (text("recompute") == "selective") plan.recompute.value = Recompute::kSelective;
+    if (text("divide_factor") != "none") plan.gradient_divide_factor = 1;
+    for (const char* flag : {"scale_grads", "return_outputs"}) {
+      if (text(flag) != "false") no_plan(flag, text(flag));
+    }
+    if (number("accumulation") > 1) no_plan("accumulation", text("accumulation"));
+    plan.optimizer.state = plan.master_dtype;
+    if (text("clip") != "true") plan.optimizer.clip_norm.reset();
+    if (text("optimizer") == "adamw_fused") {
+      plan.optimizer.implementation = Optimizer::Implementation::kFused;
+    } else if (text("optimizer") != "adamw_foreach") {
+      no_plan("optimizer", text("optimizer"));
+    }
+    return std::move(job_);
+  }
+
+ private:
+  const std::string& text(std::string_view name) const { return s_.find(name)->second; }
+  static std::int64_t number(std::string_view name, std::string_view word) {
+    std::int64_t value = 0;
+    const auto [end, code] = std::from_chars(word.data(), word.data() + word.size(), value);
+    if (code != std::errc() || end != word.data() + word.size()) no_plan(name, word);
+    return value;
+  }
+  std::int64_t number(std::string_view name) const { return number(name, text(name)); }
+  DType dtype(std::string_view name, std::string_view otherwise) const {
+    const std::string_view word = text(name) == "none" ? otherwise : std::string_view(text(name));
+    return word == "bf16" ? DType::kBf16 : DType::kFp32;
+  }
+  Mesh mesh() const {
+    const std::string_view word = text("dp");
+    if (word.empty()) no_plan("dp", "(stages without fully_shard)");
+    const std::size_t cross = word.find('x');
+    Mesh mesh;
+    mesh.shard = number("dp", cross == word.npos ? word : word.substr(cross + 1));
+    if (cross != word.npos) mesh.replicate = number("dp", word.substr(0, cross));
+    mesh.pp = number("pp");
+    return mesh;
+  }
+
+  const RankSettings& s_;
+  std::int64_t rank_;
+  RecordedJob job_;
+};
+
+// The rows of each configuration and rank.
+class RankRows {
+ public:
+  explicit RankRows(CsvFile file) : file_(std::move(file)) {
+    const std::size_t config = file_.at("config"), rank = file_.at("rank");
+    for (std::size_t row = 0; row < file_.rows(); ++row) {
+      rows_[{std::string(file_.text(row, config)), file_.integer(row, rank)}].push_back(row);
+    }
+  }
+  const CsvFile& file() const { return file_; }
+  const std::vector<std::size_t>& of(const std::string& config, std::int64_t rank) const {
+    static const std::vector<std::size_t> kNone;
+    const auto found = rows_.find({config, rank});
+    return found == rows_.end() ? kNone : found->second;
+  }
+
+ private:
+  CsvFile file_;
+  std::map<std::pair<std::string, std::int64_t>, std::vector<std::size_t>> rows_;
+};
+
+// What a category of the recorder's is among ours.
+std::string_view our_category(std::string_view name) {
+  if (name == "recv_buffer") return "input";
+  if (name == "stage_output") return "activation";
+  if (name == "input_grad") return "backward_temp";
+  return name;
+}
+
+class PipelineRecordings {
+ public:
+  explicit PipelineRecordings(const std::filesystem::path& folder)
+      : settings_(read_settings(folder / "configs.json")),
+        ranks_(read_csv_file(csv_path(folder, "ranks"))),
+        events_(read_csv_file(csv_path(folder, "events"))),
+        memory_(read_csv_file(csv_path(folder, "memory"))),
+        units_(read_csv_file(csv_path(folder, "units"))) {}
+
+  std::vector<Conformance> compare() const {
+    std::vector<Conformance> rows;
+    const std::size_t config = ranks_.at("config"), rank = ranks_.at("rank");
+    for (std::size_t row = 0; row < ranks_.rows(); ++row) {
+      rows.push_back(
+          compare(row, std::string(ranks_.text(row, config)), ranks_.integer(row, rank)));
+    }
+    return rows;
+  }
+
+ private:
+  Conformance compare(std::size_t row, const std::string& config, std::int64_t rank) const {
+    const Recording recording = read(row, config, rank);
+    try {
+      const auto settings = settings_.find(config);
+      if (settings == settings_.end()) {
+        throw ranks_.error(row, ranks_.at("config"), "is no configuration of configs.json");
+      }
+      return conform(recording, forecast_steps(JobOfRank(settings->second, rank).read()));
+    } catch (const Error& error) {
+      Conformance c;
+      c.state = Conformance::State::kNotForecast;
+      c.id = recording.id;
+      c.version = kRecordedVersion;
+      c.reason = error.what();
+      c.peak_measured_bytes = recording.steps[1].total;
+      return c;
+    }
+  }
+
+  Recording read(std::size_t row, const std::string& config, std::int64_t rank) const {
+    Recording r;
+    r.id = fmt::format("{}/{}", config, rank);
+    r.version = kRecordedVersion;
+    r.index_file = ranks_.name();
+    r.events_file = events_.file().name();
+    r.memory_file = memory_.file().name();
+    r.units_file = units_.file().name();
+    r.events_have_pools = false;
+    r.first_step_order_equal = false;  // shapes are exchanged first
+    r.boundaries = {"step_begin", "action_end", "optimizer_begin", "optimizer_end", "step_end"};
+    r.steps[1].total = ranks_.integer(row, ranks_.at("step2_peak"));
+    r.steps[1].end = ranks_.integer(row, ranks_.at("step2_end"));
+    read_events(config, rank, r);
+    read_memory(config, rank, r);
+    for (const std::size_t u : units_.of(config, rank)) {
+      const CsvFile& file = units_.file();
+      r.units.push_back({std::string(file.text(u, file.at("unit"))),
+                         file.integer(u, file.at("params")), file.integer(u, file.at("numel")),
+                         file.integer(u, file.at("shard_numel")),
+                         file.integer(u, file.at("shard_numel_padded"))});
+    }
+    return r;
+  }
+
+  void read_events(const std::string& config, std::int64_t rank, Recording& r) const {
+    const CsvFile& file = events_.file();
+    const auto text = [&](std::size_t row, const char* column) {
+      return std::string(file.text(row, file.at(column)));
+    };
+    const auto number = [&](std::size_t row, const char* column) {
+      return text(row, column).empty() ? RecordedEvent::kBlank : file.integer(row, file.at(column));
+    };
+    for (const std::size_t row : events_.of(config, rank)) {
+      if (file.integer(row, file.at("step")) != 2) continue;
+      RecordedEvent& event = r.events.emplace_back();
+      event.step = 2;
+      event.seq = number(row, "seq");
+      event.kind = text(row, "kind");
+      event.unit = text(row, "unit");
+      event.stream = text(row, "stream");
+      event.dtype = text(row, "dtype");
+      event.group = text(row, "group");
+      event.cause = text(row, "cause");
+      event.state = text(row, "state");
+      event.on = text(row, "on");
+      event.bytes_in = number(row, "bytes_in");
+      event.bytes_out = number(row, "bytes_out");
+      if (event.kind == "send" || event.kind == "recv") {
+        event.on = fmt::format("peer {} batch {}", text(row, "peer"), text(row, "batch"));
+      } else if (event.kind == "p2p_wait") {
+        event.on = "batch " + text(row, "batch");
+      } else if (event.kind.starts_with("action_")) {
+        event.on = text(row, "action");
+      }
+    }
+  }
+
+  void read_memory(const std::string& config, std::int64_t rank, Recording& r) const {
+    const CsvFile& file = memory_.file();
+    const std::size_t first = file.at("peak_since_previous_row") + 1;
+    std::vector<std::size_t> place;  // of each column, among r.categories
+    for (std::size_t c = first; c < file.columns(); ++c) {
+      const std::string_view name = our_category(file.header(c));
+      const auto known = std::ranges::find(r.categories, name);
+      place.push_back(at(known - r.categories.begin()));
+      if (known == r.categories.end()) r.categories.emplace_back(name);
+    }
+    std::int64_t highest = 0;
+    for (const std::size_t row : memory_.of(config, rank)) {
+      if (file.integer(row, file.at("step")) != 2) continue;
+      const std::string kind(file.text(row, file.at("kind")));
+      highest = std::max(highest, file.integer(row, file.at("peak_since_previous_row")));
+      if (std::ranges::find(r.boundaries, kind) == r.boundaries.end()) continue;
+      RecordedMemoryRow& m = r.memory.emplace_back();
+      m.step = 2;
+      m.seq = file.integer(row, file.at("seq"));
+      m.kind = kind;
+      m.total = file.integer(row, file.at("total"));
+      m.peak_since_previous_row = std::exchange(highest, 0);
+      m.categories.resize(r.categories.size());
+      for (std::size_t c = 0; c < place.size(); ++c) {
+        m.categories[place[c]] += file.integer(row, first + c);
+      }
+    }
+  }
+
+  std::map<std::string, RankSettings> settings_;
+  CsvFile ranks_;
+  RankRows events_, memory_, units_;
+};
+
+}  // namespace
+
+std::vector<Conformance> conform_pipeline_ranks(const std::filesystem::path& folder) {
+  return PipelineRecordings(folder).compare();
+}
+
+}  // namespace foreshard
