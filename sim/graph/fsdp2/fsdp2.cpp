@@ -192,6 +192,7 @@ void Fsdp2::run_forward(bool training) {
     if (inside) return;
     return refers ? run_whole(last) : add_phase(EventKind::kForward, last, Segments::kInside);
   }
+  if (is_pipelined()) return;
   if (!inside) compute_loss(last);
   run_reference();
   // The root's hook sits on the loss where its forward returns that.
@@ -199,7 +200,6 @@ void Fsdp2::run_forward(bool training) {
     log_where_ = "backward";
     state_pre_backward(root());
   }
-  if (is_pipelined()) return;
   add_phase(EventKind::kBackward, last, Segments::kInside);
   if (inside) hold_logits();
 }

@@ -200,7 +200,11 @@ void Fsdp2::act(const PipelineAction& action) {
     default:
       FORESHARD_CHECK(false, "an action that no plan has");
   }
+  const bool has_loss = action.kind == Kind::kForward && spec_of(end_ - 1).role == LayerRole::kLoss;
+  // Schedules of one stage a rank compute it themselves (_maybe_compute_loss).
+  if (has_loss && unshards_ahead_) compute_loss(end_ - 1);
   log_action("action_end", action);
+  if (has_loss && !unshards_ahead_) compute_loss(end_ - 1);
 }
 
 void Fsdp2::finish_unshards() {

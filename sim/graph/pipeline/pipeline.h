@@ -89,6 +89,7 @@ struct PipelineRow {
 };
 using PipelineRows = std::vector<PipelineRow>;  // of one rank, in host order
 
+// Without what gathers and reshards, which tables of the library's hosts leave out.
 std::string text_of(const PipelineRows& rows);
 
 // Of every rank. Throws as pipeline_orders().

@@ -279,8 +279,6 @@ PipelineRows pipeline_rows(const PipelineOrder& lowered, const std::vector<int>&
       if (is_recv) received[{stage, forward, microbatch}] = batch;
       continue;
     }
-    // Gathers are the stage's own; what is recorded of the host has none.
-    if (kind == Kind::kUnshard || kind == Kind::kReshard) continue;
     if (const auto read = received.find({stage, forward, microbatch});
         read != received.end() && kind != Kind::kWeightGrad) {
       host.wait(read->second);

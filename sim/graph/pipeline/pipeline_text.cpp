@@ -125,7 +125,11 @@ PipelineOrder read_pipeline_order(std::string_view text) {
 
 std::string text_of(const PipelineRows& rows) {
   std::string text;
-  for (const PipelineRow& row : rows) text += (text.empty() ? "" : " ") + text_of(row);
+  for (const PipelineRow& row : rows) {
+    const bool of_stage = row.kind == PipelineRow::Kind::kAction &&
+                          (row.action.kind == Kind::kUnshard || row.action.kind == Kind::kReshard);
+    if (!of_stage) text += (text.empty() ? "" : " ") + text_of(row);
+  }
   return text;
 }
 

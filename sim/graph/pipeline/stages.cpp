@@ -29,18 +29,16 @@ StagePipeline stage_pipeline(const Plan& plan) {
 }
 
 std::vector<StageLayers> split_into_stages(const ModelSpec& model, const Plan& plan) {
+  const std::vector<std::int64_t> blocks = blocks_of_stages(model.block_count(), plan);
   std::vector<StageLayers> list;
   std::size_t layer = 0;
-  for (std::int64_t left : blocks_of_stages(model.block_count(), plan)) {
-    const auto stage = static_cast<std::int32_t>(list.size());
+  for (std::size_t s = 0; s < blocks.size(); ++s) {
     const auto begin = static_cast<std::int32_t>(layer);
-    while (layer < model.order.size() && (left > 0 || !is_block(model, layer))) {
-      if (is_block(model, layer)) --left;
-      ++layer;
-    }
-    list.push_back({stage, begin, static_cast<std::int32_t>(layer)});
+    while (s == 0 && !is_block(model, layer)) ++layer;
+    layer += at(blocks[s]);
+    if (s + 1 == blocks.size()) layer = model.order.size();
+    list.push_back({static_cast<std::int32_t>(s), begin, static_cast<std::int32_t>(layer)});
   }
-  FORESHARD_CHECK(layer == model.order.size(), "stages have all layers");
   return list;
 }
 
@@ -77,14 +75,18 @@ std::vector<StageLayers> stages_of_part(const ModelSpec& part, const Plan& plan)
 }
 
 Bytes boundary_bytes(const ModelSpec& part, const Plan& plan) {
+  // What arrives at the first layer of a stage, or the layer before the next one hands on.
   for (std::size_t l = 0; l < part.order.size(); ++l) {
-    if (!is_block(part, l)) continue;
-    const LayerSpec& block = part.kinds[at(part.order[l].kind)];
-    const std::int64_t count = elements(block.tensors[at(block.output)], plan.batch.micro_batch,
-                                        plan.batch.sequence / plan.mesh.cp);
+    const LayerSpec& layer = part.kinds[at(part.order[l].kind)];
+    const bool receives = part.order[l].begins_stage;
+    const bool sends = l + 1 == part.order.size() && layer.role != LayerRole::kLoss;
+    if (!receives && !sends) continue;
+    const TensorSpec& tensor = layer.tensors[receives ? 0 : at(layer.output)];
+    const std::int64_t count =
+        elements(tensor, plan.batch.micro_batch, plan.batch.sequence / plan.mesh.cp);
     return Bytes(checked_multiply(count, size_of(plan.param_dtype)));
   }
-  FORESHARD_CHECK(false, "a stage without blocks");
+  FORESHARD_CHECK(false, "a pipeline of one stage");
   return {};
 }
 

@@ -297,7 +297,7 @@ Problem problem_of_expert_axes(const Plan& plan, const ModelSpec& model) {
   return std::nullopt;
 }
 
-// Stages of a chain of blocks, each with one at least.
+// Stages of a chain of blocks.
 Problem problem_of_pipeline(const Plan& plan, const ModelSpec& model) {
   if (plan.mesh.pp == 1) return std::nullopt;
   const auto refused = [&](const char* what) {
@@ -313,7 +313,11 @@ Problem problem_of_pipeline(const Plan& plan, const ModelSpec& model) {
   }
   if (embeddings != 1) return refused("is no chain of blocks");
   const std::vector<std::int64_t> blocks = blocks_of_stages(model.block_count(), plan);
-  if (*std::ranges::min_element(blocks) >= 1) return std::nullopt;
+  // The first and the last one have other layers.
+  const bool is_whole = blocks.front() >= 0 && blocks.back() >= 0 &&
+                        std::all_of(blocks.begin() + 1, blocks.end() - 1,
+                                    [](std::int64_t count) { return count > 0; });
+  if (is_whole) return std::nullopt;
   return contradiction(
       "mesh.pp",
       fmt::format("the {} blocks of {} leave a stage of {} without one", model.block_count(),
