@@ -283,6 +283,9 @@ class Fsdp2 final : public StepBuilder {
   void log_action(std::string_view kind, const PipelineAction& action);
   void forward_stage(std::int32_t microbatch);
   void backward_stage(std::int32_t microbatch);
+  std::int32_t returned_output() const;
+  void name_output();
+  void leave_loss(std::size_t part);
   void reduce_stage();
   void finish_unshards();
   void enter_stage(std::int32_t stage);
@@ -358,13 +361,15 @@ class Fsdp2 final : public StepBuilder {
   std::vector<Trained> trained_;      // in the order of Module.parameters()
   std::int32_t begin_ = 0, end_ = 0;  // layers that run: all, or a stage's
   std::vector<Stage> stages_;
-  std::size_t stage_ = 0;                                // of stages_: that runs
-  std::vector<EventId> batches_sent_;                    // of transfers, by number
-  std::vector<std::int32_t> sent_gradients_, returned_;  // that names of the schedule hold
-  Bytes boundary_;                                       // of a micro-batch between stages
-  bool unshards_ahead_ = false;                          // actions of their own gather
-  bool unshards_now_ = false;                            // one of them runs
-  std::vector<std::int32_t> awaited_;                    // batches that the next action waits for
+  std::size_t stage_ = 0;                     // of stages_: that runs
+  std::vector<EventId> batches_sent_;         // of transfers, by number
+  std::vector<std::int32_t> sent_gradients_;  // that names of the schedule hold
+  std::int32_t returned_ = kNoBuffer;         // ... what the last forward returned
+  bool is_returned_done_ = false;             // its backward has run
+  Bytes boundary_;                            // of a micro-batch between stages
+  bool unshards_ahead_ = false;               // actions of their own gather
+  bool unshards_now_ = false;                 // one of them runs
+  std::vector<std::int32_t> awaited_;         // batches that the next action waits for
   std::vector<std::int32_t> visits_;  // states in the order of named_modules, without the root
   bool loss_is_inside_ = false;       // of the root's forward, which runs
   std::vector<std::int32_t> prefetch_order_;  // units as a trainer lists them

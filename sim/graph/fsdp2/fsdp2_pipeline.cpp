@@ -121,7 +121,7 @@ void Fsdp2::run_pipeline() {
     }
   }
   free_all(sent_gradients_);
-  free_all(returned_);
+  if (is_returned_done_) StepBuilder::free(returned_);
   StepBuilder::free(input_tokens_);
   StepBuilder::free(input_labels_);
   for (const Stage& each : stages_) {
@@ -129,7 +129,7 @@ void Fsdp2::run_pipeline() {
     if (spec_of(end_ - 1).role != LayerRole::kLoss) continue;
     for (std::int32_t m = 0; m < static_cast<std::int32_t>(plan_.batch.accumulation); ++m) {
       begin_pass(m, m);
-      leave_backward(end_ - 1);
+      leave_loss(1);
     }
   }
 }
@@ -204,6 +204,7 @@ void Fsdp2::act(const PipelineAction& action) {
   // Schedules of one stage a rank compute it themselves (_maybe_compute_loss).
   if (has_loss && unshards_ahead_) compute_loss(end_ - 1);
   log_action("action_end", action);
+  if (action.kind == Kind::kForward) name_output();
   if (has_loss && !unshards_ahead_) compute_loss(end_ - 1);
 }
 
@@ -234,15 +235,38 @@ void Fsdp2::backward_stage(std::int32_t microbatch) {
     add_phase(EventKind::kBackward, last, Segments::kInside);
   }
   run_backward();
-  std::int32_t output = has_loss ? input_buffer(last) : output_buffer(last);
-  // A loop's name holds the last forward's; several stages' are held by none.
-  const bool is_named = !unshards_ahead_ && microbatch + 1 == plan_.batch.accumulation;
-  if (is_named) {
-    returned_.push_back(output);
+  if (has_loss) leave_loss(0);
+  std::int32_t output = returned_output();
+  if (output == returned_) {
+    is_returned_done_ = true;
   } else {
     StepBuilder::free(output);
   }
   if (model_.order[at(begin_)].begins_stage) sent_gradients_.push_back(input_gradient(begin_));
+}
+
+// What a stage returned: its logits, or what it sends.
+std::int32_t Fsdp2::returned_output() const {
+  const std::int32_t last = end_ - 1;
+  return spec_of(last).role == LayerRole::kLoss ? input_buffer(last) : output_buffer(last);
+}
+
+// A schedule of one stage a rank has a name for what its last forward returned.
+void Fsdp2::name_output() {
+  if (unshards_ahead_) return;
+  if (std::exchange(is_returned_done_, false)) StepBuilder::free(returned_);
+  returned_ = returned_output();
+}
+
+// The loss' gradient goes with its backward (0), its value with the step (1).
+void Fsdp2::leave_loss(std::size_t part) {
+  const std::int32_t loss = end_ - 1;
+  const std::vector<LayerSegment>& segments = phase(EventKind::kBackward, loss).segments;
+  std::size_t found = 0;
+  for (std::size_t s = 0; s < segments.size(); ++s) {
+    if (segments[s].part != LayerSegment::kAfter || found++ != part) continue;
+    add_segment(EventKind::kBackward, loss, static_cast<std::uint8_t>(s));
+  }
 }
 
 // perform_reduce_grad.
