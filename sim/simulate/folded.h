@@ -15,7 +15,8 @@ using StepOf = std::function<const EventGraph&(std::int64_t micro_batches)>;
 
 // Simulator::period of the step with `micro_batches`. Exact where a graph of few shows that they
 // repeat, and up to kMostInFull of them; of more that do not (a host that waits in the middle of
-// every micro-batch) to what rounding the last half of kMostInFull of them leaves.
+// every micro-batch) to what rounding the last half of kMostInFull of them leaves. Of a pipeline in
+// full: those who know that theirs is one, which may refuse graphs of few, ask Simulator::period.
 inline constexpr std::int64_t kMostInFull = 192;
 Time folded_period(Simulator& simulator, const CostModel& costs, std::int64_t micro_batches,
                    const StepOf& step);

@@ -23,7 +23,7 @@ bool is_like_later(const EventGraph& graph, EventId row, std::int32_t distance) 
 }  // namespace
 
 RepeatedRows find_repeats(const EventGraph& graph) {
-  if (graph.rows.empty()) return {};
+  if (graph.rows.empty() || !graph.pipeline.empty()) return {};
   const std::int32_t last = graph.details.back().microbatch;
   const std::int32_t middle = (last + 1) / 2;
   const auto is_of = [](std::int32_t m) {

@@ -21,7 +21,7 @@ struct RepeatedRows {
   EventId end() const { return begin + rows * count; }
 };
 
-// Of the micro-batches in the middle.
+// Of the micro-batches in the middle; none of a pipeline's rank, whose runs are not its own alone.
 RepeatedRows find_repeats(const EventGraph& graph);
 
 }  // namespace foreshard

@@ -5,6 +5,8 @@
 //              start = max(issue, tail of the stream, ends of the waits)
 //              arrive = collective: max(start, communicator's FIFO); else start
 //              end = max(arrive + duration, host + last_kernel)
+//            An exchange (EventGraph::exchanges) arrives when both sides could: ranks of a pipeline
+//            are timed together, each by its own costs.
 // simulate   the same rules in time order, with compute and collectives slowing each other down
 // while they overlap.
 //            With all slowdowns 1 it equals sweep bit for bit; sweep is its lower bound.
