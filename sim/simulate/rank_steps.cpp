@@ -13,10 +13,11 @@
 // end is a monotone function of the durations, slower rows can only make a step longer, and sweep
 // is a lower bound.
 //
-// Ranks of a pipeline meet in their exchanges alone, which all lie on one stream of theirs. So each
-// is played by itself up to one that it has begun and its peer has not; nothing moves before the
-// second has begun it, too, which is no earlier than where the first was left. No common clock is
-// needed, and what is left when none can go on is a deadlock.
+// Ranks of a pipeline meet in their exchanges alone. Those that wait for a peer all lie on one
+// stream of theirs, so each rank is played by itself up to one that it has begun and its peer has
+// not; nothing moves before the second has begun it, too, which is no earlier than where the first
+// was left. What is sent without waiting is noted for who receives it. No common clock is needed,
+// and what is left when none can go on is a deadlock.
 #include "sim/simulate/rank_steps.h"
 
 #include <algorithm>
@@ -34,6 +35,7 @@ constexpr std::int64_t kUnknown = std::numeric_limits<std::int64_t>::max();
 constexpr std::int64_t kOne = Contention::kOne;
 constexpr auto kCompute = at(Stream::kCompute);
 constexpr auto kPipeline = at(Stream::kPipeline);
+constexpr auto kPipelineSend = at(Stream::kPipelineSend);
 
 // ceil(work / rate) for work >= 0, rate >= 1: a 64-bit division costs more than everything else at
 // an event.
@@ -47,23 +49,64 @@ std::int64_t ceil_divide(std::int64_t work, std::int64_t rate) {
 
 // Where a rank stands in its exchanges.
 struct Exchanges {
+  using Side = Exchange::Side;
   std::span<const Exchange> all;
-  std::size_t next = 0;
-  EventId row = kNoEvent;  // the next one's
-  bool is_open = false;    // begun, and its peer has not
+  std::size_t next = 0, next_send = 0;  // of those that wait for a peer, and of the others
+  EventId row = kNoEvent;               // the next one's that waits
+  bool is_open = false;                 // begun, and its peer has not
   std::int64_t begun = 0;
+  std::vector<std::vector<std::int64_t>> sent;  // by peer: when sends to it began
+  std::vector<std::size_t> received;            // by peer: how many of its sends have arrived
 
   explicit Exchanges(std::span<const Exchange> exchanges) : all(exchanges) { find_row(); }
   std::int32_t peer() const { return all[next].peer; }
+  bool receives() const { return all[next].side == Side::kReceive; }
   void pass() {
     is_open = false;
     ++next;
     find_row();
   }
+  // The next send's peer.
+  std::size_t send(std::int64_t when) {
+    while (all[next_send].side != Side::kSend) ++next_send;
+    const auto to = at(all[next_send++].peer);
+    if (sent.size() <= to) sent.resize(to + 1);
+    sent[to].push_back(when);
+    return to;
+  }
+  // When the send began that a receive from `from` waits for; nothing: it has not yet.
+  std::optional<std::int64_t> arriving(const Exchanges& peer, std::size_t from, std::size_t own) {
+    if (received.size() <= from) received.resize(from + 1);
+    if (peer.sent.size() <= own || peer.sent[own].size() <= received[from]) return std::nullopt;
+    return peer.sent[own][received[from]++];
+  }
 
  private:
-  void find_row() { row = next < all.size() ? all[next].row : kNoEvent; }
+  void find_row() {
+    while (next < all.size() && all[next].side == Side::kSend) ++next;
+    row = next < all.size() ? all[next].row : kNoEvent;
+  }
 };
+
+// The rank's receive goes on where its peer has begun to send.
+template <typename Step>
+void receive(std::span<Step> steps, Step& step) {
+  const auto from = at(step.exchanges.peer());
+  const auto own = at(&step - steps.data());
+  const auto sent = step.exchanges.arriving(steps[from].exchanges, from, own);
+  if (!sent) return;
+  step.exchange_moves(std::max(step.exchanges.begun, *sent));
+  step.exchanges.pass();
+}
+
+// The rank has begun to send, for which nobody waits but who receives it.
+template <typename Step>
+void note_sent(std::span<Step> steps, Step& step, std::int64_t begun) {
+  Step& peer = steps[step.exchanges.send(begun)];
+  const bool waits = peer.exchanges.is_open && peer.exchanges.receives() &&
+                     &steps[at(peer.exchanges.peer())] == &step;
+  if (waits) receive(steps, peer);
+}
 
 // `rank` has begun its next exchange: where the peer has, too, both move on.
 template <typename Step>
@@ -71,6 +114,7 @@ void begin_exchange(std::span<Step> steps, Step& step, std::int64_t begun) {
   step.exchanges.begun = begun;
   step.exchanges.is_open = true;
   Step& peer = steps[at(step.exchanges.peer())];
+  if (step.exchanges.receives()) return receive(steps, step);
   if (!peer.exchanges.is_open || &steps[at(peer.exchanges.peer())] != &step) return;
   const std::int64_t arrive = std::max(begun, peer.exchanges.begun);
   for (Step* side : {&step, &peer}) {
@@ -141,7 +185,7 @@ struct SweptStep {
   void play(std::span<SweptStep> steps) {
     while (!exchanges.is_open) {
       const bool is_last = exchanges.row == kNoEvent;
-      pass_rows(is_last ? graph.rows.size() : at(exchanges.row) + 1);
+      pass_rows(is_last ? graph.rows.size() : at(exchanges.row) + 1, steps);
       if (is_last) {
         is_over = true;
         return;
@@ -167,7 +211,7 @@ struct SweptStep {
   }
 
  private:
-  void pass_rows(std::size_t until) {
+  void pass_rows(std::size_t until, std::span<SweptStep> steps) {
     // Of its own, so that no store to a span is to be feared for.
     std::array<std::int64_t, kStreams> ends = tail;
     std::int64_t clock = host;
@@ -196,6 +240,7 @@ struct SweptStep {
       const std::int64_t ended = std::max(arrive + c.duration, clock + c.last_kernel);
       fifo[row.communicator] = ended;
       ends[s] = ended;
+      if (s == kPipelineSend) note_sent(steps, *this, arrive);
       spans[i] = {Time::ns(issue), Time::ns(start), Time::ns(arrive), Time::ns(ended)};
     }
     tail = ends;
@@ -431,6 +476,7 @@ struct SimulatedStep {
       begin_exchange(steps, *this, arrive);
     } else {
       start_work(s, arrive);
+      if (s == kPipelineSend) note_sent(steps, *this, arrive);
     }
   }
 
