@@ -22,9 +22,10 @@ void answer_by_few(Answer& a, const CostModel& costs) {
     plan.batch.accumulation = micro_batches;
     return forecast(a.job.model, plan, costs);
   };
-  a.forecast = of(kLaidOut);
+  const LaidOut few = laid_out_of(whole);
+  a.forecast = of(few.count);
   ShortSteps steps = short_steps(a.job, a.forecast, costs);
-  if (!steps.fewer) steps.fewer = report_of(a.job, of(kFewer), costs);
+  if (!steps.fewer) steps.fewer = report_of(a.job, of(few.fewer), costs);
   a.report = long_step_report(steps, a.job.model, whole, costs);
 }
 
@@ -34,7 +35,8 @@ Answer answer(const JobOptions& options, AnswerRows rows) {
   Answer a;
   a.job = load_job(options);
   const CostModel costs = cost_model(a.job);
-  if (rows == AnswerRows::kFew && a.job.resolved.plan.batch.accumulation > kMostLaidOut) {
+  if (rows == AnswerRows::kFew &&
+      laid_out_of(a.job.resolved.plan).fewer < a.job.resolved.plan.batch.accumulation) {
     answer_by_few(a, costs);
   } else {
     a.forecast = forecast(a.job.model, a.job.resolved.plan, costs);

@@ -58,7 +58,7 @@ Assignments standing(const Assignments& changes) {
 // With the times of a simulation where blocks come back by them.
 Bytes reserved_of(const EventGraph& graph, const Plan& plan, const Job& job) {
   Plan few = plan;
-  few.batch.accumulation = laid_out_of(few.batch.accumulation);
+  few.batch.accumulation = laid_out_of(few).count;
   if (records_streams(graph)) return forecast(job.model, few, cost_model(job)).reserved.peak;
   return forecast_reserved(graph, plan, job.cluster).peak;
 }
@@ -149,7 +149,7 @@ class Trials {
     const Bytes outside = total(memory_outside(graph, cluster, plan.runtime));
     if (!holds(fit_in(cluster, peak, peak, outside), terms_)) return std::nullopt;
     if (plan.step_frame != StepFrame::kPlain) {
-      shorter.batch.accumulation = laid_out_of(plan.batch.accumulation);
+      shorter.batch.accumulation = laid_out_of(plan).count;
       graph = build_training_step(changed->model, shorter);
       peak = peak_allocated(graph);
     }
@@ -221,10 +221,9 @@ std::optional<Remedy> another_runtime(const Job& job, const Plan& plan, const Me
   if (kind != RuntimeKind::kDdp && kind != RuntimeKind::kZero1 && kind != RuntimeKind::kZero2) {
     return std::nullopt;
   }
-  const Assignments sharded = {
-      fmt::format("runtime={}", to_string(RuntimeKind::kFsdp2)),
-      fmt::format("mesh.shard={}", job.cluster.gpus / plan.mesh.sharing()),
-      "mesh.replicate=1"};
+  const Assignments sharded = {fmt::format("runtime={}", to_string(RuntimeKind::kFsdp2)),
+                               fmt::format("mesh.shard={}", job.cluster.gpus / plan.mesh.sharing()),
+                               "mesh.replicate=1"};
   const auto other = changed_job(job, sharded);
   if (!other) return std::nullopt;
   const Trials trials(*other, other->resolved.plan, terms);
@@ -237,9 +236,10 @@ std::optional<Remedy> another_runtime(const Job& job, const Plan& plan, const Me
 }  // namespace
 
 RemedySearch find_remedy(const Job& job, const Plan& plan, const MemoryTerms& terms) {
+  RemedySearch search;
+  if (plan.mesh.pp > 1) return search;  // ranks differ, and few micro-batches do not tell
   const Trials trials(job, plan, terms);
   const std::vector<MemoryKnob> knobs = trials.knobs();
-  RemedySearch search;
   for (const MemoryKnob& knob : knobs) search.tried.push_back(knob.key);
   search.found = few_keys(trials, knobs);
   const std::vector<std::vector<Assignments>> sets = trials.everything();
@@ -253,6 +253,7 @@ RemedySearch find_remedy(const Job& job, const Plan& plan, const MemoryTerms& te
 }
 
 std::optional<Remedy> free_remedy(const Job& job, const Plan& plan, const MemoryTerms& terms) {
+  if (plan.mesh.pp > 1) return std::nullopt;
   const Trials trials(job, plan, terms);
   std::vector<MemoryKnob> knobs = trials.knobs();
   std::erase_if(knobs, [](const MemoryKnob& knob) { return !knob.is_free; });

@@ -140,8 +140,8 @@ void set_times(const StepMetrics& central, Drawn drawn, const StepEvidence& evid
       central.exposed_communication, std::move(drawn.exposed), evidence.exposed_communication);
 }
 
-// `outcomes`: of the codes. `fewer`: where it is asked for, the times of the same with kFewer of
-// kLaidOut micro-batches; nothing where the timelines do not show them.
+// `outcomes`: of the codes. `fewer`: where it is asked for, the times of the same with `cut`
+// micro-batches less; nothing where the timelines do not show them.
 void summarize_time(const std::vector<Code>& codes, std::vector<StackOutcome> outcomes, int draws,
                     Report& report, std::optional<Report>* fewer) {
   const Forecast& forecast = codes.front().forecast;

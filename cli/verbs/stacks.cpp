@@ -20,6 +20,10 @@ double step_seconds(const Job& job, const Calibration& calibration) {
     return graph = build_training_step(job.model, plan);
   };
   Simulator simulator;
+  if (plan.mesh.pp > 1) {
+    const EventGraph& whole = step(all);
+    return simulator.period(whole, costs.price(whole)).seconds();
+  }
   return folded_period(simulator, costs, all, step).seconds();
 }
 

@@ -214,7 +214,7 @@ void add_sharding(const TrainingRow& row, Assignments& plan) {
                          row.count("replicate_group", gpus / std::max<std::int64_t>(1, shard))));
   }
   if (has_axes(row)) {
-    for (const char* axis : {"tp", "cp", "ep", "etp"}) {
+    for (const char* axis : {"tp", "cp", "ep", "etp", "pp"}) {
       if (row.count(axis, 1) > 1) plan.add(fmt::format("mesh.{}={}", axis, row.count(axis)));
     }
     plan.map("cp_exchange", "context_parallel.rotate",
@@ -341,8 +341,26 @@ void add_dated_habits(const TrainingRow& row, Assignments& plan) {
 
 }  // namespace
 
+// What does not divide is taken off the ends. Two layers: the embedding and the loss count as one
+// each (account_for_embedding_in_pipeline_split and account_for_loss_in_pipeline_split, which
+// recipes set for Llama-3.1-405B's 126 and Qwen3-235B's 94 layers); else all are the last stage's
+// (for DeepSeek-V3's 61 on 16 stages its recipe's layout is "Et*4|(t*4|)*14tmL").
+std::vector<std::string> pipeline_assignments(const TrainingRow& row, const ModelSpec& model) {
+  const std::int64_t chunks = row.count("vp", 1), stages = row.count("pp", 1) * chunks;
+  const std::int64_t missing = (stages - model.block_count() % stages) % stages;
+  const std::int64_t first = missing == 2 ? 1 : 0;
+  std::vector<std::string> list = {
+      fmt::format("pipeline.first_stage_less_layers={}", first),
+      fmt::format("pipeline.last_stage_less_layers={}", missing - first)};
+  if (chunks > 1) {
+    list.push_back("pipeline.schedule=Interleaved1F1B");
+    list.push_back(fmt::format("pipeline.stages_per_rank={}", chunks));
+  }
+  return list;
+}
+
 bool has_axes(const TrainingRow& row) {
-  return row.count("tp", 1) * row.count("cp", 1) * row.count("ep", 1) > 1;
+  return row.count("tp", 1) * row.count("cp", 1) * row.count("ep", 1) * row.count("pp", 1) > 1;
 }
 
 // A code without preset that has kernels of its own for norm, rotary embedding and loss (or for the

@@ -9,11 +9,15 @@
 
 #include "interop/steps/training_rows.h"
 #include "sim/spec/cluster.h"
+#include "sim/spec/model_spec.h"
 
 namespace foreshard {
 
 // "attention=fa1", "units={embedding: root, head: root}": in the order in which they apply.
 // Precondition: the row's runtime is published.
+// Of a row with pp: how its stages run and what of the model each has.
+std::vector<std::string> pipeline_assignments(const TrainingRow& row, const ModelSpec& model);
+
 std::vector<std::string> plan_assignments(const TrainingRow& row, const Cluster& cluster);
 
 // Whether tensor, context or expert parallelism has a degree.

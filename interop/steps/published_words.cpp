@@ -144,7 +144,7 @@ class RowReader {
     count("seq", "seq_len");
     count("micro_batch", "micro_batch_per_gpu");
     count("global_batch", "global_batch_seqs");
-    for (const char* degree : {"tp", "cp", "pp", "ep", "etp"}) count(degree, degree);
+    for (const char* degree : {"tp", "cp", "pp", "vp", "ep", "etp"}) count(degree, degree);
     for (const auto& [said, column] : {std::pair("layers", "n_layers"),
                                        {"d_model", "d_model"},
                                        {"heads", "n_heads"},

@@ -11,7 +11,17 @@
 namespace foreshard {
 namespace {
 
-constexpr std::int64_t kSimulated = 3;  // micro-batches
+// Micro-batches that are simulated, and how many less tell what one more of them takes.
+struct Simulated {
+  std::int64_t shown = 0, less = 1;
+};
+Simulated simulated_of(const Plan& plan) {
+  constexpr std::int64_t kSimulated = 3;
+  const std::int64_t all = plan.batch.accumulation, ranks = plan.mesh.pp;
+  if (ranks == 1) return {std::min(all, kSimulated), 1};
+  const std::int64_t few = 3 * ranks + all % ranks;  // laid_out_of()
+  return {std::min(all, few), ranks};
+}
 
 Quantity combined(const Quantity& a, double factor, const Quantity& b) {
   return {a.value + factor * b.value, a.low + factor * b.low, a.high + factor * b.high,
@@ -58,12 +68,13 @@ Report StepForecaster::report(std::int64_t micro_batch, std::int64_t accumulatio
 
 Report StepForecaster::step(int draws) const {
   const Batch& batch = job_.resolved.plan.batch;
-  const std::int64_t shown = std::min(batch.accumulation, kSimulated);
+  const auto [shown, less] = simulated_of(job_.resolved.plan);
   Report result = report(batch.micro_batch, shown, draws);
   if (batch.accumulation > shown) {
-    const Quantity before = report(batch.micro_batch, shown - 1, draws).seconds;
-    result.seconds = combined(result.seconds, as_double(batch.accumulation - shown),
-                              difference(result.seconds, before));
+    const Quantity before = report(batch.micro_batch, shown - less, draws).seconds;
+    result.seconds =
+        combined(result.seconds, as_double(batch.accumulation - shown) / as_double(less),
+                 difference(result.seconds, before));
   }
   if (job_.remainder > 0) {
     const Quantity one = report(job_.remainder, 1, draws).seconds;
@@ -88,11 +99,11 @@ double StepForecaster::seconds(std::int64_t micro_batch, std::int64_t accumulati
 
 double StepForecaster::seconds(const FactorDraw& draw) const {
   const Batch& batch = job_.resolved.plan.batch;
-  const std::int64_t shown = std::min(batch.accumulation, kSimulated);
+  const auto [shown, less] = simulated_of(job_.resolved.plan);
   double result = seconds(batch.micro_batch, shown, draw);
   if (batch.accumulation > shown) {
-    result += as_double(batch.accumulation - shown) *
-              (result - seconds(batch.micro_batch, shown - 1, draw));
+    result += as_double(batch.accumulation - shown) / as_double(less) *
+              (result - seconds(batch.micro_batch, shown - less, draw));
   }
   if (job_.remainder > 0) {
     result += seconds(job_.remainder, 2, draw) - seconds(job_.remainder, 1, draw);

@@ -137,9 +137,6 @@ TrainingJob training_job(const TrainingRow& row, const std::vector<std::string>&
   TrainingJob job;
   if (!row.refusal.empty()) throw refused(row.refusal);
   if (!row.has("runtime")) throw refused("runtime is not published");
-  if (const std::int64_t stages = row.count("pp", 1); stages > 1) {
-    throw refused(fmt::format("pp: {} pipeline stages; expected 1", stages));
-  }
   job.cluster = cluster_of(row);
   job.model = model_of(row, Stack::kEager);
   Batches batches = batches_of(row);
@@ -154,6 +151,11 @@ TrainingJob training_job(const TrainingRow& row, const std::vector<std::string>&
   PlanDocument document;
   for (const std::string& assignment : assignments) {
     document = apply_set(std::move(document), assignment);
+  }
+  if (row.count("pp", 1) > 1) {
+    for (const std::string& assignment : pipeline_assignments(row, job.model)) {
+      document = apply_set(std::move(document), assignment);
+    }
   }
   job.resolved = resolve(document, job.model, job.cluster);
   check(job.resolved, job.model, job.cluster);

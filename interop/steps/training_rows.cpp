@@ -88,6 +88,7 @@ constexpr NumberColumn kNumbers[] = {
     {"ep"},
     {"etp"},
     {"pp"},
+    {"vp"},
     {"async_tp", 0, 1},
     {"forward_prefetch", 0, 1},
     {"limit_all_gathers", 0, 1},

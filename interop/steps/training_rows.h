@@ -11,7 +11,7 @@
 //             optimizer_impl recompute compile fp8 fp8_all_gather reshard shard_group
 //             replicate_group embedding_unit prefetch_kind forward_prefetch limit_all_gathers
 //             offload
-//   axes      tp cp ep etp pp (1: not cut) async_tp sequence_parallel (no) dispatcher
+//   axes      tp cp ep etp pp vp (1: not cut) async_tp sequence_parallel (no) dispatcher
 //             (alltoall, deepep) overlap (no: of gradients and parameters, by Megatron-Core)
 //             expert_overlap (yes: overlap_moe_expert_parallel_comm) cuda_graphs (modules,
 //             iteration); shard_group and replicate_group are then of the axes shard and replicate

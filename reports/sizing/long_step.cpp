@@ -43,9 +43,10 @@ Report long_step_report(const ShortSteps& steps, const ModelSpec& model, const P
                         const CostModel& costs) {
   const Report &laid_out = steps.laid_out, &fewer = steps.fewer.value();
   const std::int64_t all = whole.batch.accumulation;
+  const LaidOut few = laid_out_of(whole);
   const auto extended = [&](const Quantity& a, const Quantity& b) {
     const auto at_least_0 = [&](double x, double y) {
-      return std::max(0.0, of_whole_step(x, y, all));
+      return std::max(0.0, of_whole_step(few, x, y, all));
     };
     const double value = at_least_0(a.value, b.value);
     return Quantity{value, std::min(value, at_least_0(a.low, b.low)),
@@ -60,10 +61,10 @@ Report long_step_report(const ShortSteps& steps, const ModelSpec& model, const P
   std::vector<StackOutcome>& outcomes = report.open_stack.outcomes;
   for (std::size_t i = 0; i < outcomes.size(); ++i) {
     outcomes[i].seconds =
-        of_whole_step(outcomes[i].seconds, fewer.open_stack.outcomes[i].seconds, all);
+        of_whole_step(few, outcomes[i].seconds, fewer.open_stack.outcomes[i].seconds, all);
   }
   report.seconds = extended(laid_out.seconds, fewer.seconds);
-  if (!asks_driver(laid_out) && !asks_driver(fewer)) {
+  if (whole.mesh.pp == 1 && !asks_driver(laid_out) && !asks_driver(fewer)) {
     report.seconds.value = whole_period(model, whole, costs);
     if (!outcomes.empty()) outcomes.front().seconds = report.seconds.value;
   }
@@ -72,7 +73,7 @@ Report long_step_report(const ShortSteps& steps, const ModelSpec& model, const P
   report.seconds = covering(report.seconds, outcomes);
   report.first_step_seconds =
       laid_out.first_step_seconds + report.seconds.value - laid_out.seconds.value;
-  const double times = as_double(all) / as_double(kLaidOut);
+  const double times = as_double(all) / as_double(few.count);
   for (Quantity Report::*rate : {&Report::tokens_per_s_per_gpu, &Report::mfu, &Report::hfu}) {
     report.*rate = rate_of(laid_out.*rate, laid_out.seconds.value, report.seconds, times);
   }
@@ -80,7 +81,7 @@ Report long_step_report(const ShortSteps& steps, const ModelSpec& model, const P
       report.assumed.begin(),
       {"micro-batches", fmt::format("{} of {} laid out (the others are alike: bars, memory and "
                                     "driver calls are of these)",
-                                    kLaidOut, format_count(all))});
+                                    few.count, format_count(all))});
   return report;
 }
 

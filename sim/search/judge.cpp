@@ -219,7 +219,7 @@ Time Judge::extended(const Plan& plan, const LayerPrograms& programs, Bound* of)
 ReservedMemory::Answer Judge::reserved_of(const Plan& plan) {
   if (!records_streams(graph_)) return reserved_->ask(graph_, plan, costs_.cluster());
   // By the times of the whole step, as predict's.
-  const Plan few = shortened(plan, laid_out_of(plan.batch.accumulation));
+  const Plan few = shortened(plan, laid_out_of(plan).count);
   const ReservedForecast reserved = forecast(model_, few, costs_, reserved_.get()).reserved;
   return {reserved.peak, !reserved.stalls.empty()};
 }
@@ -256,10 +256,11 @@ void Judge::add_stalls(const Plan& plan, PlanOutcome& outcome) {
     return forecast(model_, few, costs_, reserved_.get()).timeline.period;
   };
   const std::int64_t all = plan.batch.accumulation;
-  outcome.step = period(laid_out_of(all));
-  if (all > kMostLaidOut) {
-    outcome.step =
-        Time::seconds(of_whole_step(outcome.step.seconds(), period(kFewer).seconds(), all));
+  const LaidOut few = laid_out_of(plan);
+  outcome.step = period(few.count);
+  if (few.fewer < few.count) {
+    const double fewer = period(few.fewer).seconds();
+    outcome.step = Time::seconds(of_whole_step(few, outcome.step.seconds(), fewer, all));
   }
   outcome.stalls = false;
 }

@@ -19,7 +19,6 @@ Time folded_period(Simulator& simulator, const CostModel& costs, std::int64_t mi
   for (const std::int64_t laid_out : kTried) {
     if (micro_batches <= laid_out) break;
     const EventGraph& graph = step(laid_out);
-    if (!graph.pipeline.empty()) return in_full(micro_batches);
     const auto period =
         simulator.period(graph, costs.price(graph), find_repeats(graph), micro_batches - laid_out);
     if (period) return *period;

@@ -21,16 +21,23 @@ inline constexpr std::int64_t kMostInFull = 192;
 Time folded_period(Simulator& simulator, const CostModel& costs, std::int64_t micro_batches,
                    const StepOf& step);
 
-// Micro-batches of a graph that tells a step's memory, first step and rows: all of up to
-// kMostLaidOut, kLaidOut of more. What one more adds is told against a graph of kFewer of them.
+// Micro-batches of a graph that tells a step's memory, first step and rows, and of one against
+// which what more of them add is told: all, of up to kMostLaidOut. A pipeline's are repeated from
+// twice its ranks on, as many of them at a time (max-plus linear: held by tests/sim/simulate).
+struct LaidOut {
+  std::int64_t count = 1, fewer = 1;  // equal: the whole step
+};
 inline constexpr std::int64_t kMostLaidOut = 64, kLaidOut = 16, kFewer = 8;
-inline std::int64_t laid_out_of(std::int64_t micro_batches) {
-  return micro_batches > kMostLaidOut ? kLaidOut : micro_batches;
+inline LaidOut laid_out_of(const Plan& plan) {
+  const std::int64_t all = plan.batch.accumulation, ranks = plan.mesh.pp;
+  const std::int64_t rest = all % ranks;
+  if (all <= kMostLaidOut || all <= 3 * ranks + rest) return {all, all};
+  return ranks == 1 ? LaidOut{kLaidOut, kFewer} : LaidOut{3 * ranks + rest, 2 * ranks + rest};
 }
-// Of the whole step, by those of kLaidOut and kFewer micro-batches: of a figure that grows evenly.
-inline double of_whole_step(double laid_out, double fewer, std::int64_t micro_batches) {
-  const double one_more = (laid_out - fewer) / as_double(kLaidOut - kFewer);
-  return laid_out + as_double(micro_batches - kLaidOut) * one_more;
+// Of the whole step, by those of both: of a figure that grows evenly.
+inline double of_whole_step(const LaidOut& of, double laid_out, double fewer, std::int64_t all) {
+  const double one_more = (laid_out - fewer) / as_double(of.count - of.fewer);
+  return laid_out + as_double(all - of.count) * one_more;
 }
 
 }  // namespace foreshard

@@ -19,6 +19,30 @@ std::vector<HostDelay> delays_of(const std::vector<HostStall>& stalls) {
   return delays;
 }
 
+// The graph of the rank whose memory peaks highest, where the plan does not name another than the
+// first; its plan.
+void take_fullest_rank(EventGraph& graph, Plan& plan) {
+  if (graph.pipeline.empty() || plan.rank != 0) return;
+  std::size_t fullest = at(graph.pipeline_rank);
+  Bytes most = peak_allocated(graph);
+  for (std::size_t r = 0; r < graph.pipeline.size(); ++r) {
+    if (!graph.pipeline[r]) continue;
+    const Bytes peak = peak_allocated(*graph.pipeline[r]);
+    if (peak > most) fullest = r;
+    most = std::max(most, peak);
+  }
+  if (fullest == at(graph.pipeline_rank)) return;
+  EventGraph own = *graph.pipeline[fullest];
+  std::vector<std::shared_ptr<const EventGraph>> ranks = std::move(graph.pipeline);
+  const auto place = at(graph.pipeline_rank);
+  graph.pipeline.clear();
+  ranks[place] = std::make_shared<const EventGraph>(std::move(graph));
+  ranks[fullest] = nullptr;
+  own.pipeline = std::move(ranks);
+  graph = std::move(own);
+  plan = at_pipeline_rank(plan, static_cast<std::int64_t>(fullest));
+}
+
 // But for what is allocated. `simulate`: the costs' timeline.
 template <typename Simulate>
 Forecast forecast_by(const ModelSpec& model, const Plan& plan, const CostModel& costs,
@@ -27,10 +51,11 @@ Forecast forecast_by(const ModelSpec& model, const Plan& plan, const CostModel& 
   result.model = model;
   result.plan = plan;
   result.graph = build_training_step(model, plan);
+  take_fullest_rank(result.graph, result.plan);
   result.costs = costs.price(result.graph);
   if (!records_streams(result.graph)) {
-    result.reserved = replays != nullptr ? replays->forecast(result.graph, plan, costs.cluster())
-                                         : forecast_reserved(result.graph, plan, costs.cluster());
+    result.reserved = replays != nullptr ? replays->forecast(result.graph, result.plan, costs.cluster())
+                                         : forecast_reserved(result.graph, result.plan, costs.cluster());
     result.costs.delays = delays_of(result.reserved.stalls);
     result.timeline = simulate(result.graph, result.costs);
   } else {
@@ -41,7 +66,7 @@ Forecast forecast_by(const ModelSpec& model, const Plan& plan, const CostModel& 
     for (int round = 0; round < kMostRounds && !settled; ++round) {
       result.timeline = simulate(result.graph, result.costs);
       const RowTimes times = row_times(result.timeline);
-      result.reserved = forecast_reserved(result.graph, plan, costs.cluster(), &times);
+      result.reserved = forecast_reserved(result.graph, result.plan, costs.cluster(), &times);
       std::vector<HostDelay> delays = delays_of(result.reserved.stalls);
       settled = delays == result.costs.delays;
       result.costs.delays = std::move(delays);

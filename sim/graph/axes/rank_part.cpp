@@ -115,7 +115,12 @@ void cut_kinds(const ModelSpec& model, const Plan& plan, const Visit& visit) {
     const auto kind = static_cast<std::size_t>(instance.kind);
     const LayerSpec& layer = model.kinds[kind];
     const auto place = static_cast<std::int32_t>(handed_on.size());
-    const Placement arrives = place == 0 ? Placement::kWhole : handed_on.back();
+    // Stages hand on what blocks do.
+    const bool in_parts = plan.mesh.tp > 1 && plan.tensor_parallel.sequence;
+    const Placement received = in_parts ? Placement::kSequence : Placement::kWhole;
+    const Placement arrives = instance.begins_stage ? received
+                              : place == 0          ? Placement::kWhole
+                                                    : handed_on.back();
     const Placement joined =
         layer.joins < 0 ? Placement::kWhole
                         : handed_on[static_cast<std::size_t>(chain_joined_at(model, place)) - 1];

@@ -19,7 +19,8 @@ void Megatron::run_pipeline() {
   stages_ = stages_of_part(model_, plan_);
   boundary_ = boundary_bytes(model_, plan_);
   if (pipeline.stages_per_rank > 1) return run_interleaved(pipeline);
-  for (const PipelineRow& row : pipeline_rows(pipeline)[at(plan_.mesh.pp_index(plan_.rank))]) {
+  const std::vector<PipelineRows> rows = pipeline_rows(pipeline);
+  for (const PipelineRow& row : rows[at(plan_.mesh.pp_index(plan_.rank))]) {
     switch (row.kind) {
       case PipelineRow::Kind::kBatch:
         exchange(row);
