@@ -13,11 +13,9 @@
 // end is a monotone function of the durations, slower rows can only make a step longer, and sweep
 // is a lower bound.
 //
-// Ranks of a pipeline meet in their exchanges alone. Those that wait for a peer all lie on one
-// stream of theirs, so each rank is played by itself up to one that it has begun and its peer has
-// not; nothing moves before the second has begun it, too, which is no earlier than where the first
-// was left. What is sent without waiting is noted for who receives it. No common clock is needed,
-// and what is left when none can go on is a deadlock.
+// Ranks of a pipeline meet in their exchanges alone. Swept, each is passed by itself up to one that
+// it has begun and its peer has not. Simulated, the rank whose next moment is the earliest goes on,
+// so that what arrives is never in its past. What is left when none can go on is a deadlock.
 #include "sim/simulate/rank_steps.h"
 
 #include <algorithm>
@@ -128,7 +126,7 @@ template <typename Step>
   std::string text = "the pipeline would deadlock:";
   const char* separator = " ";
   for (std::size_t r = 0; r < steps.size(); ++r) {
-    if (steps[r].is_over) continue;
+    if (steps[r].is_over()) continue;
     const Exchanges& exchanges = steps[r].exchanges;
     FORESHARD_CHECK(exchanges.is_open, "a rank is stuck that waits for no other");
     const auto with_peer = std::ranges::count(exchanges.all.first(exchanges.next + 1),
@@ -141,34 +139,25 @@ template <typename Step>
   throw Error(ExitCode::kInvalidInput, text);
 }
 
-// Of one rank, or of all that exchange.
 template <typename Step>
-void play(Ranks ranks, std::span<Carry> carries) {
-  if (ranks.size() == 1) {
-    Step step(*ranks[0], carries[0]);
-    step.play({});
-    carries[0] = step.carry();
-    return;
-  }
+std::vector<Step> steps_of(Ranks ranks, std::span<Carry> carries) {
   std::vector<Step> steps;
   steps.reserve(ranks.size());
   for (std::size_t r = 0; r < ranks.size(); ++r) steps.emplace_back(*ranks[r], carries[r]);
-  for (bool moved = true; moved;) {
-    moved = false;
-    for (Step& step : steps) {
-      if (step.is_over || step.exchanges.is_open) continue;
-      step.play(steps);
-      moved = true;
-    }
-  }
+  return steps;
+}
+
+template <typename Step>
+void take_carries(std::vector<Step>& steps, std::span<Carry> carries) {
   if (!std::ranges::all_of(steps, &Step::is_over)) throw_deadlock<Step>(steps);
-  for (std::size_t r = 0; r < ranks.size(); ++r) carries[r] = steps[r].carry();
+  for (std::size_t r = 0; r < steps.size(); ++r) carries[r] = steps[r].carry();
 }
 
 struct SweptStep {
   const EventGraph& graph;
   Exchanges exchanges;
-  bool is_over = false;
+  bool is_passed = false;
+  bool is_over() const { return is_passed; }
 
   SweptStep(RankScratch& rank, Carry carry)
       : graph(*rank.graph),
@@ -185,9 +174,9 @@ struct SweptStep {
   void play(std::span<SweptStep> steps) {
     while (!exchanges.is_open) {
       const bool is_last = exchanges.row == kNoEvent;
-      pass_rows(is_last ? graph.rows.size() : at(exchanges.row) + 1, steps);
+      pass_rows(is_last ? graph.rows.size() : at(exchanges.row) + 1);
       if (is_last) {
-        is_over = true;
+        is_passed = true;
         return;
       }
       begin_exchange(steps, *this, spans[exchanges.row].arrive.nanoseconds());
@@ -211,7 +200,7 @@ struct SweptStep {
   }
 
  private:
-  void pass_rows(std::size_t until, std::span<SweptStep> steps) {
+  void pass_rows(std::size_t until) {
     // Of its own, so that no store to a span is to be feared for.
     std::array<std::int64_t, kStreams> ends = tail;
     std::int64_t clock = host;
@@ -240,7 +229,6 @@ struct SweptStep {
       const std::int64_t ended = std::max(arrive + c.duration, clock + c.last_kernel);
       fifo[row.communicator] = ended;
       ends[s] = ended;
-      if (s == kPipelineSend) note_sent(steps, *this, arrive);
       spans[i] = {Time::ns(issue), Time::ns(start), Time::ns(arrive), Time::ns(ended)};
     }
     tail = ends;
@@ -292,7 +280,6 @@ struct SimulatedStep {
         spans(of.timeline.spans.data()),
         repeats(of.repeats),
         count(static_cast<EventId>(graph.rows.size())),
-        enough(graph.rows.size()),
         latest_end(carry.device),
         host(carry.host),
         queue(of.first_on_communicator) {
@@ -310,8 +297,11 @@ struct SimulatedStep {
     if constexpr (kSpans) host_issues();
   }
 
-  // To its end, or to an exchange whose peer has not begun it.
-  void play(std::span<SimulatedStep> steps) {
+  bool is_over() const { return done == at(count); }
+
+  // Everything that starts or is known by now.
+  void settle(std::span<SimulatedStep> steps) {
+    changed = false;
     while (true) {
       while (look != 0) {
         const auto s = at(std::countr_zero(look));
@@ -327,45 +317,50 @@ struct SimulatedStep {
           continue;
         }
       }
-      if (done >= enough) break;
-      const std::uint32_t communicating = running & ~kComputeBit;
-      if ((running & kComputeBit) != 0) set_rate(kCompute, compute_rate(communicating));
-      const bool computing = (running & kComputeBit) != 0;
-      link_rate.fill(kOne);
-      if ((communicating & (communicating - 1)) != 0) {  // more than one
-        for (std::size_t link = 0; link < kSharedLinks; ++link) share_link(communicating, link);
-      }
-      for (std::uint32_t left = communicating; left != 0; left &= left - 1) {
-        const auto s = at(std::countr_zero(left));
-        const std::int64_t slowed = computing ? contention.communication : kOne;
-        set_rate(s, std::max<std::int64_t>(1, kOne * link_rate[s] / slowed));
-      }
-      // The next moment at which somebody starts or ends.
-      std::int64_t next = kUnknown;
-      for (std::uint32_t left = scheduled | running; left != 0; left &= left - 1) {
-        next = std::min(next, heads[at(std::countr_zero(left))].when);
-      }
-      FORESHARD_CHECK(next != kUnknown, "the simulation stalled: a dependency points forward");
-      now = next;
-      for (std::uint32_t left = scheduled | running; left != 0; left &= left - 1) {
-        const auto s = at(std::countr_zero(left));
-        if (heads[s].when != now) continue;
-        const std::uint32_t bit = 1U << s;
-        if ((running & bit) != 0) {
-          running &= ~bit;
-          finish(s, now);
-        } else {
-          scheduled &= ~bit;
-          running |= bit;
-          heads[s].since = now;
-        }
+      return;
+    }
+  }
+
+  // The next moment at which somebody starts or ends; kUnknown: nobody does by himself.
+  std::int64_t next_moment() {
+    const std::uint32_t communicating = running & ~kComputeBit;
+    if ((running & kComputeBit) != 0) set_rate(kCompute, compute_rate(communicating));
+    const bool computing = (running & kComputeBit) != 0;
+    link_rate.fill(kOne);
+    if ((communicating & (communicating - 1)) != 0) {  // more than one
+      for (std::size_t link = 0; link < kSharedLinks; ++link) share_link(communicating, link);
+    }
+    for (std::uint32_t left = communicating; left != 0; left &= left - 1) {
+      const auto s = at(std::countr_zero(left));
+      const std::int64_t slowed = computing ? contention.communication : kOne;
+      set_rate(s, std::max<std::int64_t>(1, kOne * link_rate[s] / slowed));
+    }
+    std::int64_t next = kUnknown;
+    for (std::uint32_t left = scheduled | running; left != 0; left &= left - 1) {
+      next = std::min(next, heads[at(std::countr_zero(left))].when);
+    }
+    return next;
+  }
+
+  void advance(std::int64_t next) {
+    now = next;
+    for (std::uint32_t left = scheduled | running; left != 0; left &= left - 1) {
+      const auto s = at(std::countr_zero(left));
+      if (heads[s].when != now) continue;
+      const std::uint32_t bit = 1U << s;
+      if ((running & bit) != 0) {
+        running &= ~bit;
+        finish(s, now);
+      } else {
+        scheduled &= ~bit;
+        running |= bit;
+        heads[s].since = now;
       }
     }
-    is_over = done == at(count);
   }
 
   void exchange_moves(std::int64_t arrive) {
-    enough = at(count);
+    changed = true;
     if constexpr (kSpans) spans[heads[kPipeline].row].arrive = Time::ns(arrive);
     start_work(kPipeline, arrive);
   }
@@ -385,7 +380,7 @@ struct SimulatedStep {
   }
 
   Exchanges exchanges;
-  bool is_over = false;
+  bool changed = true;  // since it was settled
 
  private:
   // Issues rows until one whose host wait has no end yet. Returns whether it issued any.
@@ -472,7 +467,6 @@ struct SimulatedStep {
     head.uses = cost.uses;
     if (id == exchanges.row) {
       if (exchanges.is_open) return;
-      enough = 0;
       begin_exchange(steps, *this, arrive);
     } else {
       start_work(s, arrive);
@@ -705,8 +699,7 @@ struct SimulatedStep {
   EventId count;
   EventId issued = 0;
   std::size_t next_delay = 0;
-  std::size_t done = 0;  // rows that have ended
-  std::size_t enough;    // of them to stop: all, but none while the peer of an exchange is awaited
+  std::size_t done = 0;     // rows that have ended
   std::int64_t latest_end;  // of those
   std::int64_t host;
   std::int64_t now = std::numeric_limits<std::int64_t>::min();
@@ -787,11 +780,59 @@ void RankScratch::index_streams() {
   }
 }
 
-void sweep_step(Ranks ranks, std::span<Carry> carries) { play<SweptStep>(ranks, carries); }
+void sweep_step(Ranks ranks, std::span<Carry> carries) {
+  std::vector<SweptStep> steps = steps_of<SweptStep>(ranks, carries);
+  for (const SweptStep& step : steps) {
+    FORESHARD_CHECK(std::ranges::all_of(
+                        step.exchanges.all,
+                        [](const Exchange& each) { return each.side == Exchange::Side::kBoth; }),
+                    "what goes one way is simulated");
+  }
+  for (bool moved = true; moved;) {
+    moved = false;
+    for (SweptStep& step : steps) {
+      if (step.is_over() || step.exchanges.is_open) continue;
+      step.play(steps);
+      moved = true;
+    }
+  }
+  take_carries(steps, carries);
+}
 
 template <Detail detail, Fold fold>
 void simulate_step(Ranks ranks, std::span<Carry> carries) {
-  play<SimulatedStep<detail, fold>>(ranks, carries);
+  using Step = SimulatedStep<detail, fold>;
+  if (ranks.size() == 1) {
+    Step step(*ranks[0], carries[0]);
+    while (true) {
+      step.settle({});
+      if (step.is_over()) break;
+      const std::int64_t next = step.next_moment();
+      FORESHARD_CHECK(next != kUnknown, "the simulation stalled: a dependency points forward");
+      step.advance(next);
+    }
+    carries[0] = step.carry();
+    return;
+  }
+  std::vector<Step> steps = steps_of<Step>(ranks, carries);
+  std::vector<std::int64_t> moments(steps.size(), kUnknown);
+  while (true) {
+    for (bool any = true; any;) {
+      any = false;
+      for (std::size_t r = 0; r < steps.size(); ++r) {
+        if (!steps[r].changed) continue;
+        steps[r].settle(steps);
+        moments[r] = steps[r].next_moment();
+        any = true;
+      }
+    }
+    const auto next = std::ranges::min_element(moments);
+    if (*next == kUnknown) break;
+    Step& step = steps[at(next - moments.begin())];
+    step.advance(*next);
+    step.changed = true;
+  }
+  take_carries(steps, carries);
 }
 template void simulate_step<Detail::kSpans, Fold::kNone>(Ranks, std::span<Carry>);
 template void simulate_step<Detail::kSpans, Fold::kSkips>(Ranks, std::span<Carry>);
