@@ -71,6 +71,14 @@ struct Report {
   Quantity seconds, tokens_per_s_per_gpu, mfu, hfu, communication, exposed_communication;
   double first_step_seconds = 0;
   int steady_step = 2;
+  // Each rank of a pipeline: its stages, how long its compute stream is busy, the peak of what it
+  // allocates. Empty without.
+  struct PipelineRank {
+    std::vector<int> stages;
+    double busy = 0;  // s of a step
+    Bytes peak;
+  };
+  std::vector<PipelineRank> pipeline;
   Fit fit;
   double fit_probability = 1;  // by what forecasts of reserved memory are usually off
   Bytes host_peak;             // pinned and pageable memory of the host, per rank

@@ -21,6 +21,7 @@
 #include "reports/view/findings.h"
 #include "sim/base/quantile.h"
 #include "sim/base/unit_strings.h"
+#include "sim/graph/pipeline/stages.h"
 #include "sim/memory/memory_alternatives.h"
 #include "sim/simulate/cut_runs.h"
 #include "sim/simulate/folded.h"
@@ -408,6 +409,28 @@ StackOutcome outcome_of(const Forecast& forecast, const Cluster& cluster, const 
 
 namespace {
 
+std::vector<Report::PipelineRank> pipeline_ranks(const Forecast& forecast) {
+  std::vector<Report::PipelineRank> list;
+  if (forecast.graph.pipeline.empty()) return list;
+  const std::vector<int> ranks = stage_ranks(stage_pipeline(forecast.plan));
+  for (std::size_t r = 0; r < forecast.graph.pipeline.size(); ++r) {
+    const EventGraph* const other = forecast.graph.pipeline[r].get();
+    const EventGraph& graph = other != nullptr ? *other : forecast.graph;
+    const Timeline& timeline =
+        other != nullptr ? forecast.timeline.pipeline.at(r) : forecast.timeline;
+    Report::PipelineRank& rank = list.emplace_back();
+    for (std::size_t s = 0; s < ranks.size(); ++s) {
+      if (at(ranks[s]) == r) rank.stages.push_back(static_cast<int>(s));
+    }
+    for (std::size_t i = 0; i < graph.rows.size(); ++i) {
+      if (graph.rows[i].stream != Stream::kCompute) continue;
+      rank.busy += (timeline.spans[i].end - timeline.spans[i].arrive).seconds();
+    }
+    rank.peak = peak_allocated(graph);
+  }
+  return list;
+}
+
 Report summarize(const Forecast& forecast, const CostModel& costs, int draws,
                  const std::vector<StackCase>& cases, std::optional<Report>* fewer) {
   std::vector<Code> codes = {{forecast, costs}};
@@ -426,6 +449,7 @@ Report summarize(const Forecast& forecast, const CostModel& costs, int draws,
   summarize_memory(forecast, costs.cluster(), outcomes, report);
   report.assumed = assumed_figures(costs, report.outside, forecast.graph.host);
   warn_of_host(forecast, report);
+  report.pipeline = pipeline_ranks(forecast);
   if (!costs.cluster().host_computes) warn_near_capacity(report);
   return report;
 }

@@ -24,7 +24,7 @@ bool is_optimizer(EventKind kind) {
 class Cutter {
  public:
   Cutter(const EventGraph& graph, const Timeline& timeline)
-      : timeline_(timeline), causes_(graph, timeline) {
+      : graph_(graph), timeline_(timeline), causes_(graph, timeline) {
     for (std::size_t i = 0; i < graph.rows.size(); ++i) {
       const Row& row = graph.rows[i];
       const Span& span = timeline.spans[i];
@@ -60,6 +60,7 @@ class Cutter {
   struct Link {
     Time begin, end;
     EventId event = kNoEvent;  // kNoEvent: the host
+    bool is_peers = false;     // an exchange that the peer has not begun
   };
 
   const Span& span(EventId event) const { return timeline_.spans[at(event)]; }
@@ -90,7 +91,10 @@ class Cutter {
       const Causes::Binding binding = causes_.of(event);
       if (binding.cause == Cause::kHost) chain_.push_back({gap.begin, span(event).start, kNoEvent});
       event = binding.predecessor;
-      if (event != kNoEvent) chain_.push_back({span(event).start, span(event).end, event});
+      if (event == kNoEvent) continue;
+      const bool exchanges = graph_.rows[at(event)].kind == EventKind::kSendRecv;
+      if (exchanges) chain_.push_back({span(event).start, span(event).arrive, event, true});
+      chain_.push_back({exchanges ? span(event).arrive : span(event).start, span(event).end, event});
     }
   }
 
@@ -108,10 +112,12 @@ class Cutter {
       if (piece.collective == kNoEvent || binding) piece.collective = c;
       if (binding) break;
     }
+    piece.of_peers = link != chain_.end() && link->is_peers;
     piece.otherwise = host && piece.collective == kNoEvent ? Cause::kHost : Cause::kStream;
     return piece;
   }
 
+  const EventGraph& graph_;
   const Timeline& timeline_;
   Causes causes_;
   std::array<std::vector<EventId>, kStreams> collectives_;
@@ -207,7 +213,10 @@ std::vector<Gap> compute_gaps(const EventGraph& graph, const Timeline& timeline)
     gap_until(timeline.spans[i].start, static_cast<EventId>(i));
     now = std::max(now, timeline.spans[i].end);
   }
+  const std::size_t last = pieces.size();
   gap_until(timeline.period, kNoEvent);
+  // Ranks of a pipeline end with the last of them.
+  for (std::size_t i = last; i < pieces.size(); ++i) pieces[i].of_peers = !graph.pipeline.empty();
   return pieces;
 }
 

@@ -47,6 +47,7 @@ struct Gap {
   Cause otherwise =
       Cause::kStream;  // where no collective runs: kHost, or kStream for a row of another stream
   EventId held_up = kNoEvent;  // the compute row behind the gap
+  bool of_peers = false;       // ... waits for what another rank of the pipeline has not begun
 };
 // Where several collectives run at once, the one in the cause chain of the row behind the gap
 // counts, else the first issued.

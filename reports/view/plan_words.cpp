@@ -47,6 +47,7 @@ std::string words_of(const Mesh& mesh) {
                                   is_transposed ? " (inner)" : "");
   if (mesh.cp > 1) words += fmt::format(" x cp {}", mesh.cp);
   if (mesh.tp > 1) words += fmt::format(" x tp {}", mesh.tp);
+  if (mesh.pp > 1) words += fmt::format(" x pp {}", mesh.pp);
   if (mesh.ep > 1) words += fmt::format(", ep {}", mesh.ep);
   if (mesh.etp > 1) words += fmt::format(" x etp {}", mesh.etp);
   return words;

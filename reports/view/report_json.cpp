@@ -52,6 +52,19 @@ const char* memory_note(const Report& report) {
          "what is allocated)";
 }
 
+Json pipeline_json(const Report& report) {
+  Json list = Json::array();
+  for (std::size_t r = 0; r < report.pipeline.size(); ++r) {
+    const Report::PipelineRank& rank = report.pipeline[r];
+    list.push_back({{"rank", r},
+                    {"stages", rank.stages},
+                    {"busy_s", rank.busy},
+                    {"idle_share", 1 - rank.busy / report.seconds.value},
+                    {"peak_allocated_bytes", rank.peak.count()}});
+  }
+  return list;
+}
+
 Json calls_json(const Report::DriverCalls& calls) {
   return {{"allocs", calls.allocs},
           {"frees", calls.frees},
@@ -101,6 +114,7 @@ Json to_json(const Report& report) {
                   {"exposed_communication_s", quantity(report.exposed_communication)},
                   {"first_step_seconds", report.first_step_seconds},
                   {"steady_step", report.steady_step}};
+  if (!report.pipeline.empty()) json["pipeline"] = pipeline_json(report);
   json["memory"] = {
       {"capacity_bytes", report.fit.capacity.count()},
       {"peak_allocated_bytes", byte_quantity(report.peak_allocated)},

@@ -88,6 +88,21 @@ Lines figure_lines(const Report& report, const Paint& paint) {
         : report.run  ? "quartiles "
                       : "90 % between ") +
            spread(report.seconds, seconds_text));
+  if (!report.pipeline.empty()) {
+    double busy = 0;
+    Bytes least = report.pipeline.front().peak;
+    for (const Report::PipelineRank& rank : report.pipeline) {
+      busy += rank.busy / as_double(report.pipeline.size());
+      least = std::min(least, rank.peak);
+    }
+    line("pipeline", format_percent(1 - busy / report.seconds.value),
+         fmt::format("idle, of {} ranks with {} stage{} each by {}; below is rank {}, the fullest "
+                     "({} at least on the others)",
+                     report.pipeline.size(), report.pipeline.front().stages.size(),
+                     report.pipeline.front().stages.size() > 1 ? "s" : "",
+                     to_string(report.plan.pipeline.schedule),
+                     report.plan.mesh.pp_index(report.plan.rank), format_bytes(least)));
+  }
   if (const std::string open = open_stack_text(report.open_stack); !open.empty()) {
     append(lines, wrapped(open, kTextWidth, 2));
   }

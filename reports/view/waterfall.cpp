@@ -19,9 +19,10 @@ enum Bar : std::size_t {
   kAccumulation,
   kClipping,
   kOptimizer,
-  kExposed,  // 4 kinds x 3 phases
-  kHostWait = kExposed + 4 * kPhases,
+  kExposed,  // 5 kinds x 3 phases
+  kHostWait = kExposed + 5 * kPhases,
   kStreamWait,
+  kPeerWait,
   kBars
 };
 
@@ -52,6 +53,7 @@ std::size_t exposed_bar(EventKind kind, Phase phase) {
   const std::size_t collective = kind == EventKind::kAllGather       ? 0
                                  : kind == EventKind::kReduceScatter ? 1
                                  : kind == EventKind::kAllToAll      ? 3
+                                 : kind == EventKind::kSendRecv      ? 4
                                                                      : 2;
   return kExposed + collective * kPhases + at(phase);
 }
@@ -60,11 +62,12 @@ std::string bar_name(std::size_t bar) {
   static constexpr std::array<const char*, kExposed> kNames = {
       "forward",           "recompute", "backward", "loss", "copies", "gradient accumulation",
       "gradient clipping", "optimizer"};
-  static constexpr std::array<const char*, 4> kCollectives = {"all_gather", "reduce_scatter",
-                                                              "all_reduce", "all_to_all"};
+  static constexpr std::array<const char*, 5> kCollectives = {
+      "all_gather", "reduce_scatter", "all_reduce", "all_to_all", "send_recv"};
   if (bar < kExposed) return kNames[bar];
   if (bar == kHostWait) return "host";
   if (bar == kStreamWait) return "stream dependency";
+  if (bar == kPeerWait) return "pipeline bubble";
   const std::size_t exposed = bar - kExposed;
   return std::string("exposed ") + kCollectives[exposed / kPhases] + " (" +
          to_string(static_cast<Phase>(exposed % kPhases)) + ")";
@@ -86,7 +89,9 @@ std::vector<WaterfallBar> waterfall(const EventGraph& graph, const Timeline& tim
   }
   const std::vector<Phase> phases = phases_of(graph);
   for (const Gap& gap : compute_gaps(graph, timeline)) {
-    std::size_t bar = gap.otherwise == Cause::kHost ? kHostWait : kStreamWait;
+    std::size_t bar = gap.of_peers                    ? kPeerWait
+                      : gap.otherwise == Cause::kHost ? kHostWait
+                                                      : kStreamWait;
     if (gap.collective != kNoEvent) {
       const auto c = at(gap.collective);
       bar = exposed_bar(graph.rows[c].kind, phases[c]);
