@@ -97,11 +97,6 @@ def from_differences(form, words, left):
     return column
 
 
-def kind_of(words):
-    """What lines of one form share: how many words, and the letter that those of a log begin with."""
-    return len(words), words[0] if len(words[0]) == 1 and words[0].isalpha() else b""
-
-
 def numbers_for(distinct, numbers):
     return array.array("B" if distinct <= 256 else "H", numbers)
 
@@ -166,12 +161,14 @@ def as_table(texts, separator):
     """Files of like names: the lines of each, how to read these, and their bytes; None where text is shorter."""
     if not separator:
         return None
-    lines, kinds = [line.split(separator) for text in texts for line in text[:-1].split(b"\n")], {}
-    for words in lines:
-        kinds.setdefault(kind_of(words), []).append(words)
-    numbers = dict(zip(kinds, itertools.count()))
-    ways, data = zip(*map(by_columns, kinds.values()))
-    data = b"".join([numbers_for(len(kinds), [numbers[kind_of(words)] for words in lines]).tobytes(), *data])
+    lines, rows = [line.split(separator) for text in texts for line in text[:-1].split(b"\n")], {}
+    # What lines of one form share: how many words, and the letter that those of a log begin with.
+    kinds = [(len(words), words[0] if len(words[0]) == 1 and words[0].isalpha() else b"") for words in lines]
+    for kind, words in zip(kinds, lines):
+        rows.setdefault(kind, []).append(words)
+    numbers = dict(zip(rows, itertools.count()))
+    ways, data = zip(*map(by_columns, rows.values()))
+    data = b"".join([numbers_for(len(rows), [numbers[kind] for kind in kinds]).tobytes(), *data])
     if quick_size(data, json.dumps(ways).encode()) >= quick_size(*texts):
         return None
     return [text.count(b"\n") for text in texts], [separator.decode(), ways], data
@@ -213,18 +210,11 @@ def by_name(name):
     return path.name, str(path.parent)
 
 
-def files_of(folder, names):
-    for name in names:
-        path = folder / name
-        for file in sorted(path.rglob("*")) if path.is_dir() else [path]:
-            if file.is_file():
-                yield file
-
-
 def write(pack, names):
     folder = pack.parent
     contents = {}
-    for file in files_of(folder, names or held(pack)):
+    named = [folder / name for name in names or held(pack)]
+    for file in (file for path in named for file in [path, *sorted(path.rglob("*"))] if file.is_file()):
         data = file.read_bytes()
         name = file.relative_to(folder).as_posix()
         is_table = name.endswith((".csv.gz", ".trace.json.gz"))  # others are as they are for a reason
