@@ -1,8 +1,8 @@
 # Large tables that are read and seldom edited are tracked packed: FOLDER/NAME.tar.xz, whose files lie beside
 # it once configured (a fifth to a fortieth of their bytes: versions of a recording share most rows). A pack
 # that differs from what was unpacked last, or of which a file is gone, is unpacked again, whatever build folder asks;
-# `cmake -P cmake/packed.cmake` does it without a build. cmake/packed.py makes packs, and rows of those tables
-# of tests that are packed by columns; without Python they are missing, and tried again each time.
+# `cmake -P cmake/packed.cmake` does it without a build. cmake/packed.py makes packs, and the
+# files of those that are packed by columns; without Python they are missing, and tried again each time.
 function(foreshard_unpack)
   cmake_path(GET CMAKE_CURRENT_FUNCTION_LIST_DIR PARENT_PATH root)
   file(GLOB_RECURSE packs LIST_DIRECTORIES false "${root}/calibration/*.tar.xz" "${root}/reports/*.tar.xz"
@@ -34,12 +34,14 @@ function(foreshard_unpack)
       if(tables)
         find_program(FORESHARD_PYTHON3 python3)
         list(TRANSFORM tables PREPEND "${folder}/")
-        execute_process(COMMAND "${FORESHARD_PYTHON3}" "${root}/cmake/packed.py" --rows ${tables} RESULT_VARIABLE failure)
+        execute_process(COMMAND "${FORESHARD_PYTHON3}" "${root}/cmake/packed.py" --rows ${tables} RESULT_VARIABLE failure
+                        OUTPUT_VARIABLE rows)
         if(failure)
-          message(WARNING "${pack} holds tables by columns: their tests need python3 (${failure})")
+          message(WARNING "${pack} is packed by columns: the tests that read it need python3 (${failure})")
           continue()
         endif()
-        string(REPLACE ".columns\n" "\n" files "${files}")
+        string(REGEX REPLACE "[^\n]+\\.columns\n" "" files "${files}")
+        string(APPEND files "${rows}")
       endif()
       file(WRITE "${mark}" "${now}\n${files}")
     endif()

@@ -114,12 +114,13 @@ def main():
     for folder in folders:
         if (folder / "codes" / "codes.jsonl").exists():
             named = {json.loads(line)["name"] for line in (folder / "codes" / "codes.jsonl").read_text(encoding="utf-8").splitlines()}
-            first = [("as it was forecast before it ran:", ["--frozen", str(FRESH)]), ("the same by this program:", [])]
+            first = [("as it was forecast before it ran:", ["--frozen", str(FRESH)]), ("the same by this program (rows: `reports/gpu_codes.py`):", [])]
             held = ", cases that nobody had looked at when they ran:" if "101920Z" in folder.name else ":"
             for title, more in [(f", {said}", m) for said, m in first] if named & fresh else [(held, [])]:
                 text = subprocess.run([sys.executable, ROOT / "reports" / "gpu_codes.py", folder / "codes", PROGRAM, *more], capture_output=True,
                                       text=True, check=True).stdout
-                lines += [f"{folder.name}{title}", "", "```", text.rstrip(), "```", ""]
+                rows = text.rstrip().splitlines()[-4 if "gpu_codes" in title else 0:]
+                lines += [f"{folder.name}{title}", "", "```", *rows, "```", ""]
     for folder in folders:
         lines += of_programs(folder)
     (ROOT / "reports" / "gpu.md").write_text("\n".join(lines).rstrip() + "\n", encoding="utf-8")

@@ -63,7 +63,6 @@ class UnitSet {
   RankMemory& states() { return offloads_ ? static_cast<RankMemory&>(pinned_) : memory_; }
   bool offloads() const { return offloads_; }
   std::int64_t arena_bytes() const { return std::ssize(arena_); }
-  std::int64_t host_arena_bytes() const { return std::ssize(host_arena_); }
 
   // The units are of part `index` of mesh.tp of a whole model.
   void set_cuts(const ModelSpec& whole, const ModelSpec& part, std::int64_t index);

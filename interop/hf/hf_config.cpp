@@ -235,8 +235,4 @@ ModelSpec build_hf_model(const HfConfig& config, Stack stack) {
   }
 }
 
-ModelSpec load_hf_config(const std::filesystem::path& path, Stack stack) {
-  return build_hf_model(read_hf_config(path), stack);
-}
-
 }  // namespace foreshard

@@ -43,7 +43,6 @@ HfConfig read_hf_config(const std::filesystem::path& path);
 // `name` is the model's name.
 HfConfig parse_hf_config(const ConfigNode& root, std::string_view name);
 
-ModelSpec load_hf_config(const std::filesystem::path& path, Stack stack = Stack::kEager);
 // Of a file that is read; a size that cannot be is an error of the file.
 ModelSpec build_hf_model(const HfConfig& config, Stack stack = Stack::kEager);
 

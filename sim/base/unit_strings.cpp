@@ -254,15 +254,6 @@ std::string format_count(std::int64_t count) {
   return digits;
 }
 
-std::string format_flops(Flops flops) {
-  static constexpr std::array kUnits = {
-      NamedUnit{"FLOP", 1},     NamedUnit{"kFLOP", 1e3},  NamedUnit{"MFLOP", 1e6},
-      NamedUnit{"GFLOP", 1e9},  NamedUnit{"TFLOP", 1e12}, NamedUnit{"PFLOP", 1e15},
-      NamedUnit{"EFLOP", 1e18}, NamedUnit{"ZFLOP", 1e21},
-  };
-  return format_in(flops.count(), kUnits);
-}
-
 std::string format_bandwidth(BytesPerSecond rate) {
   return format_in(rate.value(), std::span(kBandwidthUnits).first(6));
 }

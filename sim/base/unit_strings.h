@@ -30,7 +30,6 @@ double parse_price(std::string_view text);      // USD/h
 std::string format_bytes(Bytes bytes);              // "2.18 GiB"
 std::string format_time(Time time);                 // "84.9 ms"
 std::string format_count(std::int64_t count);       // "8,030,261,248"
-std::string format_flops(Flops flops);              // "1.23 PFLOP"
 std::string format_bandwidth(BytesPerSecond rate);  // "450 GB/s"
 std::string format_flop_rate(FlopsPerSecond rate);  // "989 TFLOP/s"
 

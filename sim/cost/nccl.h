@@ -64,7 +64,6 @@ struct NcclSystem {
   double nics = 0;         // ports of a node that are this communicator's; may be a fraction
   double net_latency = 0;  // us, as the network plug-in reports it
   bool collnet = false;    // SHARP, where the network has it and the job asked for it
-  bool is_sized() const { return ranks_per_node > 0 && nodes > 0; }
   std::int64_t ranks() const { return all_ranks > 0 ? all_ranks : nodes * ranks_per_node; }
   bool operator==(const NcclSystem&) const = default;
 };

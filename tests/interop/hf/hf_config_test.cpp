@@ -494,8 +494,8 @@ TEST(HfConfigTest, BrokenFiles) {
   expect_failure("[1, 2]", "this is not a JSON object");
   expect_failure("\"text\"", "this is not a JSON object");
   expect_failure("{\"text_config\": 3}", "text_config: this is not an object");
-  EXPECT_THROW(load_hf_config(config("absent.json")), Error);
-  EXPECT_THROW(load_hf_config(config("")), Error);  // a folder
+  EXPECT_THROW(read_hf_config(config("absent.json")), Error);
+  EXPECT_THROW(read_hf_config(config("")), Error);  // a folder
 }
 
 TEST(HfConfigTest, ImpossibleSizes) {
@@ -518,7 +518,7 @@ TEST(HfConfigTest, Overflow) {
                                  "\"num_attention_heads\": 8, \"num_hidden_layers\": 90000, "
                                  "\"intermediate_size\": 1000000000, \"vocab_size\": 1000}");
   try {
-    load_hf_config(path);
+    build_hf_model(read_hf_config(path));
     FAIL();
   } catch (const ConfigError& error) {
     EXPECT_NE(std::string(error.what()).find("overflows"), std::string::npos) << error.what();

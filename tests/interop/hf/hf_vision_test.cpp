@@ -35,8 +35,8 @@ void expect_failure(const std::string& text, const std::string& place, const std
 TEST(HfVisionTest, PublishedConfigsGiveTheZoosModels) {
   for (const std::string name :
        {"vit-base-patch16-224", "clip-vit-large-patch14", "llava-1.5-7b"}) {
-    ModelSpec read = load_hf_config(std::string(FORESHARD_SOURCE_DIR) + "/tests/interop/configs/" +
-                                    name + ".json");
+    ModelSpec read = build_hf_model(read_hf_config(std::string(FORESHARD_SOURCE_DIR) +
+                                                   "/tests/interop/configs/" + name + ".json"));
     const ModelSpec expected = load_zoo_model(name);
     read.source = expected.source;
     read.numerics = expected.numerics;

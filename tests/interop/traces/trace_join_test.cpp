@@ -305,7 +305,7 @@ Plan recorded_plan() {
 
 Forecast recorded_forecast(const Plan& plan) {
   const CostModel costs(round_cluster(plan.mesh.world()), round_calibration());
-  return forecast(load_hf_config(kTraces / "model.json"), plan, costs);
+  return forecast(build_hf_model(read_hf_config(kTraces / "model.json")), plan, costs);
 }
 
 TEST(RealTrace, HasEveryEventOfItsPlanInOrder) {
