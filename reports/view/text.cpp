@@ -95,7 +95,7 @@ Lines figure_lines(const Report& report, const Paint& paint) {
       busy += rank.busy / as_double(report.pipeline.size());
       least = std::min(least, rank.peak);
     }
-    line("pipeline", format_percent(1 - busy / report.seconds.value),
+    line("pipeline", percent_text(1 - busy / report.seconds.value),
          fmt::format("idle, of {} ranks with {} stage{} each by {}; below is rank {}, the fullest "
                      "({} at least on the others)",
                      report.pipeline.size(), report.pipeline.front().stages.size(),
