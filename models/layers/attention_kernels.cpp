@@ -50,6 +50,7 @@ struct FamilyCode {
   bool flexible = false;     // FlexAttention in place of PyTorch's other kernels: it takes windows
   bool chunked = false;      // windows do not slide: positions attend within their own chunk
   bool biased = false;       // scores have a bias of positions (T5)
+  bool bounded = false;      // eager: queries are scaled, not scores; of those the maximum is taken
   bool sinks = false;        // eager: a learned logit of each head is one more score
 };
 constexpr FamilyCode kFamilyCode[] = {
@@ -62,6 +63,11 @@ constexpr FamilyCode kFamilyCode[] = {
     {.family = "falcon", .softmax_as_scores = true},
     {.family = "distilbert", .softmax_as_scores = true},
     {.family = "electra", .softmax_as_scores = true},
+    {.family = "megatron_bert", .softmax_as_scores = true, .only_eager = true},
+    {.family = "rembert", .softmax_as_scores = true, .only_eager = true},
+    {.family = "albert", .softmax_as_scores = true},
+    {.family = "bart", .softmax_as_scores = true},
+    {.family = "xglm", .softmax_as_scores = true, .only_eager = true, .bounded = true},
     {.family = "t5", .softmax_as_scores = true, .biased = true},
     {.family = "gptj", .fp32_scores = true},
     {.family = "codegen", .fp32_scores = true},
@@ -289,7 +295,7 @@ std::vector<Operation> math(LayerSpec& layer, const Operation& op, const Plan& p
 }
 
 std::vector<Operation> eager(LayerSpec& layer, const Operation& op, const Plan& plan,
-                             const FamilyCode& code) {
+                             const FamilyCode& code, bool masked) {
   const AttentionShape& shape = op.attention;
   constexpr ElementType kCompute = ElementType::kCompute;
   const ScoreBias bias = bias_of(code, op, plan);
@@ -309,10 +315,11 @@ std::vector<Operation> eager(LayerSpec& layer, const Operation& op, const Plan& 
     return widens ? out.cast(name, t, type) : t;
   };
   const Index wide_q = factor("q_fp32", qkv[0]), wide_k = factor("k_fp32", k);
-  const Index q = rows("q_heads", wide_q, false);
+  const Index scaled_q = code.bounded ? out.scale("scaled_q", wide_q) : wide_q;
+  const Index q = rows("q_heads", scaled_q, false);
   const Index keys = rows("k_heads", wide_k, repeats && !widens);
   Index scores = out.product({q, keys}, shape.head_dim, out.scores("scores", type));
-  scores = out.scale("scaled_scores", scores);
+  if (!code.bounded) scores = out.scale("scaled_scores", scores);
   if (shape.softcap) {
     const Index divided = out.scale("scores_over_cap", scores);
     const Index tanh = out.scale("scores_tanh", divided);
@@ -326,10 +333,15 @@ std::vector<Operation> eager(LayerSpec& layer, const Operation& op, const Plan& 
   };
   // Embeddings under autocast are in fp32, and the mask is in their dtype.
   const bool is_autocast = is_under_autocast(plan);
-  const bool masks = shape.causal || plan.batch.padded;
+  const bool masks = shape.causal || masked;
   if (is_autocast && (masks || bias != ScoreBias::kNone)) type = ElementType::kFp32;
   if (bias != ScoreBias::kNone) add_to_scores("biased_scores", with_bias(scores, op));
   if (masks) add_to_scores("masked_scores", {scores});
+  if (code.bounded) {  // whose derivative compares what it was given
+    add_to_scores("bounded_scores", {scores});
+    out.last().gradient = GradientRule::kOwn;
+    out.last().saved = out.last().inputs;
+  }
   if (code.sinks) {
     // Joined, then less the largest, whose gradient is scattered into zeros and added.
     add_to_scores("scores_and_sinks", {scores});
@@ -555,7 +567,7 @@ void apply_attention(LayerSpec& layer, const Plan& plan, std::string_view family
     const ScoreBias bias = bias_of(code, op, plan);
     if (bias != ScoreBias::kNone) give_bias(layer, plan, op);
     const AttentionKernel kernel = dispatched(plan, code, op.attention, masked, bias);
-    const bool by_scores = kernel == AttentionKernel::kEager && op.attention.causal;
+    const bool by_scores = kernel == AttentionKernel::kEager && (op.attention.causal || masked);
     const bool by_sdpa =
         masked && (kernel == AttentionKernel::kEfficient || kernel == AttentionKernel::kMath);
     if (bias == ScoreBias::kNone && (by_scores || by_sdpa)) {
@@ -565,7 +577,7 @@ void apply_attention(LayerSpec& layer, const Plan& plan, std::string_view family
     if (code.chunked && !masked) attend_in_chunks(op.attention, sequence);
     std::vector<Operation> made = kernel == AttentionKernel::kMath ? math(layer, op, plan, bias)
                                   : kernel == AttentionKernel::kEager
-                                      ? eager(layer, op, plan, code)
+                                      ? eager(layer, op, plan, code, masked)
                                       : fused(layer, std::move(op), plan, masked, kernel, bias);
     layer.operations.insert(layer.operations.begin() + static_cast<std::ptrdiff_t>(o),
                             std::make_move_iterator(made.begin()),

@@ -110,7 +110,10 @@ class Checker {
       if (role(l) == LayerRole::kLoss && l != last) {
         throw node.error("a loss stands before the last layer", "role: inner");
       }
-      if (role(l) == LayerRole::kFinalNorm && role(l + 1) != LayerRole::kHead) {
+      // (A head's transform may lie between.)
+      const bool to_head = role(l + 1) == LayerRole::kHead ||
+                           (role(l + 1) == LayerRole::kInner && role(l + 2) == LayerRole::kHead);
+      if (role(l) == LayerRole::kFinalNorm && !to_head) {
         throw node.error("the final norm stands before the head", "role: inner for other norms");
       }
       norms += role(l) == LayerRole::kFinalNorm ? 1 : 0;
