@@ -67,6 +67,7 @@ constexpr FamilyCode kFamilyCode[] = {
     {.family = "rembert", .softmax_as_scores = true, .only_eager = true},
     {.family = "albert", .softmax_as_scores = true},
     {.family = "bart", .softmax_as_scores = true},
+    {.family = "mbart", .softmax_as_scores = true},
     {.family = "xglm", .softmax_as_scores = true, .only_eager = true, .bounded = true},
     {.family = "t5", .softmax_as_scores = true, .biased = true},
     {.family = "gptj", .fp32_scores = true},
@@ -85,6 +86,11 @@ ScoreBias bias_of(const FamilyCode& code, const Operation& op, const Plan& plan)
   const bool crosses = op.name.starts_with("cross");
   return crosses && plan.recompute == RangedPolicy<Recompute>{} ? ScoreBias::kZeros
                                                                 : ScoreBias::kLearned;
+}
+
+// A cache that the program holds with the model's outputs has keys and values beside their repeats.
+bool holds_cache(const Plan& plan, const AttentionShape& shape) {
+  return plan.kernels.keeps_cache && plan.logits == Logits::kHeld && shape.kv_heads != shape.heads;
 }
 
 // Kernels of packages of their own take the window's length and skip what lies outside of it.
@@ -372,6 +378,9 @@ std::vector<Operation> eager(LayerSpec& layer, const Operation& op, const Plan& 
   const Index made =
       out.product({probabilities, values}, shape.values(),
                   out.activation("attention_heads", shape.heads * shape.values(), kCompute));
+  if (holds_cache(plan, shape)) {
+    out.last().saved.insert(out.last().saved.end(), {qkv[1], qkv[2]});
+  }
   out.pass("attention_rows", Function::kCopy, {made}, op.outputs.front());
   out.release({made, k, v, keys, values, q, probabilities});
   if (widens) out.release({wide_q, wide_k});
@@ -456,12 +465,14 @@ std::vector<Operation> fused(LayerSpec& layer, Operation op, const Plan& plan, b
   const bool repeats = efficient || plan.attention == AttentionKernel::kFlashAllHeads;
   // (One head is expanded to all, a view: the kernel's gradients of all are summed up behind it.)
   if (repeats && op.inputs.size() == 3 && op.attention.kv_heads > 1) {
+    const bool holds = holds_cache(plan, op.attention);
     for (const std::size_t input : {std::size_t{1}, std::size_t{2}}) {
       const Index narrow = op.inputs[input];
       const std::int64_t width = input == 1 ? op.attention.head_dim : op.attention.values();
       const Index wide = out.repeat(tensor(layer, narrow).name + "_repeat", narrow, width);
       op.inputs[input] = wide;
       std::replace(op.saved.begin(), op.saved.end(), narrow, wide);
+      if (holds) op.saved.push_back(narrow);
     }
     op.attention.kv_heads = op.attention.heads;
   }

@@ -28,6 +28,8 @@ struct Code {
   std::string_view self_norm = "self_attn_layer_norm", cross_norm = "encoder_attn_layer_norm",
                    encoder_norm = "final_layer_norm", decoder_norm = "final_layer_norm";
   std::string_view suffix = "_proj", output = "out_proj";
+  // Of a norm behind each stack, where blocks begin with theirs.
+  std::string_view last_norm = "model.{}.layer_norm";
   bool drops_last = false;  // dropout behind the norm of each stack
 };
 constexpr Code kCodes[] = {{.family = "t5",
@@ -39,6 +41,7 @@ constexpr Code kCodes[] = {{.family = "t5",
                             .decoder_norm = "layer.2.layer_norm",
                             .suffix = "",
                             .output = "o",
+                            .last_norm = "{}.final_layer_norm",
                             .drops_last = true}};
 
 struct Attention {
@@ -143,9 +146,10 @@ std::string name_of(const ModelDims& dims, const char* what, StackPlace place) {
 
 LayerSpec norm_of(const ModelDims& dims, LayerRole role, const std::string& stack) {
   LayerBuilder layer(dims.family + " " + stack + " norm", role, hidden_state(dims), Stack::kEager);
-  const Index normed =
-      layer.norm(stack + ".final_layer_norm", "final_norm", dims.norm, dims.hidden, 0);
-  const bool drops = dims.dropout && row_of(kCodes, dims.family).drops_last;
+  const Code code = row_of(kCodes, dims.family);
+  const std::string name = fmt::format(fmt::runtime(code.last_norm), stack);
+  const Index normed = layer.norm(name, "final_norm", dims.norm, dims.hidden, 0);
+  const bool drops = dims.dropout && code.drops_last;
   return layer.finish(layer.dropout("final_dropout", drops, normed));
 }
 

@@ -68,7 +68,13 @@ Index xielu(LayerBuilder& layer, const FeedForward& mlp, Index x) {
   const Index positive =
       layer.tensor({.name = "positive", .per_token = mlp.ffn, .type = ElementType::kByte});
   layer.constant("positive", Function::kCopy, {x}, positive);
-  const Index once = made("alpha_x", Function::kMultiply, {of_positive, x}, {of_positive, x});
+  // The gradient of a number is a product of every element, summed up.
+  const auto times = [&](std::string_view name, Index of, Index number) {
+    const Index result = made(name, Function::kMultiply, {of, number}, {of, number});
+    layer.last().backward_workspace = {layer.activation("alpha.grad of each", mlp.ffn)};
+    return result;
+  };
+  const Index once = times("alpha_x", x, of_positive);
   const Index twice = made("alpha_x_x", Function::kMultiply, {once, x}, {once, x});
   layer.release({once});
   const Index beta_x = made("beta_x", Function::kScale, {x}, {});
@@ -80,8 +86,7 @@ Index xielu(LayerBuilder& layer, const FeedForward& mlp, Index x) {
   layer.release({least});
   const Index less = sum("expm1_less_x", expm1, x);
   layer.release({expm1});
-  const Index scaled =
-      made("alpha_less", Function::kMultiply, {less, of_negative}, {less, of_negative});
+  const Index scaled = times("alpha_less", less, of_negative);
   layer.release({less});
   const Index beta_again = made("beta_x", Function::kScale, {x}, {});
   const Index left = sum("left", scaled, beta_again);

@@ -583,7 +583,12 @@ bool rewrite(const ModelSpec& model, const Plan& plan, bool streams_fp32, ModelS
     if (done[kind]) continue;
     const LayerSpec& layer = model.kinds[kind];
     Arrives arrives;
-    arrives.input = l > 0 && layer.role != LayerRole::kEmbedding && hands_on[kind_of(l - 1)];
+    // fully_shard casts what its units are given.
+    const bool is_cast = plan.runtime.kind == RuntimeKind::kFsdp2 &&
+                         plan.units.blocks == UnitPlacement::kOwn &&
+                         layer.role == LayerRole::kBlock && !plan.autocast;
+    arrives.input =
+        !is_cast && l > 0 && layer.role != LayerRole::kEmbedding && hands_on[kind_of(l - 1)];
     arrives.joined = layer.joins >= 0 && hands_on[kind_of(chain_joined_at(model, l) - 1)];
     Rewriter rewriter(layer, plan, model, arrives, streams_fp32);
     rewritten.kinds[kind] = rewriter.run();

@@ -111,9 +111,11 @@ class Checker {
         throw node.error("a loss stands before the last layer", "role: inner");
       }
       // (A head's transform may lie between.)
-      const bool to_head = role(l + 1) == LayerRole::kHead ||
-                           (role(l + 1) == LayerRole::kInner && role(l + 2) == LayerRole::kHead);
-      if (role(l) == LayerRole::kFinalNorm && !to_head) {
+      const auto leads_to_head = [&](std::size_t norm) {
+        const std::size_t next = norm + (role(norm + 1) == LayerRole::kInner ? 2 : 1);
+        return next <= last && role(next) == LayerRole::kHead;
+      };
+      if (role(l) == LayerRole::kFinalNorm && !leads_to_head(l)) {
         throw node.error("the final norm stands before the head", "role: inner for other norms");
       }
       norms += role(l) == LayerRole::kFinalNorm ? 1 : 0;
