@@ -112,7 +112,7 @@ void read_bart(KeyReader& keys, ModelDims& dims) {
   dims.position_rows = dims.max_positions + 2;  // BartLearnedPositionalEmbedding
   dims.tied = keys.flag_or("tie_word_embeddings", true);
   dims.final_norm = dims.residual == Residual::kPreNorm;  // (mBART's)
-  keys.flag_or("scale_embedding", false);  // by 1, too
+  keys.flag_or("scale_embedding", false);                 // by 1, too
   const std::string activation = keys.word_or("activation_function", "gelu");
   if (activation == "relu") {
     dims.activation = Activation::kRelu;
