@@ -75,7 +75,7 @@ void check(const ModelDims& dims) {
     check_size(dims, "the number of learned positions", dims.position_rows);
   }
   if (dims.embedding_width != 0) check_size(dims, "the embedding's width", dims.embedding_width);
-  if (!dims.final_norm && dims.embedding_width == 0) {
+  if (!dims.final_norm && dims.embedding_width == 0 && dims.encoder_layers == 0) {
     fail(dims,
          "nothing stands between the last block and the head; expected a norm or a projection");
   }
@@ -91,7 +91,9 @@ void check(const ModelDims& dims) {
   }
   if (dims.encoder_layers != 0) {
     check_size(dims, "the number of the encoder's layers", dims.encoder_layers, kMostLayers);
-    check_size(dims, "the number of buckets of positions", dims.position_buckets);
+    if (dims.positions == Positions::kNone) {
+      check_size(dims, "the number of buckets of positions", dims.position_buckets);
+    }
   }
   if (dims.latent.kv_rank != 0) check_latent(dims);
   if (dims.moe.experts != 0) check_experts(dims);
@@ -108,6 +110,8 @@ void check_native(const ModelDims& dims) {
       : dims.moe.bias                                               ? "experts with biases"
       : dims.embedding_width > 0                                    ? "projections of embeddings"
       : dims.activation == Activation::kRelu2                       ? "squared activations"
+      : dims.activation == Activation::kXielu                       ? "xIELU"
+      : dims.positions == Positions::kSinusoidal                    ? "sinusoidal positions"
       : !dims.bidirectional && dims.residual == Residual::kPostNorm ? "norms behind the sums"
       : dims.qk_norm == HeadNorm::kUnweighted || dims.norm == NormKind::kLayerUnweighted
           ? "norms without weights"
@@ -131,7 +135,8 @@ BlockKind block_kind(const ModelDims& dims, std::int64_t layer) {
   return {.mlp = has_experts(dims, layer) ? FeedForwardKind::kExperts : FeedForwardKind::kDense,
           .rotates = !std::ranges::binary_search(unrotated, layer),
           .windowed =
-              dims.window > 0 && (windowed.empty() || std::ranges::binary_search(windowed, layer))};
+              dims.window > 0 && (windowed.empty() || std::ranges::binary_search(windowed, layer)),
+          .norms_input = layer > 0 || !dims.plain_first};
 }
 
 namespace {
@@ -166,6 +171,8 @@ void add_decoder(const ModelDims& dims, Stack stack, ModelSpec& model) {
   Order order(model);
   order.add(embedding_layer(dims, stack), "embedding");
   std::vector<std::pair<BlockKind, std::int32_t>> blocks;
+  std::int64_t last_group = -1;
+  std::int32_t first_of_group = -1;
   for (std::int64_t i = 0; i < dims.layers; ++i) {
     const BlockKind kind = block_kind(dims, i);
     auto found =
@@ -174,23 +181,44 @@ void add_decoder(const ModelDims& dims, Stack stack, ModelSpec& model) {
       blocks.emplace_back(kind, order.kind(decoder_block(dims, stack, kind)));
       found = blocks.end() - 1;
     }
-    model.order.push_back({.kind = found->second, .name = "layers." + std::to_string(i)});
+    // A group's later layers are its first again.
+    const std::int64_t group = dims.block_groups > 0 ? i * dims.block_groups / dims.layers : i;
+    const bool again = std::exchange(last_group, group) == group;
+    const auto first = static_cast<std::int32_t>(model.order.size());
+    model.order.push_back({.kind = found->second,
+                           .name = "layers." + std::to_string(i),
+                           .same_as = again ? first_of_group : -1});
+    if (!again) first_of_group = first;
   }
-  // A head of tokens' scores reads an encoder's last block.
-  if (dims.bidirectional && dims.scores > 0 && dims.score_of != ScoreOf::kSequence) return;
+  // A head of tokens' scores reads an encoder's last block, where that ends with a norm.
+  const bool of_tokens = dims.scores > 0 && dims.score_of != ScoreOf::kSequence;
+  if (dims.bidirectional && of_tokens && dims.residual == Residual::kPostNorm) return;
   order.add(final_norm_layer(dims, stack), "norm");
+  if (dims.bidirectional && dims.residual != Residual::kPostNorm && !of_tokens) {
+    order.add(dims.scores > 0 ? first_token(dims, LayerRole::kInner)
+                              : masked_head_transform(dims, LayerRole::kInner),
+              "transform");
+  }
 }
 
 void add_encoder_decoder(const ModelDims& dims, ModelSpec& model) {
   Order order(model);
-  order.add(embedding_layer(dims), "embedding");
+  ModelDims tokens = dims;
+  const bool learned = dims.positions == Positions::kLearned;
+  if (learned) {  // of each stack, behind the table that they share
+    tokens.positions = Positions::kNone;
+    tokens.embedding_norm = tokens.embedding_dropout = false;
+  }
+  order.add(embedding_layer(tokens), "embedding");
+  if (learned) order.add(stack_positions(dims, "encoder"), "encoder.positions");
   order.add_stack(dims.encoder_layers, "encoder.layers.",
                   [&](StackPlace place) { return encoding_block(dims, place); });
-  order.add(encoding_norm(dims), "encoder.norm");
+  if (dims.final_norm) order.add(encoding_norm(dims), "encoder.norm");
   model.order.push_back({.kind = 0, .name = "decoder.embedding", .same_as = 0});
+  if (learned) order.add(stack_positions(dims, "decoder"), "decoder.positions");
   order.add_stack(dims.layers, "layers.",
                   [&](StackPlace place) { return decoding_block(dims, place); });
-  order.add(decoding_norm(dims), "norm");
+  if (dims.final_norm) order.add(decoding_norm(dims), "norm");
 }
 
 }  // namespace

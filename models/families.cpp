@@ -34,6 +34,10 @@ constexpr std::pair<std::string_view, bool ModelDims::*> kSwitches[] = {
     {"logit_scale", &ModelDims::logit_scale},
     {"head_bias", &ModelDims::head_bias},
     {"head_first", &ModelDims::head_first},
+    {"drops_attention_alone", &ModelDims::drops_attention_alone},
+    {"buffered_bias", &ModelDims::buffered_bias},
+    {"wide_loss", &ModelDims::wide_loss},
+    {"plain_first", &ModelDims::plain_first},
     {"sinks", &ModelDims::sinks},
     {"bidirectional", &ModelDims::bidirectional},
     {"dropout", &ModelDims::dropout},
@@ -49,8 +53,8 @@ constexpr std::pair<std::string_view, bool Experts::*> kSwitchesOfExperts[] = {
     {"fused_gate_up", &Experts::fused_gate_up}};
 
 // Words of enumerations, in their order.
-constexpr std::string_view kActivations[] = {"swiglu", "geglu", "gelu", "relu", "relu2"};
-constexpr std::string_view kPositions[] = {"rotary", "learned", "alibi", "none"};
+constexpr std::string_view kActivations[] = {"swiglu", "geglu", "gelu", "relu", "relu2", "xielu"};
+constexpr std::string_view kPositions[] = {"rotary", "learned", "alibi", "none", "sinusoidal"};
 constexpr std::string_view kResiduals[] = {"pre_norm",  "sandwich", "post_branch",
                                            "post_norm", "parallel", "parallel_of_one_norm"};
 constexpr std::string_view kNorms[] = {"rms", "layer", "layer_without_bias", "layer_unweighted"};

@@ -44,7 +44,14 @@ enum class Naming : std::uint8_t {
   kPersimmon,
   kHyperClovaX,
   kErnie,
-  kData2VecText
+  kData2VecText,
+  kMegatronBert,
+  kRemBert,
+  kModernBert,
+  kApertus,
+  kXglm,
+  kAlbert,
+  kBart
 };
 
 enum class NormKind : std::uint8_t {
@@ -59,13 +66,15 @@ enum class Activation : std::uint8_t {
   kGeGlu,   // gelu(gate) * up: three matrices
   kGelu,    // two matrices; the input of gelu is kept
   kRelu,    // two matrices; the output of relu is kept
-  kRelu2    // ... and its square
+  kRelu2,   // ... and its square
+  kXielu    // two matrices; an operation each, with two numbers that are trained (Apertus)
 };
 
 // How positions enter the model. A learned table adds `position_rows` rows of parameters. ALiBi is
 // a bias that the attention kernel computes itself, as flash attention's alibi_slopes do: it costs
-// neither memory nor a kernel.
-enum class Positions : std::uint8_t { kRotary, kLearned, kAlibi, kNone };
+// neither memory nor a kernel. Sinusoids are a table in fp32 that nobody trains: what they are
+// added to becomes fp32.
+enum class Positions : std::uint8_t { kRotary, kLearned, kAlibi, kNone, kSinusoidal };
 
 // Whose kernels execute the model: PyTorch's eager modules, or the engine of exec/.
 enum class Stack : std::uint8_t { kEager, kNative };
@@ -137,6 +146,9 @@ struct ModelDims {
   // Of the table's rows and of what the head reads, where projections stand between them and the
   // blocks (opt-350m); 0: `hidden`, without projections.
   std::int64_t embedding_width = 0;
+  // Of what an encoder's head reads, where it is neither (RemBERT); 0: as wide as a row of the
+  // table.
+  std::int64_t output_width = 0;
   bool final_norm = true;          // a norm behind the last block
   std::int64_t max_positions = 0;  // longest sequence
   std::int64_t position_rows =
@@ -164,7 +176,14 @@ struct ModelDims {
   bool head_bias = false;        // of the language model's head (GPT-J, Phi-2)
   std::int64_t scores = 0;       // > 0: a head of so many beside none of words (rewards)
   ScoreOf score_of = ScoreOf::kSequence;
-  bool score_dropout = false;      // of what a head of scores reads
+  bool score_dropout = false;          // of what a head of scores reads
+  bool transform_bias = true;          // of the product in front of an encoder's head
+  bool wide_loss = false;              // an encoder's loss reads an fp32 copy of its logits, too
+  bool drops_attention_alone = false;  // dropout behind a block's attention, not its other branch
+  // > 0: so many blocks, each of which is a run of layers (ALBERT's groups).
+  std::int64_t block_groups = 0;
+  bool buffered_bias = false;      // an fp32 buffer is added to the logits (BART)
+  bool plain_first = false;        // no norm in front of the first block's attention (ModernBERT)
   bool head_first = false;         // the head is defined before the model (XLM-RoBERTa)
   bool sinks = false;              // a learned logit for each head beside its scores (gpt-oss)
   bool bidirectional = false;      // an encoder: masked-language-model head, no causal mask

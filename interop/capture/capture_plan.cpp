@@ -86,7 +86,34 @@ class KeyWriter {
     made_.ledger.push_back({Mapping::kMapped, what, key + ": " + value, "", "", 0});
   }
   CapturedPlan made_;
+  bool widens = false;  // sums stay in fp32
 };
+
+// A decoder's cache of keys and values is made wherever its config asks for one, but for
+// checkpointed blocks (transformers 5, modeling_layers.py).
+bool keeps_cache(const Json& document) {
+  const Json config = document.value("config", Json::object());
+  if (!config.is_object() || document.contains("checkpointing")) return false;
+  const Json& named = config.value("architectures", Json::array());
+  const std::string name = named.empty() ? "" : named.front().get<std::string>();
+  const bool decodes = name.ends_with("ForCausalLM") || name.ends_with("LMHeadModel");
+  return decodes && config.value("use_cache", false);
+}
+
+void add_kernels(const Json& document, KeyWriter& out) {
+  std::vector<std::string> words, sources;
+  if (out.widens) {
+    words.emplace_back("residual: fp32");
+    sources.emplace_back("fp32 parameters under autocast: sums stay in fp32");
+  }
+  if (keeps_cache(document)) {
+    words.emplace_back("keeps_cache: true");
+    sources.emplace_back("config.use_cache");
+  }
+  if (words.empty()) return;
+  out.line("kernels", fmt::format("{{{}}}", fmt::join(words, ", ")),
+           fmt::format("{}", fmt::join(sources, "; ")));
+}
 
 // Sequences and their length where the model's forward was watched: of its tensors of words, else
 // (images, sound) of all its tensors the first extent.
@@ -219,9 +246,7 @@ void add_whole(const Capture& capture, const Json& document, const Steps& steps,
                        steps.products, stored));
   if (!is_replica) return;
   const Json& ddp = document.at("ddp");
-  if (casts && !ddp.value("parameters_cast", false)) {
-    out.line("kernels", "{residual: fp32}", "fp32 parameters under autocast: sums stay in fp32");
-  }
+  out.widens = casts && !ddp.value("parameters_cast", false);
   std::vector<std::string> words = {fmt::format(
       "mixed_precision: {}", ddp.value("parameters_cast", false) ? "parameters" : "autocast")};
   const Json cap = ddp.value("bucket_cap_mb", Json());
@@ -342,6 +367,7 @@ CapturedPlan plan_of_capture(const Capture& capture, const std::string& model_na
              each ? "every backward reduces" : "the last backward alone reduces");
   }
   add_recompute(document, steps, out);
+  add_kernels(document, out);
   add_attention(document, steps, out);
   if (document.contains("loss_in_forward") && runtime.starts_with("fsdp")) {
     out.line("loss_in_forward", document.value("loss_in_forward", false) ? "true" : "false",

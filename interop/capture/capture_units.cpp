@@ -85,7 +85,22 @@ Placed place(const Json& document, const Json& units) {
   return placed;
 }
 
-std::string words_of(const Placed& p) {
+// Stacks that look one table up as a module of their own each have it a second time, in the root,
+// where fully_shard cut the model's own beside the head.
+bool has_second_table(const Json& document) {
+  const std::string table = text_in(document, "input_embeddings") + ".weight";
+  const Json all = document.value("parameters", Json::array());
+  const auto named = std::ranges::find_if(
+      all, [&](const Json& parameter) { return text_in(parameter, "name") == table; });
+  return named != all.end() && std::ranges::any_of(all, [&](const Json& parameter) {
+           const std::string name = text_in(parameter, "name");
+           return name != table && name.ends_with(".embed_tokens.weight") &&
+                  parameter.value("shape", Json()) == named->value("shape", Json());
+         });
+}
+
+std::string words_of(Placed p, bool second_table) {
+  if (second_table && p.embedding == p.head) p.embedding = std::nullopt;
   const bool is_one = p.embedding && (p.embedding == p.head || p.embedding == p.norm);
   const char* const head = p.head && p.norm == p.head ? "with_norm"
                            : p.head                   ? "own"
@@ -95,7 +110,8 @@ std::string words_of(const Placed& p) {
                      is_one        ? "with_head"
                      : p.embedding ? "own"
                                    : "root",
-                     head, p.has_blocks ? "own" : "root", p.table_alone && p.embedding.has_value());
+                     head, p.has_blocks ? "own" : "root",
+                     p.table_alone && (p.embedding.has_value() || second_table));
 }
 
 std::string reshard_word(const Json& unit) {
@@ -162,7 +178,13 @@ std::string text_in(const Json& of, const char* key) {
 }
 
 std::vector<UnitWords> words_of_units(const Json& document) {
-  const Json& units = document.at("units");
+  Json units = document.at("units");
+  const bool second_table = has_second_table(document);
+  const auto with_table = std::ranges::find_if(units, [&](const Json& unit) {
+    return second_table && text_in(unit, "name") == text_in(document, "input_embeddings");
+  });
+  // (Which is the head's then, and stands where the head does.)
+  if (with_table != units.end()) std::rotate(with_table, with_table + 1, units.end());
   std::vector<std::int64_t> mesh;
   for (const Json& extent : units.front().value("mesh", Json::array())) {
     mesh.push_back(extent.get<std::int64_t>());
@@ -175,7 +197,7 @@ std::vector<UnitWords> words_of_units(const Json& document) {
       {"mesh",
        fmt::format("{{shard: {}, replicate: {}}}", mesh.back(), mesh.size() > 1 ? mesh.front() : 1),
        fmt::format("{} parameter groups of fully_shard", units.size())},
-      {"units", words_of(place(document, units)), "modules of the parameter groups"},
+      {"units", words_of(place(document, units), second_table), "modules of the parameter groups"},
       {"reshard_after_forward", reshard_words(units), "post_forward_mesh_info of each"},
       {"dtype", dtype_words(block, trained_dtype(document)), "mp_policy of the blocks"}};
   if (block.value("offload", false)) {

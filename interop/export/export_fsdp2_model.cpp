@@ -232,6 +232,7 @@ class Block(nn.Module):
         return fmt::format("F.relu({}).square()", x);
       case Activation::kGeGlu:
       case Activation::kGelu:
+      case Activation::kXielu:
         break;
     }
     return fmt::format(fmt::runtime(gelu()), x);
@@ -371,6 +372,8 @@ std::string python_model(const ModelDims& dims, const Plan& plan) {
   }
   if (dims.latent.kv_rank > 0) refuse(dims, "multi-head latent attention");
   if (dims.token_types > 0) refuse(dims, "token types");
+  if (dims.activation == Activation::kXielu) refuse(dims, "xIELU");
+  if (dims.positions == Positions::kSinusoidal) refuse(dims, "sinusoidal positions");
   if (dims.moe.corrected) refuse(dims, "a router with correction biases");
   if (dims.residual == Residual::kPostBranch) refuse(dims, "norms behind the branches alone");
   if (dims.qk_norm == HeadNorm::kWhole || dims.qk_norm == HeadNorm::kUnweighted) {

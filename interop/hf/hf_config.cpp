@@ -18,7 +18,8 @@ namespace foreshard {
 void read_common(KeyReader& keys, ModelDims& dims) {
   dims.layers = keys.size({"num_hidden_layers", "n_layer", "n_layers", "num_layers"});
   dims.hidden = keys.size({"hidden_size", "n_embd", "n_embed", "d_model", "dim"});
-  dims.heads = keys.size({"num_attention_heads", "n_head", "n_heads", "num_heads"});
+  dims.heads =
+      keys.size({"num_attention_heads", "n_head", "n_heads", "num_heads", "attention_heads"});
   dims.vocabulary = keys.size({"vocab_size"});
 }
 
@@ -126,6 +127,9 @@ ModelDims read_text_model(KeyReader& keys, const ConfigNode* outer_type,
       break;
     case HfReader::kEncoderDecoder:
       read_encoder_decoder(keys, dims);
+      break;
+    case HfReader::kBart:
+      read_bart(keys, dims);
       break;
     case HfReader::kLatent:
       read_latent(keys, !family.reads.empty(), dims);

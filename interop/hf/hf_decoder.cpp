@@ -20,6 +20,8 @@
 //   softcap, partial_rotary, multipliers, use_qk_norm, qk_layernorm, parallel_residual,
 //   norm_topk_prob, lm_head_bias, use_post_norm
 //   plain_heads       a qk_layernorm is refused
+//   masked_head       an encoder's, with biases of its own keys; windows of local_attention reach
+//                     half of it to either side
 #include <algorithm>
 #include <cmath>
 #include <string>
@@ -84,17 +86,18 @@ void read_heads(KeyReader& keys, ModelDims& dims) {
 
 void read_activation(KeyReader& keys, ModelDims& dims) {
   const bool squared = dims.activation == Activation::kRelu2;
-  const bool gelu = dims.activation != Activation::kSwiGlu && !squared;
+  const bool xielu = dims.activation == Activation::kXielu;
+  const bool gelu = dims.activation != Activation::kSwiGlu && !squared && !xielu;
   std::string_view key =
       keys.node().has("activation_function") ? "activation_function" : "hidden_act";
   if (dims.activation == Activation::kGeGlu) {
     keys.find({"hidden_act"});  // hidden_activation comes before it
     key = "hidden_activation";
   }
-  const char* usual = gelu ? "gelu_pytorch_tanh" : squared ? "relu2" : "silu";
+  const char* usual = gelu ? "gelu_pytorch_tanh" : squared ? "relu2" : xielu ? "xielu" : "silu";
   const std::string word = keys.word_or(key, usual);
   if (gelu && read_gelu(word, dims)) return;
-  if (!gelu && (word == usual || (!squared && word == "swish"))) return;
+  if (!gelu && (word == usual || (!squared && !xielu && word == "swish"))) return;
   keys.refuse(key, "activation \"" + word + "\" is not supported", usual);
 }
 
@@ -134,7 +137,8 @@ std::vector<std::string> layer_types(KeyReader& keys) {
 // there is none.
 std::vector<std::string> types_of_pattern(KeyReader& keys, bool all_first, const ModelDims& dims) {
   std::vector<std::string> types;
-  const KeyReader::Spellings kKeys = {"sliding_window_pattern", "_sliding_window_pattern"};
+  const KeyReader::Spellings kKeys = {"sliding_window_pattern", "_sliding_window_pattern",
+                                      "global_attn_every_n_layers"};
   const ConfigNode* value = keys.find(kKeys);
   if (value == nullptr && keys.provides("max_window_layers")) {
     const std::int64_t first = keys.count_or("max_window_layers", dims.layers);
@@ -175,6 +179,7 @@ std::vector<std::string> usual_types(KeyReader& keys, const FamilyWords& words,
 
 // The length of a window: of the file, else the class's; 0: null in the file, or none.
 std::int64_t window_of(KeyReader& keys) {
+  if (keys.provides("local_attention")) return keys.size({"local_attention"}) / 2;
   for (const std::string_view key : {"sliding_window", "attention_chunk_size"}) {
     if (const ConfigNode* value = keys.find({key})) return value->as_int(1, kLargestHfSize);
     if (!keys.node().has(key) && keys.provides(key)) return keys.size({key});
@@ -250,6 +255,17 @@ void read_multipliers(KeyReader& keys) {
   }
 }
 
+void read_masked_head(KeyReader& keys, ModelDims& dims) {
+  if (keys.flag_or("norm_bias", false)) dims.norm = NormKind::kLayer;
+  dims.transform_bias = keys.flag_or("classifier_bias", false);
+  dims.head_bias = keys.flag_or("decoder_bias", true);
+  keys.refuse_if_set("sparse_prediction", "a head of the masked tokens alone is not supported");
+  const std::string word = keys.word_or("classifier_activation", "gelu");
+  if (word != "gelu") {
+    keys.refuse("classifier_activation", "activation \"" + word + "\" is not supported", "gelu");
+  }
+}
+
 void read_mixture(KeyReader& keys, const FamilyWords& words, ModelDims& dims) {
   if (words.has("experts")) {
     read_plain_experts(keys, words.has("norm_topk_prob"), dims);
@@ -285,6 +301,7 @@ void read_decoder(KeyReader& keys, const HfFamily& family, ModelDims& dims) {
     read_rotary_part(keys, rope.partial, dims);
     if (rotated != nullptr) dims.rotary_dim = rotated->as_int(1, dims.head_dim);
   }
+  if (words.has("masked_head")) read_masked_head(keys, dims);
   if (words.has("lm_head_bias")) dims.head_bias = keys.flag_or("lm_head_bias", false);
   if (keys.find({"clip_qkv"}) != nullptr) {
     keys.refuse("clip_qkv", "clamped queries, keys and values are not supported", "null");

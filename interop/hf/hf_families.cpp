@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "models/families.h"
 #include "sim/base/embedded.h"
 #include "sim/base/error.h"
 #include "sim/base/spelling.h"
@@ -20,8 +21,9 @@ std::span<const EmbeddedFile> hf_family_files();
 
 namespace {
 
-constexpr std::array<std::string_view, 9> kReaders = {
-    "decoder", "gpt2", "opt", "bloom", "mpt", "parallel", "encoder", "encoder_decoder", "latent"};
+constexpr std::array<std::string_view, 10> kReaders = {
+    "decoder",         "gpt2", "opt",   "bloom", "mpt", "parallel", "encoder",
+    "encoder_decoder", "bart", "latent"};
 
 HfFamily family_of(std::vector<std::string_view> cells) {
   cells.resize(6);
@@ -152,8 +154,9 @@ const HfFamily& hf_family_of(KeyReader& keys, const ConfigNode* fallback) {
     refuse(*type, "model_type \"" + word + "\" is not supported", word, keys.node());
   }
   const bool masked = architecture.ends_with("ForMaskedLM");
-  const bool is_encoder = family != nullptr && family->reader == HfReader::kEncoder;
-  const bool two_stacks = family != nullptr && family->reader == HfReader::kEncoderDecoder;
+  const bool is_encoder = family != nullptr && family_dims(family->family)->bidirectional;
+  const bool two_stacks = family != nullptr && (family->reader == HfReader::kEncoderDecoder ||
+                                                family->reader == HfReader::kBart);
   const bool is_other_head =  // T5's classifier has a layer before its last
       score_of(architecture) ? two_stacks : masked != is_encoder;
   const auto is_class = [&] {

@@ -23,6 +23,7 @@ enum class HfReader : std::uint8_t {
   kParallel,
   kEncoder,
   kEncoderDecoder,
+  kBart,
   kLatent
 };
 

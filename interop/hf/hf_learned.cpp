@@ -35,7 +35,12 @@ void read_opt(KeyReader& keys, ModelDims& dims) {
   dims.ffn = keys.size({"ffn_dim", "intermediate_size"});
   dims.max_positions = keys.size_or({"max_position_embeddings"}, 2048);
   dims.position_rows = dims.max_positions + 2;  // OPTLearnedPositionalEmbedding
-  read_dropouts(keys, {.branches = true}, dims);
+  read_dropouts(keys, {.branches = true, .attention = dims.naming == Naming::kXglm}, dims);
+  if (dims.naming == Naming::kXglm) {
+    dims.embedding_dropout = dims.dropout;
+    dims.ffn_dropout = keys.number_or("activation_dropout", 0) > 0;
+  }
+  refuse_layerdrop(keys);
   dims.tied = keys.flag_or("tie_word_embeddings", true);
   if (!keys.flag_or("enable_bias", true)) {
     dims.qkv_bias = dims.output_bias = dims.mlp_bias = false;

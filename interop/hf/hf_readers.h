@@ -62,6 +62,9 @@ void read_parallel(KeyReader& keys, ModelDims& dims);
 // bert, roberta.
 void read_encoder(KeyReader& keys, ModelDims& dims);
 void read_encoder_decoder(KeyReader& keys, ModelDims& dims);
+void read_bart(KeyReader& keys, ModelDims& dims);
+// Layers left out at random are another step each time.
+void refuse_layerdrop(KeyReader& keys);
 // deepseek_v2, deepseek_v3, youtu. The layers of multi-token prediction are left out.
 void read_latent(KeyReader& keys, bool late_experts, ModelDims& dims);
 

@@ -70,7 +70,7 @@ RopeKeys read_parameters(const ConfigNode& node, Numerics& numerics) {
 
 RopeKeys read_numerics(KeyReader& keys, ModelDims& dims) {
   RopeKeys rope;
-  if (const ConfigNode* value = keys.find({"rms_norm_eps", "layer_norm_eps"})) {
+  if (const ConfigNode* value = keys.find({"rms_norm_eps", "layer_norm_eps", "norm_eps"})) {
     dims.numerics.norm_epsilon = value->as_double(0, 1);
   }
   if (const ConfigNode* value = keys.find({"rope_theta"})) {

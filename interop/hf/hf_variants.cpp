@@ -55,11 +55,20 @@ void read_encoder(KeyReader& keys, ModelDims& dims) {
   dims.head_dim = even_head_dim(keys, dims);
   dims.kv_heads = dims.heads;
   dims.ffn = keys.size({"intermediate_size", "hidden_dim"});
-  if (keys.provides("embedding_size")) {
-    const std::int64_t width = keys.size({"embedding_size"});
+  for (const std::string_view key : {"embedding_size", "input_embedding_size"}) {
+    const std::int64_t width = keys.provides(key) ? keys.size({key}) : dims.hidden;
     if (width != dims.hidden) dims.embedding_width = width;
   }
+  if (keys.provides("output_embedding_size")) {  // whose projection is there whatever its width
+    dims.output_width = keys.size({"output_embedding_size"});
+  }
   keys.refuse_if_set("sinusoidal_pos_embds", "positions that are not learned are not supported");
+  if (keys.provides("num_hidden_groups")) {
+    dims.block_groups = keys.size({"num_hidden_groups"});
+    if (keys.size_or({"inner_group_num"}, 1) != 1) {
+      keys.refuse("inner_group_num", "groups of several layers are not supported", "1");
+    }
+  }
   dims.position_rows = keys.size_or({"max_position_embeddings"}, 512);
   // RoBERTa's positions begin behind the one of padding.
   dims.max_positions = dims.position_rows - (roberta ? 2 : 0);
@@ -74,6 +83,47 @@ void read_encoder(KeyReader& keys, ModelDims& dims) {
   expect_gelu(keys, dims);
   read_dropouts(keys, {.branches = true, .attention = true}, dims);
   dims.embedding_dropout = dims.dropout;
+}
+
+void refuse_layerdrop(KeyReader& keys) {
+  for (const std::string_view key : {"layerdrop", "encoder_layerdrop", "decoder_layerdrop"}) {
+    const ConfigNode* value = keys.find({key});
+    if (value == nullptr || value->as_double(0, 1) == 0) continue;
+    throw value->error("layers that are left out at random are not supported", "0");
+  }
+}
+
+void read_bart(KeyReader& keys, ModelDims& dims) {
+  const auto both = [&](const char* encoder, const char* decoder, std::int64_t usual) {
+    const std::int64_t size = keys.size_or({encoder}, usual);
+    if (keys.size_or({decoder}, usual) != size) {
+      keys.refuse(decoder, std::string("differs from ") + encoder, "stacks as wide as each other");
+    }
+    return size;
+  };
+  dims.encoder_layers = keys.size_or({"encoder_layers"}, 12);
+  dims.layers = keys.size_or({"decoder_layers"}, 12);
+  dims.hidden = keys.size_or({"d_model"}, 1024);
+  dims.heads = dims.kv_heads = both("encoder_attention_heads", "decoder_attention_heads", 16);
+  dims.head_dim = even_head_dim(keys, dims);
+  dims.ffn = both("encoder_ffn_dim", "decoder_ffn_dim", 4096);
+  dims.vocabulary = keys.size_or({"vocab_size"}, 50265);
+  dims.max_positions = keys.size_or({"max_position_embeddings"}, 1024);
+  dims.position_rows = dims.max_positions + 2;  // BartLearnedPositionalEmbedding
+  dims.tied = keys.flag_or("tie_word_embeddings", true);
+  dims.final_norm = dims.residual == Residual::kPreNorm;  // (mBART's)
+  keys.flag_or("scale_embedding", false);                 // by 1, too
+  const std::string activation = keys.word_or("activation_function", "gelu");
+  if (activation == "relu") {
+    dims.activation = Activation::kRelu;
+  } else if (!read_gelu(activation, dims)) {
+    keys.refuse("activation_function", "activation \"" + activation + "\" is not supported",
+                "gelu or relu");
+  }
+  read_dropouts(keys, {.branches = true}, dims);
+  dims.embedding_dropout = dims.dropout;
+  dims.ffn_dropout = keys.number_or("activation_dropout", 0) > 0;
+  refuse_layerdrop(keys);
 }
 
 void read_encoder_decoder(KeyReader& keys, ModelDims& dims) {

@@ -50,6 +50,7 @@ struct FamilyCode {
   bool flexible = false;     // FlexAttention in place of PyTorch's other kernels: it takes windows
   bool chunked = false;      // windows do not slide: positions attend within their own chunk
   bool biased = false;       // scores have a bias of positions (T5)
+  bool bounded = false;      // eager: queries are scaled, not scores; of those the maximum is taken
   bool sinks = false;        // eager: a learned logit of each head is one more score
 };
 constexpr FamilyCode kFamilyCode[] = {
@@ -62,6 +63,12 @@ constexpr FamilyCode kFamilyCode[] = {
     {.family = "falcon", .softmax_as_scores = true},
     {.family = "distilbert", .softmax_as_scores = true},
     {.family = "electra", .softmax_as_scores = true},
+    {.family = "megatron_bert", .softmax_as_scores = true, .only_eager = true},
+    {.family = "rembert", .softmax_as_scores = true, .only_eager = true},
+    {.family = "albert", .softmax_as_scores = true},
+    {.family = "bart", .softmax_as_scores = true},
+    {.family = "mbart", .softmax_as_scores = true},
+    {.family = "xglm", .softmax_as_scores = true, .only_eager = true, .bounded = true},
     {.family = "t5", .softmax_as_scores = true, .biased = true},
     {.family = "gptj", .fp32_scores = true},
     {.family = "codegen", .fp32_scores = true},
@@ -79,6 +86,11 @@ ScoreBias bias_of(const FamilyCode& code, const Operation& op, const Plan& plan)
   const bool crosses = op.name.starts_with("cross");
   return crosses && plan.recompute == RangedPolicy<Recompute>{} ? ScoreBias::kZeros
                                                                 : ScoreBias::kLearned;
+}
+
+// A cache that the program holds with the model's outputs has keys and values beside their repeats.
+bool holds_cache(const Plan& plan, const AttentionShape& shape) {
+  return plan.kernels.keeps_cache && plan.logits == Logits::kHeld && shape.kv_heads != shape.heads;
 }
 
 // Kernels of packages of their own take the window's length and skip what lies outside of it.
@@ -289,7 +301,7 @@ std::vector<Operation> math(LayerSpec& layer, const Operation& op, const Plan& p
 }
 
 std::vector<Operation> eager(LayerSpec& layer, const Operation& op, const Plan& plan,
-                             const FamilyCode& code) {
+                             const FamilyCode& code, bool masked) {
   const AttentionShape& shape = op.attention;
   constexpr ElementType kCompute = ElementType::kCompute;
   const ScoreBias bias = bias_of(code, op, plan);
@@ -309,10 +321,11 @@ std::vector<Operation> eager(LayerSpec& layer, const Operation& op, const Plan& 
     return widens ? out.cast(name, t, type) : t;
   };
   const Index wide_q = factor("q_fp32", qkv[0]), wide_k = factor("k_fp32", k);
-  const Index q = rows("q_heads", wide_q, false);
+  const Index scaled_q = code.bounded ? out.scale("scaled_q", wide_q) : wide_q;
+  const Index q = rows("q_heads", scaled_q, false);
   const Index keys = rows("k_heads", wide_k, repeats && !widens);
   Index scores = out.product({q, keys}, shape.head_dim, out.scores("scores", type));
-  scores = out.scale("scaled_scores", scores);
+  if (!code.bounded) scores = out.scale("scaled_scores", scores);
   if (shape.softcap) {
     const Index divided = out.scale("scores_over_cap", scores);
     const Index tanh = out.scale("scores_tanh", divided);
@@ -326,10 +339,15 @@ std::vector<Operation> eager(LayerSpec& layer, const Operation& op, const Plan& 
   };
   // Embeddings under autocast are in fp32, and the mask is in their dtype.
   const bool is_autocast = is_under_autocast(plan);
-  const bool masks = shape.causal || plan.batch.padded;
+  const bool masks = shape.causal || masked;
   if (is_autocast && (masks || bias != ScoreBias::kNone)) type = ElementType::kFp32;
   if (bias != ScoreBias::kNone) add_to_scores("biased_scores", with_bias(scores, op));
   if (masks) add_to_scores("masked_scores", {scores});
+  if (code.bounded) {  // whose derivative compares what it was given
+    add_to_scores("bounded_scores", {scores});
+    out.last().gradient = GradientRule::kOwn;
+    out.last().saved = out.last().inputs;
+  }
   if (code.sinks) {
     // Joined, then less the largest, whose gradient is scattered into zeros and added.
     add_to_scores("scores_and_sinks", {scores});
@@ -360,6 +378,9 @@ std::vector<Operation> eager(LayerSpec& layer, const Operation& op, const Plan& 
   const Index made =
       out.product({probabilities, values}, shape.values(),
                   out.activation("attention_heads", shape.heads * shape.values(), kCompute));
+  if (holds_cache(plan, shape)) {
+    out.last().saved.insert(out.last().saved.end(), {qkv[1], qkv[2]});
+  }
   out.pass("attention_rows", Function::kCopy, {made}, op.outputs.front());
   out.release({made, k, v, keys, values, q, probabilities});
   if (widens) out.release({wide_q, wide_k});
@@ -444,12 +465,14 @@ std::vector<Operation> fused(LayerSpec& layer, Operation op, const Plan& plan, b
   const bool repeats = efficient || plan.attention == AttentionKernel::kFlashAllHeads;
   // (One head is expanded to all, a view: the kernel's gradients of all are summed up behind it.)
   if (repeats && op.inputs.size() == 3 && op.attention.kv_heads > 1) {
+    const bool holds = holds_cache(plan, op.attention);
     for (const std::size_t input : {std::size_t{1}, std::size_t{2}}) {
       const Index narrow = op.inputs[input];
       const std::int64_t width = input == 1 ? op.attention.head_dim : op.attention.values();
       const Index wide = out.repeat(tensor(layer, narrow).name + "_repeat", narrow, width);
       op.inputs[input] = wide;
       std::replace(op.saved.begin(), op.saved.end(), narrow, wide);
+      if (holds) op.saved.push_back(narrow);
     }
     op.attention.kv_heads = op.attention.heads;
   }
@@ -555,7 +578,7 @@ void apply_attention(LayerSpec& layer, const Plan& plan, std::string_view family
     const ScoreBias bias = bias_of(code, op, plan);
     if (bias != ScoreBias::kNone) give_bias(layer, plan, op);
     const AttentionKernel kernel = dispatched(plan, code, op.attention, masked, bias);
-    const bool by_scores = kernel == AttentionKernel::kEager && op.attention.causal;
+    const bool by_scores = kernel == AttentionKernel::kEager && (op.attention.causal || masked);
     const bool by_sdpa =
         masked && (kernel == AttentionKernel::kEfficient || kernel == AttentionKernel::kMath);
     if (bias == ScoreBias::kNone && (by_scores || by_sdpa)) {
@@ -565,7 +588,7 @@ void apply_attention(LayerSpec& layer, const Plan& plan, std::string_view family
     if (code.chunked && !masked) attend_in_chunks(op.attention, sequence);
     std::vector<Operation> made = kernel == AttentionKernel::kMath ? math(layer, op, plan, bias)
                                   : kernel == AttentionKernel::kEager
-                                      ? eager(layer, op, plan, code)
+                                      ? eager(layer, op, plan, code, masked)
                                       : fused(layer, std::move(op), plan, masked, kernel, bias);
     layer.operations.insert(layer.operations.begin() + static_cast<std::ptrdiff_t>(o),
                             std::make_move_iterator(made.begin()),

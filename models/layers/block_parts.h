@@ -2,6 +2,9 @@
 // the number of the tensor that it hands on.
 #pragma once
 
+#include <string>
+#include <string_view>
+
 #include "models/layers/layer_builder.h"
 #include "models/model_dims.h"
 #include "models/parameter_names.h"
@@ -16,6 +19,11 @@ inline TensorSpec hidden_state(const ModelDims& dims) {
 // Of a row of the table, and of what the head reads.
 inline std::int64_t token_width(const ModelDims& dims) {
   return dims.embedding_width > 0 ? dims.embedding_width : dims.hidden;
+}
+
+// Of what an encoder's head reads.
+inline std::int64_t head_width(const ModelDims& dims) {
+  return dims.output_width > 0 ? dims.output_width : token_width(dims);
 }
 
 // Whether others read what the feed-forward layer reads: the other branch, or the stream itself.
@@ -51,6 +59,7 @@ Index weigh_by_sinks(LayerBuilder& layer, const ModelDims& dims, const Parameter
                      Index attention);
 
 // A feed-forward layer of the given names and width (feed_forward.cpp).
+inline constexpr std::string_view kExpm1 = "expm1";  // which autocast takes in fp32
 struct FeedForward {
   std::string_view gate = {}, up = {}, down = {};
   std::int64_t ffn = 0;
@@ -65,15 +74,18 @@ Index mixture(LayerBuilder& layer, const ModelDims& dims, const ParameterNames& 
 enum class StackPlace : std::uint8_t { kFirst, kLater };
 LayerSpec encoding_block(const ModelDims& dims, StackPlace place);
 LayerSpec decoding_block(const ModelDims& dims, StackPlace place);
+// What a stack adds to its tokens: learned positions, with a norm and dropout.
+LayerSpec stack_positions(const ModelDims& dims, const std::string& stack);
 LayerSpec encoding_norm(const ModelDims& dims);
 LayerSpec decoding_norm(const ModelDims& dims);
 
 // Block, head and what precedes it of an encoder (encoders.cpp).
 LayerSpec encoder_block(const ModelDims& dims);
-LayerSpec masked_head_transform(const ModelDims& dims);
+// kFinalNorm: it stands in that one's place; kInner: behind it.
+LayerSpec masked_head_transform(const ModelDims& dims, LayerRole role = LayerRole::kFinalNorm);
 LayerSpec masked_head(const ModelDims& dims);
 // A head of scores, and the token that an encoder's class is read from (score_heads.cpp).
-LayerSpec first_token(const ModelDims& dims);
+LayerSpec first_token(const ModelDims& dims, LayerRole role = LayerRole::kFinalNorm);
 LayerSpec score_head(const ModelDims& dims);
 
 }  // namespace foreshard

@@ -1,19 +1,48 @@
-// A decoder behind an encoder as transformers' modules execute it (models/t5/modeling_t5.py, 5.17):
-// T5LayerSelfAttention, T5LayerCrossAttention and T5LayerFF, each a norm, its work, dropout and a
-// sum. The first block of a stack looks the bias of positions up and adds it to its scores, and so
-// do the others (attention_kernels.cpp makes the kernels of that).
+// A decoder behind an encoder as transformers' modules execute it (models/t5/modeling_t5.py,
+// models/bart/modeling_bart.py, 5.17): T5LayerSelfAttention, T5LayerCrossAttention and T5LayerFF,
+// each a norm, its work, dropout and a sum. The first block of a stack looks the bias of positions
+// up and adds it to its scores, and so do the others (attention_kernels.cpp makes the kernels of
+// that).
 //
 // The decoder's sequences are as long as the encoder's. Every block of the decoder reads the
 // encoder's result: the first joins it and holds it until its own backward, which is the last that
 // needs it. In the others keys and values read what their queries read: as many bytes, saved
 // already, and their gradients are added up as those of the encoder's result are.
+#include <fmt/format.h>
+
 #include <string>
+#include <string_view>
+#include <utility>
 
 #include "models/layers/block_parts.h"
+#include "models/layers/family_rows.h"
 #include "models/layers/layers.h"
 
 namespace foreshard {
 namespace {
+
+// What the family's code calls the parts of its blocks (transformers 5.17, models/FAMILY/).
+struct Code {
+  std::string_view family;
+  std::string_view self = "self_attn", cross = "encoder_attn";
+  std::string_view self_norm = "self_attn_layer_norm", cross_norm = "encoder_attn_layer_norm",
+                   encoder_norm = "final_layer_norm", decoder_norm = "final_layer_norm";
+  std::string_view suffix = "_proj", output = "out_proj";
+  // Of a norm behind each stack, where blocks begin with theirs.
+  std::string_view last_norm = "model.{}.layer_norm";
+  bool drops_last = false;  // dropout behind the norm of each stack
+};
+constexpr Code kCodes[] = {{.family = "t5",
+                            .self = "layer.0.SelfAttention",
+                            .cross = "layer.1.EncDecAttention",
+                            .self_norm = "layer.0.layer_norm",
+                            .cross_norm = "layer.1.layer_norm",
+                            .encoder_norm = "layer.1.layer_norm",
+                            .decoder_norm = "layer.2.layer_norm",
+                            .suffix = "",
+                            .output = "o",
+                            .last_norm = "{}.final_layer_norm",
+                            .drops_last = true}};
 
 struct Attention {
   std::string module;  // "layer.0.SelfAttention"
@@ -39,13 +68,17 @@ Index position_bias(LayerBuilder& layer, const ModelDims& dims, const std::strin
   return bias;
 }
 
-// Attention of the normed `input`, with its projections; lets go of the input.
+// Attention of `input`, with its projections; lets go of the input where it is a norm's.
 Index attend(LayerBuilder& layer, const ModelDims& dims, const Attention& attention, Index input) {
+  const Code code = row_of(kCodes, dims.family);
   const std::int64_t width = dims.heads * dims.head_dim;
   const auto project = [&](const char* which, Index from) {
-    return layer.linear(
-        {.name = attention.module + "." + which, .result = which, .n = width, .k = dims.hidden},
-        from);
+    return layer.linear({.name = fmt::format("{}.{}{}", attention.module, which, code.suffix),
+                         .result = which,
+                         .n = width,
+                         .k = dims.hidden,
+                         .bias = dims.qkv_bias},
+                        from);
   };
   const Index q = project("q", input);
   const Index k = project("k", attention.states), v = project("v", attention.states);
@@ -58,41 +91,51 @@ Index attend(LayerBuilder& layer, const ModelDims& dims, const Attention& attent
                                 .dropout = dims.attention_dropout};
   const Index result = fused_attention(layer, dims, shape, inputs);
   layer.last().name = attention.name;
-  const Index projected = layer.linear({.name = attention.module + ".o",
+  const Index projected = layer.linear({.name = fmt::format("{}.{}", attention.module, code.output),
                                         .result = attention.name + "_projection",
                                         .n = dims.hidden,
-                                        .k = width},
+                                        .k = width,
+                                        .bias = dims.output_bias},
                                        result);
-  inputs.insert(inputs.end(), {result, input});
+  inputs.push_back(result);
+  if (dims.residual == Residual::kPreNorm) inputs.push_back(input);
   layer.release(inputs);
   return projected;
 }
 
-// x + dropout(work(norm(x))); lets go of x where it is not the block's input.
+// x + dropout(work(norm(x))), or norm(x + dropout(work(x))); lets go of x where it is not the
+// block's input.
 template <typename Work>
-Index add_branch(LayerBuilder& layer, const ModelDims& dims, const std::string& module, Index x,
+Index add_branch(LayerBuilder& layer, const ModelDims& dims, std::string_view norm, Index x,
                  Work work) {
-  const Index normed =
-      layer.norm(module + ".layer_norm", module + "_norm", dims.norm, dims.hidden, x);
-  const Index done = work(normed);
+  const std::string module(norm.substr(0, norm.find(".layer_norm")));
+  const auto normalize = [&](Index of) {
+    return layer.norm(norm, module + "_norm", dims.norm, dims.hidden, of);
+  };
+  const bool before = dims.residual == Residual::kPreNorm;
+  const Index done = work(before ? normalize(x) : x);
   const Index dropped = layer.dropout(module + "_dropout", dims.dropout, done);
   const Index sum = layer.residual_add(module + "_sum", dims.hidden, x, dropped);
   layer.release({dropped});
+  const Index result = before ? sum : normalize(sum);
+  if (!before) layer.release({sum});
   if (x != 0) layer.release({x});
-  return sum;
+  return result;
 }
 
-Index add_feed_forward(LayerBuilder& layer, const ModelDims& dims, const std::string& module,
-                       Index x) {
+Index add_feed_forward(LayerBuilder& layer, const ModelDims& dims, std::string_view norm, Index x) {
   const bool gated =
       dims.activation == Activation::kGeGlu || dims.activation == Activation::kSwiGlu;
-  const std::string inner = module + ".DenseReluDense.";
-  const std::string gate = inner + "wi_0", up = inner + (gated ? "wi_1" : "wi"),
-                    down = inner + "wo";
-  return add_branch(layer, dims, module, x, [&](Index normed) {
+  const std::size_t dot = norm.rfind(".layer_norm");
+  std::string gate, up = "fc1", down = "fc2";
+  if (dot != norm.npos) {  // T5's lie in a module beside the norm
+    const std::string inner = std::string(norm.substr(0, dot)) + ".DenseReluDense.";
+    gate = inner + "wi_0", up = inner + (gated ? "wi_1" : "wi"), down = inner + "wo";
+  }
+  return add_branch(layer, dims, norm, x, [&](Index input) {
     const Index result =
-        feed_forward(layer, dims, {.gate = gate, .up = up, .down = down, .ffn = dims.ffn}, normed);
-    layer.release({normed});
+        feed_forward(layer, dims, {.gate = gate, .up = up, .down = down, .ffn = dims.ffn}, input);
+    if (dims.residual == Residual::kPreNorm) layer.release({input});
     return result;
   });
 }
@@ -103,49 +146,81 @@ std::string name_of(const ModelDims& dims, const char* what, StackPlace place) {
 
 LayerSpec norm_of(const ModelDims& dims, LayerRole role, const std::string& stack) {
   LayerBuilder layer(dims.family + " " + stack + " norm", role, hidden_state(dims), Stack::kEager);
-  const Index normed =
-      layer.norm(stack + ".final_layer_norm", "final_norm", dims.norm, dims.hidden, 0);
-  return layer.finish(layer.dropout("final_dropout", dims.dropout, normed));
+  const Code code = row_of(kCodes, dims.family);
+  const std::string name = fmt::format(fmt::runtime(code.last_norm), stack);
+  const Index normed = layer.norm(name, "final_norm", dims.norm, dims.hidden, 0);
+  const bool drops = dims.dropout && code.drops_last;
+  return layer.finish(layer.dropout("final_dropout", drops, normed));
 }
 
 }  // namespace
 
+LayerSpec stack_positions(const ModelDims& dims, const std::string& stack) {
+  LayerBuilder layer(dims.family + " " + stack + " positions", LayerRole::kInner,
+                     hidden_state(dims), Stack::kEager);
+  const std::string module = "model." + stack + ".";
+  // BartEncoder has a row for each token, BartDecoder one for each position.
+  const auto made = [&](const char* name, std::int64_t width, ElementType type) {
+    TensorSpec spec = {.name = name, .type = type};
+    (stack == "encoder" ? spec.per_token : spec.per_position) = width;
+    return layer.tensor(std::move(spec));
+  };
+  const Index ids = made("position_ids", 1, ElementType::kInt64);
+  layer.constant("arange", Function::kArange, {}, ids);
+  const Index rows = made("position_embedding", dims.hidden, ElementType::kCompute);
+  const std::string table = module + "embed_positions";
+  Operation& lookup = layer.operation(table, OperationKind::kEmbedding, Function::kEmbedding);
+  lookup.inputs = lookup.saved = {ids};
+  lookup.outputs = {rows};
+  lookup.gradient = GradientRule::kNone;
+  lookup.parameters = {layer.parameter(table, ".weight", {dims.position_rows, dims.hidden})};
+  Index output = layer.residual_add("embedding_sum", dims.hidden, 0, rows);
+  if (dims.embedding_norm) {
+    output = layer.norm(module + "layernorm_embedding", "embedding_norm", dims.norm, dims.hidden,
+                        output);
+  }
+  return layer.finish(layer.dropout("embedding_dropout", dims.embedding_dropout, output));
+}
+
 LayerSpec encoding_block(const ModelDims& dims, StackPlace place) {
+  const Code code = row_of(kCodes, dims.family);
+  const bool has_table = dims.position_buckets > 0;
   LayerBuilder layer(name_of(dims, "encoder block", place), LayerRole::kBlock, hidden_state(dims),
                      Stack::kEager);
-  const Index middle = add_branch(layer, dims, "layer.0", 0, [&](Index normed) {
+  const Index middle = add_branch(layer, dims, code.self_norm, 0, [&](Index normed) {
     return attend(layer, dims,
-                  {.module = "layer.0.SelfAttention",
+                  {.module = std::string(code.self),
                    .name = "attention",
                    .states = normed,
-                   .has_table = place == StackPlace::kFirst},
+                   .has_table = has_table && place == StackPlace::kFirst},
                   normed);
   });
-  return layer.finish(add_feed_forward(layer, dims, "layer.1", middle));
+  return layer.finish(add_feed_forward(layer, dims, code.encoder_norm, middle));
 }
 
 LayerSpec decoding_block(const ModelDims& dims, StackPlace place) {
-  const bool is_first = place == StackPlace::kFirst;
+  const Code code = row_of(kCodes, dims.family);
+  const bool is_first = place == StackPlace::kFirst, has_table = dims.position_buckets > 0;
   LayerBuilder layer(name_of(dims, "decoder block", place), LayerRole::kBlock, hidden_state(dims),
                      Stack::kEager);
   const Index joined = is_first ? layer.activation("encoder_states", dims.hidden) : Index{-1};
-  const Index self = add_branch(layer, dims, "layer.0", 0, [&](Index normed) {
+  const Index self = add_branch(layer, dims, code.self_norm, 0, [&](Index normed) {
     return attend(layer, dims,
-                  {.module = "layer.0.SelfAttention",
+                  {.module = std::string(code.self),
                    .name = "attention",
                    .states = normed,
                    .causal = true,
-                   .has_table = is_first},
+                   .has_table = has_table && is_first},
                   normed);
   });
-  const Index crossed = add_branch(layer, dims, "layer.1", self, [&](Index normed) {
+  const Index crossed = add_branch(layer, dims, code.cross_norm, self, [&](Index normed) {
     return attend(layer, dims,
-                  {.module = "layer.1.EncDecAttention",
+                  {.module = std::string(code.cross),
                    .name = "cross_attention",
                    .states = is_first ? joined : normed},
                   normed);
   });
-  LayerSpec block = layer.finish(add_feed_forward(layer, dims, "layer.2", crossed));
+  LayerSpec block = layer.finish(add_feed_forward(layer, dims, code.decoder_norm, crossed));
   block.joins = joined;
   return block;
 }

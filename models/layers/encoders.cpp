@@ -28,23 +28,23 @@ LayerSpec encoder_block(const ModelDims& dims) {
   layer.release(held);
   const Index down =
       feed_forward(layer, dims, {.up = names.up, .down = names.down, .ffn = dims.ffn}, middle);
-  const Index thinned = layer.dropout("mlp_dropout", dims.dropout, down);
+  const Index thinned =
+      layer.dropout("mlp_dropout", dims.dropout && !dims.drops_attention_alone, down);
   const Index total = layer.residual_add("mlp_residual", dims.hidden, thinned, middle);
   const Index output = layer.norm(names.norm2, "norm2", dims.norm, dims.hidden, total);
   layer.release({total, thinned, middle});
   return layer.finish(output);
 }
 
-LayerSpec masked_head_transform(const ModelDims& dims) {
+LayerSpec masked_head_transform(const ModelDims& dims, LayerRole role) {
   const ParameterNames& names = parameter_names(dims);
-  LayerBuilder layer(dims.family + " head transform", LayerRole::kFinalNorm, hidden_state(dims),
-                     Stack::kEager);
-  const std::int64_t width = token_width(dims);
+  LayerBuilder layer(dims.family + " head transform", role, hidden_state(dims), Stack::kEager);
+  const std::int64_t width = head_width(dims);
   const Index dense = layer.linear({.name = names.head_transform,
                                     .result = "transform",
                                     .n = width,
                                     .k = dims.hidden,
-                                    .bias = true},
+                                    .bias = dims.transform_bias},
                                    0);
   const Index gelu =
       layer.elementwise("gelu", Function::kGelu, {dense}, {dense}, layer.activation("gelu", width));
@@ -54,16 +54,19 @@ LayerSpec masked_head_transform(const ModelDims& dims) {
 
 LayerSpec masked_head(const ModelDims& dims) {
   const ParameterNames& names = parameter_names(dims);
-  const std::int64_t width = token_width(dims);
+  const std::int64_t width = head_width(dims);
   LayerBuilder layer(dims.family + " head", LayerRole::kHead, {.name = "input", .per_token = width},
                      Stack::kEager);
   const Index weight = layer.parameter(dims.tied ? names.embedding : names.head, ".weight",
                                        {dims.vocabulary, width});
   layer.last_parameter().tied = dims.tied;
-  const Index bias = layer.parameter(names.head_bias, ".bias", {dims.vocabulary});
+  Indices parameters = {weight};
+  if (dims.head_bias) {
+    parameters.push_back(layer.parameter(names.head_bias, ".bias", {dims.vocabulary}));
+  }
   return layer.finish(layer.matrix_product(
       {.name = names.head, .result = "logits", .n = dims.vocabulary, .k = width}, 0,
-      {weight, bias}));
+      std::move(parameters)));
 }
 
 }  // namespace foreshard

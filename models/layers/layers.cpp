@@ -42,6 +42,17 @@ Index add_token_types(LayerBuilder& layer, const ModelDims& dims, const Paramete
   return layer.residual_add("token_type_sum", width, tokens, rows);
 }
 
+// Rows of an fp32 buffer.
+Index add_sinusoids(LayerBuilder& layer, const ModelDims& dims, Index tokens) {
+  const Index ids =
+      layer.tensor({.name = "position_ids", .per_position = 1, .type = ElementType::kInt64});
+  layer.constant("arange", Function::kArange, {}, ids);
+  const Index rows =
+      layer.tensor({.name = "sinusoids", .per_position = dims.hidden, .type = ElementType::kFp32});
+  layer.constant("sinusoids", Function::kGather, {ids}, rows);
+  return layer.residual_add("embedding_sum", dims.hidden, tokens, rows);
+}
+
 void define_last(LayerSpec& layer, Index parameter) {
   const auto place = layer.parameters.begin() + parameter;
   std::rotate(place, place + 1, layer.parameters.end());
@@ -178,9 +189,15 @@ LayerSpec embedding_layer(const ModelDims& dims, Stack stack) {
     // The rows' gradient is the sum over the batch, a [S, hidden] temporary that is left out here.
     output = layer.residual_add("embedding_sum", width, output, rows);
   }
-  if (dims.embedding_scale) {
+  const auto scale = [&] {
     output = layer.elementwise("embedding_scale", Function::kScale, {output}, {},
                                layer.activation("scaled_embedding", dims.hidden));
+  };
+  if (dims.positions == Positions::kSinusoidal) {  // (XGLM's table scales what it looks up)
+    if (dims.embedding_scale) scale();
+    output = add_sinusoids(layer, dims, output);
+  } else if (dims.embedding_scale) {
+    scale();
   }
   if (dims.embedding_norm) {
     output = layer.norm(names.embedding_norm, "embedding_norm", dims.norm, width, output);
@@ -188,6 +205,9 @@ LayerSpec embedding_layer(const ModelDims& dims, Stack stack) {
   output = layer.dropout("embedding_dropout", dims.embedding_dropout, output);
   if (dims.bidirectional) project();
   LayerSpec made = layer.finish(output);
+  if (dims.positions == Positions::kSinusoidal) {
+    made.resident_bytes += checked_multiply(checked_multiply(dims.position_rows, dims.hidden), 4);
+  }
   if (dims.naming == Naming::kRoberta || dims.naming == Naming::kData2VecText) {
     define_last(made, positions);  // transformers 5.17, RobertaEmbeddings.__init__
   }
@@ -205,6 +225,7 @@ LayerSpec decoder_block(const ModelDims& model, Stack stack, BlockKind kind) {
   const ParameterNames& names = parameter_names(dims);
   const std::string name = dims.family + (kind.rotates ? "" : " unrotated") +
                            (kind.windowed && !dims.windowed_layers.empty() ? " windowed" : "") +
+                           (kind.norms_input ? "" : " first") +
                            (kind.mlp == FeedForwardKind::kExperts ? " expert block" : " block");
   LayerBuilder layer(name, LayerRole::kBlock, hidden_state(dims), stack);
   if (dims.residual == Residual::kParallel || dims.residual == Residual::kParallelOfOneNorm) {
@@ -212,10 +233,11 @@ LayerSpec decoder_block(const ModelDims& model, Stack stack, BlockKind kind) {
   }
   const bool before = dims.residual != Residual::kPostBranch;
   const bool behind = dims.residual == Residual::kSandwich || !before;
+  const bool norms = before && kind.norms_input;
   const Index norm1 =
-      before ? layer.norm(names.norm1, "norm1", dims.norm, dims.hidden, 0) : Index{0};
+      norms ? layer.norm(names.norm1, "norm1", dims.norm, dims.hidden, 0) : Index{0};
   Index branch =
-      attend_and_project(layer, dims, names, norm1, before ? Input::kEnds : Input::kStays);
+      attend_and_project(layer, dims, names, norm1, norms ? Input::kEnds : Input::kStays);
   if (behind) {
     branch = layer.norm(names.post_attention_norm, "post_attention_norm", dims.norm, dims.hidden,
                         branch);
@@ -237,7 +259,9 @@ LayerSpec decoder_block(const ModelDims& model, Stack stack, BlockKind kind) {
 }
 
 LayerSpec final_norm_layer(const ModelDims& dims, Stack stack) {
-  if (dims.bidirectional) return dims.scores > 0 ? first_token(dims) : masked_head_transform(dims);
+  if (dims.bidirectional && dims.residual == Residual::kPostNorm) {
+    return dims.scores > 0 ? first_token(dims) : masked_head_transform(dims);
+  }
   LayerBuilder layer(dims.family + " norm", LayerRole::kFinalNorm, hidden_state(dims), stack);
   const ParameterNames& names = parameter_names(dims);
   Index output = 0;
@@ -286,6 +310,13 @@ LayerSpec head_layer(const ModelDims& dims, Stack stack) {
     layer.release({logits});
     logits = scaled;
   }
+  if (dims.buffered_bias) {
+    const Index biased = layer.activation("biased_logits", dims.vocabulary, ElementType::kFp32);
+    layer.elementwise("logit_bias", Function::kAdd, {logits}, {}, biased);
+    layer.last().gradient = GradientRule::kAlias;
+    layer.release({logits});
+    logits = biased;
+  }
   if (dims.logit_softcap) {
     // logits / cap, tanh, times cap: three passes, of which tanh keeps its output.
     const auto pass = [&](std::string_view name, Function function, Index input) {
@@ -299,16 +330,19 @@ LayerSpec head_layer(const ModelDims& dims, Stack stack) {
     layer.last().saved = {capped};
     logits = pass("softcap_multiply", Function::kScale, capped);
   }
-  return layer.finish(logits);
+  LayerSpec made = layer.finish(logits);
+  if (dims.buffered_bias) made.resident_bytes += checked_multiply(dims.vocabulary, 4);
+  return made;
 }
 
 LayerSpec loss_layer(const ModelDims& dims, Stack stack) {
+  const ElementType given = dims.buffered_bias ? ElementType::kFp32 : ElementType::kCompute;
   LayerBuilder layer("cross entropy", LayerRole::kLoss,
-                     {.name = "logits", .per_token = dims.vocabulary}, stack);
+                     {.name = "logits", .per_token = dims.vocabulary, .type = given}, stack);
   if (stack == Stack::kNative) return native_loss(layer, dims);
   // BertForMaskedLM and T5ForConditionalGeneration give CrossEntropyLoss the logits as they are.
-  const bool as_they_are = dims.bidirectional || dims.encoder_layers > 0;
-  const ElementType type = as_they_are ? ElementType::kCompute : ElementType::kFp32;
+  const bool as_they_are = (dims.bidirectional && !dims.wide_loss) || dims.encoder_layers > 0;
+  const ElementType type = as_they_are ? given : ElementType::kFp32;
   Index wide = 0;
   if (!as_they_are) {
     wide = layer.activation("logits_fp32", dims.vocabulary, ElementType::kFp32);

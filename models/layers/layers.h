@@ -25,8 +25,9 @@ enum class FeedForwardKind : std::uint8_t { kDense, kExperts };
 // How the blocks of one model differ.
 struct BlockKind {
   FeedForwardKind mlp = FeedForwardKind::kDense;
-  bool rotates = true;    // false: no positions in its attention
-  bool windowed = false;  // attends within ModelDims::window
+  bool rotates = true;      // false: no positions in its attention
+  bool windowed = false;    // attends within ModelDims::window
+  bool norms_input = true;  // false: its attention reads the input as it is
   bool operator==(const BlockKind&) const = default;
 };
 BlockKind block_kind(const ModelDims& dims, std::int64_t layer);

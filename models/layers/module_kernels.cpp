@@ -36,6 +36,7 @@
 #include <utility>
 #include <vector>
 
+#include "models/layers/block_parts.h"
 #include "models/layers/family_rows.h"
 #include "sim/base/integers.h"
 
@@ -79,6 +80,7 @@ struct WideRope {
 constexpr WideRope kWideRopes[] = {
     {.family = "cohere", .widens = true},
     {.family = "cohere2", .widens = true},
+    {.family = "modernbert", .widens = true},
     {.family = "ernie4_5", .widens = true, .halves_first = true},
     {.family = "ernie4_5_moe", .widens = true, .halves_first = true},
 };
@@ -237,7 +239,10 @@ class Rewriter {
     }
     const bool squares = op.function == Function::kMultiply && op.inputs.size() == 1 &&
                          op.outputs.size() == 1 && op.saved == op.inputs;
-    if (squares && is_autocast_ && !is_fp32(op.inputs.front())) {  // pow is one of its fp32 ones
+    // What is made of parameters alone is fp32, as they are.
+    if (is_autocast_ && op.inputs.empty() && !op.parameters.empty()) widen(op.outputs.front());
+    const bool in_fp32 = squares || op.name == kExpm1;
+    if (in_fp32 && is_autocast_ && !is_fp32(op.inputs.front())) {  // as pow, among its fp32 ones
       const Index wide = cast(op.inputs.front(), ElementType::kFp32);
       replace(op, op.inputs.front(), wide);
       op.released.push_back(wide);
@@ -578,7 +583,12 @@ bool rewrite(const ModelSpec& model, const Plan& plan, bool streams_fp32, ModelS
     if (done[kind]) continue;
     const LayerSpec& layer = model.kinds[kind];
     Arrives arrives;
-    arrives.input = l > 0 && layer.role != LayerRole::kEmbedding && hands_on[kind_of(l - 1)];
+    // fully_shard casts what its units are given.
+    const bool is_cast = plan.runtime.kind == RuntimeKind::kFsdp2 &&
+                         plan.units.blocks == UnitPlacement::kOwn &&
+                         layer.role == LayerRole::kBlock && !plan.autocast;
+    arrives.input =
+        !is_cast && l > 0 && layer.role != LayerRole::kEmbedding && hands_on[kind_of(l - 1)];
     arrives.joined = layer.joins >= 0 && hands_on[kind_of(chain_joined_at(model, l) - 1)];
     Rewriter rewriter(layer, plan, model, arrives, streams_fp32);
     rewritten.kinds[kind] = rewriter.run();

@@ -28,9 +28,8 @@ constexpr EncoderScores kEncoderScores[] = {
 
 }  // namespace
 
-LayerSpec first_token(const ModelDims& dims) {
-  LayerBuilder layer(dims.family + " first token", LayerRole::kFinalNorm, hidden_state(dims),
-                     Stack::kEager);
+LayerSpec first_token(const ModelDims& dims, LayerRole role) {
+  LayerBuilder layer(dims.family + " first token", role, hidden_state(dims), Stack::kEager);
   const Index token = layer.tensor({.name = "first_token", .per_sequence = dims.hidden});
   return layer.finish(layer.elementwise("select", Function::kCopy, {0}, {}, token));
 }

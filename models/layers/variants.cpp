@@ -663,7 +663,9 @@ void split_head_bias(ModelSpec& model, const Plan& plan) {
     return std::find_if(model.kinds.begin(), model.kinds.end(),
                         [&](const LayerSpec& layer) { return layer.role == role; });
   };
-  const auto head = find(LayerRole::kHead), transform = find(LayerRole::kFinalNorm);
+  const auto head = find(LayerRole::kHead);
+  auto transform = find(LayerRole::kInner);  // behind a last norm, or in its place
+  if (transform == model.kinds.end()) transform = find(LayerRole::kFinalNorm);
   if (head == model.kinds.end() || transform == model.kinds.end()) return;
   if (units.head != UnitPlacement::kOwn || head->parameters.size() < 2) return;
   const bool has_product =

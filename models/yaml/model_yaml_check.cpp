@@ -110,7 +110,12 @@ class Checker {
       if (role(l) == LayerRole::kLoss && l != last) {
         throw node.error("a loss stands before the last layer", "role: inner");
       }
-      if (role(l) == LayerRole::kFinalNorm && role(l + 1) != LayerRole::kHead) {
+      // (A head's transform may lie between.)
+      const auto leads_to_head = [&](std::size_t norm) {
+        const std::size_t next = norm + (role(norm + 1) == LayerRole::kInner ? 2 : 1);
+        return next <= last && role(next) == LayerRole::kHead;
+      };
+      if (role(l) == LayerRole::kFinalNorm && !leads_to_head(l)) {
         throw node.error("the final norm stands before the head", "role: inner for other norms");
       }
       norms += role(l) == LayerRole::kFinalNorm ? 1 : 0;

@@ -534,7 +534,10 @@ void StepBuilder::hold_logits() {
       spec_of(static_cast<std::int32_t>(model_.order.size()) - 1).tensors.front();
   const std::int64_t count = elements(logits, plan_.batch.micro_batch, plan_.batch.sequence);
   // Accelerate makes what a model under autocast returns fp32.
-  const DType type = plan_.output_dtype.value_or(plan_.autocast ? DType::kFp32 : plan_.param_dtype);
+  const bool is_autocast =
+      plan_.autocast || (plan_.runtime.kind == RuntimeKind::kDdp &&
+                         plan_.kernels.residual == ModuleKernels::Residual::kFp32);
+  const DType type = plan_.output_dtype.value_or(is_autocast ? DType::kFp32 : plan_.param_dtype);
   held_logits_ = allocate(MemoryCategory::kActivation, Stream::kCompute, -1,
                           Bytes(checked_multiply(count, size_of(type))));
 }

@@ -10,6 +10,7 @@
 //
 // find_unused_parameters has its buckets from the start, marks what backward will not reach with
 // the first gradient, and reduces a map of what was used.
+#include <algorithm>
 #include <utility>
 
 #include "sim/graph/ddp/ddp_builder.h"
@@ -125,7 +126,10 @@ std::int64_t Ddp::cast_elements(std::int32_t layer) const {
   if (role == LayerRole::kEmbedding) return 0;
   // A loss that takes the head's product by parts casts them itself.
   if (role == LayerRole::kHead && plan_.loss.kind == Loss::Kind::kTiledLinear) return 0;
-  for (const ParameterSpec& p : spec_of(layer).parameters) {
+  const LayerSpec& spec = spec_of(layer);
+  const auto multiplies = [](const Operation& op) { return op.kind == OperationKind::kGemm; };
+  if (role == LayerRole::kInner && std::ranges::none_of(spec.operations, multiplies)) return 0;
+  for (const ParameterSpec& p : spec.parameters) {
     elements += is_cast(p) ? p.numel() : 0;
   }
   return elements;
@@ -133,7 +137,10 @@ std::int64_t Ddp::cast_elements(std::int32_t layer) const {
 
 void Ddp::forward_begins(std::int32_t layer) {
   if (copies_parameters()) return wait(Stream::kCompute, tail(Stream::kCopyIn));
-  if (casts()) cast_weights(layer, recompute_of(layer) != Recompute::kFull);
+  // (Autocast's cache has what an earlier call of the same modules cast.)
+  if (casts() && model_.order[at(layer)].same_as < 0) {
+    cast_weights(layer, recompute_of(layer) != Recompute::kFull);
+  }
 }
 
 void Ddp::forward_ended() {

@@ -113,8 +113,11 @@ void GradientHooks::run_forward() {
       if (!is_behind) forward_ended();
       drop_logits();
       run_reference();
+      // A loss that casts its logits holds them through its own backward.
+      const bool casts_logits = spec_of(l).operations.front().kind != OperationKind::kSoftmaxLoss;
+      if (!casts_logits) hold_logits();
       add_phase(EventKind::kBackward, l, Segments::kInside);
-      hold_logits();
+      if (casts_logits) hold_logits();
       continue;
     }
     forward_begins(l);

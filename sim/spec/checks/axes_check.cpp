@@ -199,7 +199,9 @@ Problem problem_of_norms(const Plan& plan, const ModelSpec& model) {
   if (plan.mesh.tp == 1) return std::nullopt;
   for (const LayerSpec& layer : model.kinds) {
     const auto is_product = [](const Operation& op) { return op.kind == OperationKind::kGemm; };
-    if (layer.role != LayerRole::kFinalNorm || std::ranges::none_of(layer.operations, is_product)) {
+    const bool transforms =
+        layer.role == LayerRole::kFinalNorm || (layer.role == LayerRole::kInner && !layer.tower);
+    if (!transforms || std::ranges::none_of(layer.operations, is_product)) {
       continue;
     }
     return missing_capability("mesh.tp",

@@ -296,13 +296,22 @@ Problem problem_of_tying(const Plan& plan, const ModelSpec& model) {
           : "units.embedding=root and units.head=root");
 }
 
-// The gradient that was kept is added to that of the first lookup alone, which no layer program
-// tells from the second.
+// The gradient that was kept is added to that of the first lookup, or call of a block, alone, which
+// no layer program tells from the second.
 Problem problem_of_shared_table(const Plan& plan, const ModelSpec& model) {
-  if (plan.runtime.kind != RuntimeKind::kFsdp2 || plan.units.embedding != UnitPlacement::kOwn ||
-      plan.batch.accumulation == 1 || plan.accumulation != AccumulationMode::kKeepUnsharded ||
-      !stacks_share_table(model)) {
+  const bool repeats = std::ranges::any_of(model.order, [&](const LayerInstance& layer) {
+    return layer.same_as >= 0 && kind_of(model, layer).role == LayerRole::kBlock;
+  });
+  const bool shares = plan.units.embedding == UnitPlacement::kOwn && stacks_share_table(model);
+  if (plan.runtime.kind != RuntimeKind::kFsdp2 || plan.batch.accumulation == 1 ||
+      plan.accumulation != AccumulationMode::kKeepUnsharded || !(shares || repeats)) {
     return std::nullopt;
+  }
+  if (repeats) {
+    return missing_capability(
+        "accumulation.mode",
+        fmt::format("keep_unsharded is not modelled of blocks that {} calls again", model.name),
+        "accumulation.mode: reduce_each");
   }
   return missing_capability(
       "accumulation.mode",

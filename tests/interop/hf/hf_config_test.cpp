@@ -342,6 +342,57 @@ TEST(HfConfigTest, WhereAnEncoderDefinesItsPositions) {
   expect_failure(family("ernie", "\"use_task_id\": true,"), "types of tasks");
 }
 
+// Parameters as transformers 5.17 makes them (sum of p.numel() over model.parameters()).
+TEST(HfConfigTest, EncodersOfOtherBlocksAndStacksWithPositions) {
+  const auto parsed = [](const std::string& text) {
+    return parse(
+        "{\"vocab_size\": 4096, \"hidden_size\": 512, \"num_hidden_layers\": 4, "
+        "\"num_attention_heads\": 8, \"intermediate_size\": 2048, " +
+        text + "}");
+  };
+  const auto count = [&](const std::string& text) {
+    return build_hf_model(parsed(text)).parameters();
+  };
+  EXPECT_EQ(count(R"("model_type": "megatron-bert")"), 15'238'656);
+  EXPECT_EQ(count(R"("model_type": "rembert", "input_embedding_size": 128,
+                     "output_embedding_size": 768)"),
+            16'811'264);
+  EXPECT_EQ(count(R"("model_type": "albert", "num_hidden_groups": 1)"), 3'878'784);
+  EXPECT_EQ(count(R"("model_type": "apertus", "num_key_value_heads": 4)"), 15'733'768);
+  const std::string text =
+      "{\"vocab_size\": 4096, \"d_model\": 512, \"dropout\": 0.1, \"ffn_dim\": 2048, ";
+  const std::string xglm = text + R"("model_type": "xglm", "num_layers": 4, "attention_heads": 8})";
+  EXPECT_EQ(build_hf_model(parse(xglm)).parameters(), 14'707'712);
+  const std::string bart = text + R"("model_type": "bart", "encoder_layers": 4,
+      "decoder_layers": 4, "encoder_attention_heads": 8, "decoder_attention_heads": 8,
+      "encoder_ffn_dim": 2048, "decoder_ffn_dim": )";
+  EXPECT_EQ(build_hf_model(parse(bart + "2048}")).parameters(), 32'575'488);
+  expect_failure(bart + "1024}", "decoder_ffn_dim");
+  expect_failure(bart + "2048, \"encoder_layerdrop\": 0.1}", "left out at random");
+  expect_failure(R"({"model_type": "albert", "inner_group_num": 2, )" +
+                     family("x", "").substr(family("x", "").find("\"hidden_size")),
+                 "inner_group_num");
+}
+
+// ModernBERT: every third block attends to all, the others to 64 positions on either side; the
+// first has no norm in front.
+TEST(HfConfigTest, ModernBert) {
+  const HfConfig config =
+      parse(R"({"model_type": "modernbert", "vocab_size": 4096, "hidden_size": 512,
+      "num_hidden_layers": 4, "num_attention_heads": 8, "intermediate_size": 768})");
+  EXPECT_EQ(config.dims.window, 64);
+  EXPECT_EQ(config.dims.windowed_layers, (std::vector<std::int64_t>{1, 2}));
+  const ModelSpec model = build_hf_model(config);
+  EXPECT_EQ(model.parameters(), 11'281'408);
+  const auto kind = [&](std::size_t layer) {
+    return model.kinds[static_cast<std::size_t>(model.order[layer].kind)];
+  };
+  EXPECT_EQ(kind(1).parameters.front().name, "attn.Wqkv.weight");
+  EXPECT_EQ(kind(4).parameters.front().name, "attn_norm.weight");
+  EXPECT_EQ(kind(2), kind(3));
+  EXPECT_EQ(model.order[6].name, "transform");
+}
+
 TEST(HfConfigTest, EncodersAndVariants) {
   EXPECT_FALSE(parse(family("bert", "\"hidden_dropout_prob\": 0,")).dims.dropout);
   EXPECT_TRUE(parse(family("bert", "")).dims.dropout);
