@@ -181,7 +181,11 @@ TEST(BadInput, MissingCapability) {
   expect_refused(kJob + "--runtime native --set offload=cpu_unpinned", 6, {"offload: cpu"});
   expect_refused(kJob + "--runtime fsdp2@2.7 --set reduction.force_sum=true", 6,
                  {"came with PyTorch 2.8", "reduction.force_sum: false"});
-  expect_refused(kJob + "--set mesh.pp=8", 6, {"mesh.pp", "not modelled", "mesh.tp"});
+  const std::string stages = kJob + "--set mesh.pp=8 --set units.head=with_norm ";
+  expect_refused(stages + "--runtime ddp", 6, {"mesh.pp", "fsdp2@2.11"});
+  expect_refused(stages + "--set pipeline.schedule=ZBVZeroBubble", 6,
+                 {"pipeline.schedule", "Interleaved1F1B"});
+  expect_refused(stages + "--set pipeline.stages_per_rank=8", 3, {"mesh.pp", "stage"});
 }
 
 TEST(BadInput, FilesThatCannotBeWritten) {

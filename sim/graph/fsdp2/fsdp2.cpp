@@ -220,9 +220,12 @@ bool Fsdp2::casts_logits(std::int32_t head) const {
 
 void Fsdp2::compute_loss(std::int32_t layer) {
   log_where_ = "loss";
-  if (is_pipelined()) {
+  const LayerPhaseProgram& forward = phase(EventKind::kForward, layer);
+  if (is_pipelined() && forward.calls.empty()) {
+    add_layer_run(EventKind::kLoss, layer, 0, forward.segments.size());  // its backward comes later
+  } else if (is_pipelined()) {
     run_layer(EventKind::kLoss, layer);
-  } else if (phase(EventKind::kForward, layer).calls.empty()) {
+  } else if (forward.calls.empty()) {
     add_layer_row(EventKind::kLoss, layer);
   } else {
     run_layer(EventKind::kLoss, layer);

@@ -256,15 +256,6 @@ INSTANTIATE_TEST_SUITE_P(
         Bad{"rank: last", "not an integer"}, Bad{"trainer: torchtian", "did you mean torchtitan?"},
         Bad{"mesh: {pp: 0}", "out of range"}, Bad{"offload: ", "offload"}));
 
-TEST(PlanConfig, SaysWhatIsNotModelledYet) {
-  const auto missing = [](std::string_view yaml) {
-    const Refusal refused = refusal_of([&] { document_of(yaml); });
-    EXPECT_EQ(refused.exit_code, 6) << yaml;
-    return refused.text;
-  };
-  missing("mesh: {pp: 2}");
-}
-
 TEST(PlanConfig, ReadsEveryRuntime) {
   const auto runtime = [](std::string_view yaml) { return document_of(yaml).plan.runtime; };
   EXPECT_EQ(runtime("runtime: fsdp1"), (Runtime{RuntimeKind::kFsdp1, ""}));
@@ -315,8 +306,6 @@ TEST(PlanConfig, SetSaysWhereInItsText) {
   EXPECT_NE(set_refusal("mesh.shard.x=8").find("unknown key"), std::string::npos);
   EXPECT_NE(set_refusal("mesh.=8").find("unknown key"), std::string::npos);
   EXPECT_EQ(refusal_of([] { apply_set({}, "mesh.shard=\xff"); }).exit_code, 3);
-  EXPECT_EQ(set_refusal("mesh.pp=8").find("--set:1:9: mesh.pp: stages"), 0U);
-  EXPECT_EQ(set_refusal("mesh={pp: 8}").find("--set:1:11: mesh.pp: stages"), 0U);
 }
 
 TEST(PlanConfig, FlagsStandBetweenFileAndSet) {

@@ -1,0 +1,143 @@
+// What stages are, and that nothing of a step is lost between them. That they do what the library's
+// do is held against recordings in tests/interop/recordings/pipeline_ranks_test.cpp.
+#include "sim/graph/pipeline/stages.h"
+
+#include <gtest/gtest.h>
+
+#include <map>
+#include <set>
+
+#include "models/zoo.h"
+#include "sim/base/error.h"
+#include "sim/graph/training_step.h"
+#include "sim/memory/memory_profile.h"
+#include "sim/simulate/simulate.h"
+#include "tests/support/fixtures.h"
+
+namespace foreshard {
+namespace {
+
+Plan pipelined_plan(RuntimeKind runtime, PipelineSchedule schedule) {
+  Plan plan = tiny_plan();
+  plan.runtime = {runtime, runtime == RuntimeKind::kFsdp2 ? "2.11" : "0.20"};
+  plan.batch = {128, 1, 8};
+  plan.mesh = {2, 1};
+  plan.mesh.pp = 4;
+  plan.pipeline.schedule = schedule;
+  const bool is_single =
+      schedule == PipelineSchedule::kGPipe || schedule == PipelineSchedule::k1F1B;
+  plan.pipeline.stages_per_rank = is_single ? 1 : 2;
+  plan.units.embedding = UnitPlacement::kOwn;
+  plan.units.head = UnitPlacement::kWithNorm;
+  plan.reshard_after_forward.value = {Reshard::Kind::kNever, 0};
+  return plan;
+}
+
+std::vector<Plan> some_plans() {
+  std::vector<Plan> plans;
+  for (const PipelineSchedule schedule :
+       {PipelineSchedule::kGPipe, PipelineSchedule::k1F1B, PipelineSchedule::kInterleaved1F1B,
+        PipelineSchedule::kLoopedBfs}) {
+    plans.push_back(pipelined_plan(RuntimeKind::kFsdp2, schedule));
+  }
+  plans.push_back(pipelined_plan(RuntimeKind::kMegatron, PipelineSchedule::k1F1B));
+  plans.push_back(pipelined_plan(RuntimeKind::kMegatron, PipelineSchedule::kInterleaved1F1B));
+  return plans;
+}
+
+// Of all ranks.
+std::vector<const EventGraph*> ranks_of(const EventGraph& graph) {
+  std::vector<const EventGraph*> list;
+  for (const auto& rank : graph.pipeline) list.push_back(rank ? rank.get() : &graph);
+  return list;
+}
+
+TEST(Stages, BlocksAreSpreadEvenly) {
+  Plan plan = pipelined_plan(RuntimeKind::kFsdp2, PipelineSchedule::k1F1B);
+  // 14 blocks and one each for embedding and head: 16 on 4 stages.
+  EXPECT_EQ(blocks_of_stages(14, plan), (std::vector<std::int64_t>{3, 4, 4, 3}));
+  // 17 on 4: the first one gets what is left.
+  EXPECT_EQ(blocks_of_stages(15, plan), (std::vector<std::int64_t>{4, 4, 4, 3}));
+  plan.pipeline.first_less = plan.pipeline.last_less = 0;
+  EXPECT_EQ(blocks_of_stages(14, plan), (std::vector<std::int64_t>{4, 4, 3, 3}));
+}
+
+TEST(Stages, RanksHaveEachLayerOnce) {
+  const ModelSpec model = tiny_model(14);
+  for (Plan plan : some_plans()) {
+    std::multiset<std::string> names;
+    for (std::int64_t rank = 0; rank < plan.mesh.pp; ++rank) {
+      const ModelSpec part = part_of_pipeline(model, at_pipeline_rank(plan, rank));
+      for (const LayerInstance& layer : part.order) names.insert(layer.name);
+      EXPECT_EQ(stages_of_part(part, at_pipeline_rank(plan, rank)).size(),
+                static_cast<std::size_t>(plan.pipeline.stages_per_rank));
+    }
+    std::multiset<std::string> whole;
+    for (const LayerInstance& layer : model.order) whole.insert(layer.name);
+    EXPECT_EQ(names, whole);
+  }
+}
+
+// What all ranks compute is what one rank does without stages, and every allocation ends.
+TEST(Stages, ComputeWhatTheWholeModelDoes) {
+  const ModelSpec model = tiny_model(14);
+  const auto flops_of = [](const EventGraph& graph) {
+    Flops sum;
+    for (const Row& row : graph.rows) sum += graph.works[row.work].flops;
+    return sum.count();
+  };
+  for (const Plan& plan : some_plans()) {
+    Plan whole = plan;
+    whole.mesh.pp = 1;
+    std::int64_t flops = 0;
+    const EventGraph graph = build_training_step(model, plan);
+    for (const EventGraph* rank : ranks_of(graph)) {
+      flops += flops_of(*rank);
+      EXPECT_GE(replay_allocations(*rank).peak, Bytes(0));
+    }
+    EXPECT_EQ(flops, flops_of(build_training_step(model, whole)))
+        << to_string(plan.runtime.kind) << " " << to_string(plan.pipeline.schedule);
+  }
+}
+
+// Of rows that all take one unit of time and transfers that take none: no rank is done before the
+// pipeline has been filled and drained, and the busiest is never faster than its own rows.
+TEST(Stages, WaitForEachOther) {
+  const ModelSpec model = tiny_model(14);
+  for (const Plan& plan : some_plans()) {
+    const EventGraph graph = build_training_step(model, plan);
+    const auto table_of = [](const EventGraph& of) {
+      CostTable table;
+      for (const Work& work : of.works) {
+        Cost cost;
+        if (!is_collective(work.kind)) cost.duration = Time::ns(1000);
+        table.works.push_back(cost);
+      }
+      return table;
+    };
+    CostTable costs = table_of(graph);
+    std::int64_t most = 0;  // compute rows of a rank
+    for (const EventGraph* rank : ranks_of(graph)) {
+      most = std::max<std::int64_t>(most,
+                                    std::ranges::count(rank->rows, Stream::kCompute, &Row::stream));
+      costs.pipeline.push_back(rank == &graph ? CostTable() : table_of(*rank));
+    }
+    const Timeline& timeline = Simulator().simulate(graph, costs);
+    EXPECT_GE(timeline.period, Time::ns(1000 * most));
+    EXPECT_GT(timeline.first_step, Time::ns(1000 * most));
+    EXPECT_EQ(timeline.pipeline.size(), 4U);
+  }
+}
+
+TEST(Stages, OneOfManyMicroBatchesHoldsFewerActivationsTheLaterItsStage) {
+  const ModelSpec model = tiny_model(14);
+  // 1F1B: rank r has pp - r of them in flight (Schedule1F1B: warm-up).
+  const EventGraph graph =
+      build_training_step(model, pipelined_plan(RuntimeKind::kFsdp2, PipelineSchedule::k1F1B));
+  Bytes before = peak_allocated(*ranks_of(graph)[1]);
+  const Bytes next = peak_allocated(*ranks_of(graph)[2]);
+  EXPECT_GT(before, next);
+}
+
+}  // namespace
+}  // namespace foreshard
