@@ -422,10 +422,12 @@ std::vector<Report::PipelineRank> pipeline_ranks(const Forecast& forecast) {
     for (std::size_t s = 0; s < ranks.size(); ++s) {
       if (at(ranks[s]) == r) rank.stages.push_back(static_cast<int>(s));
     }
+    Time busy;
     for (std::size_t i = 0; i < graph.rows.size(); ++i) {
       if (graph.rows[i].stream != Stream::kCompute) continue;
-      rank.busy += (timeline.spans[i].end - timeline.spans[i].arrive).seconds();
+      busy += timeline.spans[i].end - timeline.spans[i].arrive;
     }
+    rank.idle = 1 - busy.seconds() / forecast.timeline.period.seconds();
     rank.peak = peak_allocated(graph);
   }
   return list;

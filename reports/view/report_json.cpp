@@ -58,8 +58,7 @@ Json pipeline_json(const Report& report) {
     const Report::PipelineRank& rank = report.pipeline[r];
     list.push_back({{"rank", r},
                     {"stages", rank.stages},
-                    {"busy_s", rank.busy},
-                    {"idle_share", 1 - rank.busy / report.seconds.value},
+                    {"idle_share", rank.idle},
                     {"peak_allocated_bytes", rank.peak.count()}});
   }
   return list;

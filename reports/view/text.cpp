@@ -89,13 +89,13 @@ Lines figure_lines(const Report& report, const Paint& paint) {
                       : "90 % between ") +
            spread(report.seconds, seconds_text));
   if (!report.pipeline.empty()) {
-    double busy = 0;
+    double idle = 0;
     Bytes least = report.pipeline.front().peak;
     for (const Report::PipelineRank& rank : report.pipeline) {
-      busy += rank.busy / as_double(report.pipeline.size());
+      idle += rank.idle / as_double(report.pipeline.size());
       least = std::min(least, rank.peak);
     }
-    line("pipeline", percent_text(1 - busy / report.seconds.value),
+    line("pipeline", percent_text(idle),
          fmt::format("idle, of {} ranks with {} stage{} each by {}; below is rank {}, the fullest "
                      "({} at least on the others)",
                      report.pipeline.size(), report.pipeline.front().stages.size(),

@@ -161,6 +161,24 @@ void resolve_experts(const PlanDocument& document, Plan& plan, Reasons& reasons)
   set("prefetch.backward_lists", plan.prefetch.backward_lists, true);
 }
 
+// What torchtitan does with the stages of a pipeline, and Megatron-Core's even split.
+void resolve_stages(const PlanDocument& document, Plan& plan, Reasons& reasons) {
+  if (plan.mesh.pp == 1) return;
+  const auto take = [&](const char* key, auto& member, const auto& value) {
+    if (document.has(key) || reasons.count(key) > 0) return;
+    member = value;
+    reasons[key] = "in stages of a pipeline";
+  };
+  if (plan.runtime.kind == RuntimeKind::kMegatron) {
+    take("pipeline.first_stage_less_layers", plan.pipeline.first_less, 0);
+    take("pipeline.last_stage_less_layers", plan.pipeline.last_less, 0);
+  } else if (plan.runtime.kind == RuntimeKind::kFsdp2) {
+    take("units.head", plan.units.head, UnitPlacement::kWithNorm);
+    take("reshard_after_forward", plan.reshard_after_forward,
+         RangedPolicy<Reshard>{{Reshard::Kind::kNever, 0}, {}});
+  }
+}
+
 void resolve_units(const PlanDocument& document, const ModelSpec& model, Plan& plan,
                    Reasons& reasons) {
   if (plan.units.embedding == UnitPlacement::kWithHead) {
@@ -280,6 +298,7 @@ ResolvedPlan resolve(const PlanDocument& written, const ModelSpec& model, const 
   const Plan untrained = plan;
   resolve_trainer(document, model, plan, reasons);
   const Units asked = plan.units;
+  resolve_stages(document, plan, reasons);
   resolve_units(document, model, plan, reasons);
   resolve_size_units(model, plan, reasons);
   if (plan.units != asked) {

@@ -177,6 +177,11 @@ bool leaves_gradient(const LayerSpec& layer) {
   return readers == 1 && leaves && layer.role != LayerRole::kEmbedding;
 }
 
+// Stages add micro-batches up whatever the accumulation says.
+bool keeps_unsharded(const Plan& plan) {
+  return plan.accumulation == AccumulationMode::kKeepUnsharded || plan.mesh.pp > 1;
+}
+
 // Every layer's; without casts the borders do not matter.
 std::vector<Variant> variants_of(const ModelSpec& model, const Plan& plan) {
   const bool casts = output_of_units(plan) && *output_of_units(plan) != plan.param_dtype;
@@ -314,8 +319,7 @@ LayerPrograms::Setting LayerPrograms::setting_of(const Plan& plan) {
   // FSDP1's gradients are those of views, made anew in every micro-batch.
   if (plan.batch.accumulation > 1 && plan.runtime.kind != RuntimeKind::kFsdp1) {
     if (plan.ignored == Ignored::kNorms) setting.existing = ExistingGradients::kIgnored;
-    if (plan.accumulation == AccumulationMode::kKeepUnsharded &&
-        plan.reduce_dtype == plan.param_dtype) {
+    if (keeps_unsharded(plan) && plan.reduce_dtype == plan.param_dtype) {
       setting.existing = ExistingGradients::kAll;
     }
   }
@@ -339,8 +343,6 @@ LayerPrograms::Setting LayerPrograms::setting_of(const Plan& plan) {
     setting.mesh = plan.mesh;
     setting.rank = plan.rank;
     setting.pipeline = plan.pipeline;
-    // Micro-batches are added up unsharded, whatever the accumulation says.
-    if (plan.reduce_dtype == plan.param_dtype) setting.existing = ExistingGradients::kAll;
   }
   if (plan.runtime.kind == RuntimeKind::kDdp) set_ddp(plan, setting);
   if (is_zero(plan.runtime.kind)) set_zero(plan, setting);
@@ -355,8 +357,7 @@ LayerPrograms::Setting LayerPrograms::setting_of(const Plan& plan) {
   const Fsdp2Version version =
       fsdp2_version(fsdp2_minor(plan.runtime.version).value_or(kNewestFsdp2));
   if (version.autograd_accumulates) {
-    const bool keeps =
-        plan.accumulation == AccumulationMode::kKeepUnsharded && plan.batch.accumulation > 1;
+    const bool keeps = keeps_unsharded(plan) && plan.batch.accumulation > 1;
     if (keeps) setting.existing = ExistingGradients::kAll;
     const bool wider = size_of(plan.reduce_dtype) > size_of(plan.param_dtype);
     if (!wider || keeps) setting.first_gradient = plan.reduce_dtype;
