@@ -289,7 +289,8 @@ struct EventGraph {
   std::vector<Communicator> communicators;
   std::vector<Unit> units;
   EventId final_host_wait = kNoEvent;  // the host awaits its end before the next step
-  // Of a rank of a pipeline: the rows that meet others', in their order, and the graphs of all ranks, but for this one's own place, which is null. Empty: there is no pipeline.
+  // Of a rank of a pipeline: the rows that meet others', in their order, and the graphs of all
+  // ranks, but for this one's own place, which is null. Empty: there is no pipeline.
   std::vector<Exchange> exchanges;
   std::int32_t pipeline_rank = 0;
   std::vector<std::shared_ptr<const EventGraph>> pipeline;

@@ -60,7 +60,7 @@ struct Mesh {
   std::int64_t ep = 1;   // expert parallel
   std::int64_t etp = 1;  // tensor parallel inside the experts: 1 or tp
 
-  std::int64_t pp = 1;   // pipeline parallel
+  std::int64_t pp = 1;  // pipeline parallel
 
   std::int64_t world() const { return pp * stage_ranks(); }
   std::int64_t stage_ranks() const { return shard * replicate * cp * tp; }

@@ -108,8 +108,8 @@ struct ExpertParallel {
 
 const char* to_string(ExpertParallel::Dispatcher dispatcher);
 
-// How the ranks of mesh.pp run the stages of a pipeline (torch.distributed.pipelining; the rules are
-// in sim/graph/pipeline/). Its micro-batches are those of Batch::accumulation.
+// How the ranks of mesh.pp run the stages of a pipeline (torch.distributed.pipelining; the rules
+// are in sim/graph/pipeline/). Its micro-batches are those of Batch::accumulation.
 enum class PipelineSchedule : std::uint8_t {
   kGPipe,
   k1F1B,

@@ -315,7 +315,8 @@ Problem problem_of_pipeline(const Plan& plan, const ModelSpec& model) {
   }
   if (embeddings != 1) return refused("is no chain of blocks");
   if (!plan.reshard_after_forward.ranges.empty() || !plan.unshard_in_backward.ranges.empty()) {
-    return missing_capability("reshard_after_forward", "ranks of a pipeline have units of their own",
+    return missing_capability("reshard_after_forward",
+                              "ranks of a pipeline have units of their own",
                               "one value for all units");
   }
   const std::vector<std::int64_t> blocks = blocks_of_stages(model.block_count(), plan);
