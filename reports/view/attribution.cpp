@@ -94,7 +94,8 @@ class Cutter {
       if (event == kNoEvent) continue;
       const bool exchanges = graph_.rows[at(event)].kind == EventKind::kSendRecv;
       if (exchanges) chain_.push_back({span(event).start, span(event).arrive, event, true});
-      chain_.push_back({exchanges ? span(event).arrive : span(event).start, span(event).end, event});
+      chain_.push_back(
+          {exchanges ? span(event).arrive : span(event).start, span(event).end, event});
     }
   }
 

@@ -42,8 +42,9 @@ const char* to_string(EventKind kind) {
 
 const char* to_string(Stream stream) {
   static constexpr std::array<const char*, kStreams> kNames = {
-      "compute",         "all_gather_copy_in", "all_gather",      "reduce_scatter",   "all_reduce",
-      "tensor_parallel", "context_parallel",   "expert_parallel", "pipeline_parallel",  "pipeline_send"};
+      "compute",           "all_gather_copy_in", "all_gather",       "reduce_scatter",
+      "all_reduce",        "tensor_parallel",    "context_parallel", "expert_parallel",
+      "pipeline_parallel", "pipeline_send"};
   return kNames[at(stream)];
 }
 

@@ -156,8 +156,9 @@ const LayerPrograms& ProgramCache::at(const Plan& plan, std::int16_t recompute,
 const EventGraph& Judge::build(const Plan& plan, const LayerPrograms& programs) {
   // Ranks differ, and few micro-batches do not tell its step.
   if (plan.mesh.pp > 1) {
-    throw Error(ExitCode::kMissingCapability,
-                "mesh.pp: plans of a pipeline are predicted, not searched; nearest plan: mesh.pp: 1");
+    throw Error(
+        ExitCode::kMissingCapability,
+        "mesh.pp: plans of a pipeline are predicted, not searched; nearest plan: mesh.pp: 1");
   }
   graph_ = build_training_step(model_, plan, programs, std::move(graph_));
   return graph_;

@@ -54,8 +54,9 @@ Forecast forecast_by(const ModelSpec& model, const Plan& plan, const CostModel& 
   take_fullest_rank(result.graph, result.plan);
   result.costs = costs.price(result.graph);
   if (!records_streams(result.graph)) {
-    result.reserved = replays != nullptr ? replays->forecast(result.graph, result.plan, costs.cluster())
-                                         : forecast_reserved(result.graph, result.plan, costs.cluster());
+    result.reserved = replays != nullptr
+                          ? replays->forecast(result.graph, result.plan, costs.cluster())
+                          : forecast_reserved(result.graph, result.plan, costs.cluster());
     result.costs.delays = delays_of(result.reserved.stalls);
     result.timeline = simulate(result.graph, result.costs);
   } else {
