@@ -37,6 +37,11 @@ class Finisher {
     const std::int64_t output = graph_.is_loss() ? 0 : graph_.bytes(graph_.layer().output);
     program_.output_bytes = allocated_size(output);
     program_.output_grad_bytes = allocated_size(output);
+    if (const std::int64_t made = graph_.options().gradient_elements; made > 0) {
+      const TensorSpec& tensor = graph_.tensor(graph_.layer().output);
+      const std::int64_t all = elements(tensor, graph_.options().batch, graph_.options().sequence);
+      program_.output_grad_bytes = allocated_size(output / all * made);
+    }
     list_stored_gradients();
     for (LayerPhaseProgram* phase : {&program_.forward, &program_.recompute, &program_.backward,
                                      &program_.free_ignored_gradients}) {

@@ -262,6 +262,9 @@ struct ProgramOptions {
   // Of what a layer joins: its dtype, if not `compute`, and whether it needs a gradient.
   std::optional<DType> joined_dtype = {};
   bool joined_needs_gradient = true;
+  // Elements of the output's gradient where the next layer reads a narrower view of the output and
+  // nothing else; 0: as many as it has.
+  std::int64_t gradient_elements = 0;
   // The layer's input, or the gradient of its output, is still on its way when the layer before
   // has ended.
   bool input_in_flight = false, gradient_in_flight = false;

@@ -91,6 +91,7 @@ struct Variant {
   std::int64_t waiting_bytes = 0;  // of an embedding in the middle
   bool joined_needs_gradient = false;
   DType joined = DType::kBf16;
+  std::int64_t gradient_elements = 0;  // ProgramOptions
   bool input_in_flight = false, gradient_in_flight = false;
   bool input_is_held = false, ends_stage = false;
   bool operator==(const Variant&) const = default;
@@ -182,6 +183,24 @@ bool keeps_unsharded(const Plan& plan) {
   return plan.accumulation == AccumulationMode::kKeepUnsharded || plan.mesh.pp > 1;
 }
 
+// Of the gradient of what the layer reads, where all that reads it is a view of a part; else 0.
+std::int64_t narrowed_elements(const LayerSpec& layer, const Plan& plan) {
+  const Operation* reader = nullptr;
+  for (const Operation& op : layer.operations) {
+    if (std::ranges::find(op.inputs, Index{0}) == op.inputs.end()) continue;
+    if (reader != nullptr) return 0;
+    reader = &op;
+  }
+  if (reader == nullptr || !reader->view || reader->outputs.size() != 1) return 0;
+  const auto count = [&](Index t) {
+    return elements(layer.tensors[static_cast<std::size_t>(t)],
+                    layer.domain.sequences(plan.batch.micro_batch),
+                    layer.domain.length(plan.batch.sequence / plan.mesh.cp));
+  };
+  const std::int64_t narrowed = count(reader->outputs.front());
+  return narrowed < count(0) ? narrowed : 0;
+}
+
 // Every layer's; without casts the borders do not matter.
 std::vector<Variant> variants_of(const ModelSpec& model, const Plan& plan) {
   const bool casts = output_of_units(plan) && *output_of_units(plan) != plan.param_dtype;
@@ -259,6 +278,7 @@ std::vector<Variant> variants_of(const ModelSpec& model, const Plan& plan) {
     }
     if (l + 1 < model.order.size() && !variant.ends_stage) {
       const LayerSpec& next = model.kinds[static_cast<std::size_t>(model.order[l + 1].kind)];
+      variant.gradient_elements = narrowed_elements(next, plan);
       variant.gradient_in_flight = next.role != LayerRole::kLoss && leaves_gradient(next);
     }
     variants.push_back(variant);
@@ -402,6 +422,7 @@ LayerPrograms::LayerPrograms(const ModelSpec& whole, const Plan& plan)
     options.pipelines_products = plan.mesh.tp > 1 && plan.tensor_parallel.async;
     options.input_in_flight = variant.input_in_flight;
     options.gradient_in_flight = variant.gradient_in_flight;
+    options.gradient_elements = variant.gradient_elements;
     options.input_is_held = variant.input_is_held;
     options.ends_stage = variant.ends_stage;
     options.waiting_bytes = variant.waiting_bytes;

@@ -310,7 +310,7 @@ TEST(Schema, PlanJudgesAsTheReader) {
                      R"({"collectives": {"kernels": "fast"}})",
                      R"({"collectives": {"max_ctas": 65}})",
                      R"({"host_sync": true})",
-                     R"({"mesh": {"pp": 2}})",
+                     R"({"mesh": {"pp": 0}})",
                      R"({"mesh": {"sp": 1}})",
                      R"({"mesh": 1})"};
   expect_same_verdicts("plan", plan_reader_accepts, good, bad);
