@@ -5,22 +5,18 @@
 #include "interop/steps/informed_calibration.h"
 #include "sim/graph/training_step.h"
 #include "sim/simulate/cost_choices.h"
+#include "sim/simulate/folded.h"
 #include "sim/simulate/forecast.h"
 #include "sim/simulate/simulate.h"
 
 namespace foreshard {
 namespace {
 
-// Micro-batches that are simulated, and how many less tell what one more of them takes.
-struct Simulated {
-  std::int64_t shown = 0, less = 1;
-};
-Simulated simulated_of(const Plan& plan) {
-  constexpr std::int64_t kSimulated = 3;
-  const std::int64_t all = plan.batch.accumulation, ranks = plan.mesh.pp;
-  if (ranks == 1) return {std::min(all, kSimulated), 1};
-  const std::int64_t few = 3 * ranks + all % ranks;  // laid_out_of()
-  return {std::min(all, few), ranks};
+// Micro-batches that are simulated, and fewer that tell what more of them take.
+LaidOut simulated_of(const Plan& plan) {
+  const LaidOut few = plan.mesh.pp == 1 ? LaidOut{3, 2} : few_of_pipeline(plan);
+  const std::int64_t all = plan.batch.accumulation;
+  return all <= few.count ? LaidOut{all, all} : few;
 }
 
 Quantity combined(const Quantity& a, double factor, const Quantity& b) {
@@ -68,12 +64,13 @@ Report StepForecaster::report(std::int64_t micro_batch, std::int64_t accumulatio
 
 Report StepForecaster::step(int draws) const {
   const Batch& batch = job_.resolved.plan.batch;
-  const auto [shown, less] = simulated_of(job_.resolved.plan);
-  Report result = report(batch.micro_batch, shown, draws);
-  if (batch.accumulation > shown) {
-    const Quantity before = report(batch.micro_batch, shown - less, draws).seconds;
+  const LaidOut few = simulated_of(job_.resolved.plan);
+  Report result = report(batch.micro_batch, few.count, draws);
+  if (batch.accumulation > few.count) {
+    const Quantity before = report(batch.micro_batch, few.fewer, draws).seconds;
     result.seconds =
-        combined(result.seconds, as_double(batch.accumulation - shown) / as_double(less),
+        combined(result.seconds,
+                 as_double(batch.accumulation - few.count) / as_double(few.count - few.fewer),
                  difference(result.seconds, before));
   }
   if (job_.remainder > 0) {
@@ -99,11 +96,11 @@ double StepForecaster::seconds(std::int64_t micro_batch, std::int64_t accumulati
 
 double StepForecaster::seconds(const FactorDraw& draw) const {
   const Batch& batch = job_.resolved.plan.batch;
-  const auto [shown, less] = simulated_of(job_.resolved.plan);
-  double result = seconds(batch.micro_batch, shown, draw);
-  if (batch.accumulation > shown) {
-    result += as_double(batch.accumulation - shown) / as_double(less) *
-              (result - seconds(batch.micro_batch, shown - less, draw));
+  const LaidOut few = simulated_of(job_.resolved.plan);
+  double result = seconds(batch.micro_batch, few.count, draw);
+  if (batch.accumulation > few.count) {
+    result =
+        of_whole_step(few, result, seconds(batch.micro_batch, few.fewer, draw), batch.accumulation);
   }
   if (job_.remainder > 0) {
     result += seconds(job_.remainder, 2, draw) - seconds(job_.remainder, 1, draw);

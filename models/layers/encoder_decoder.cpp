@@ -52,6 +52,16 @@ struct Attention {
   bool has_table = false;  // of the bias
 };
 
+// Rows of a table by indices that nothing learns.
+void look_up(LayerBuilder& layer, const std::string& table, Index ids, Index rows,
+             std::int64_t count, std::int64_t width) {
+  Operation& lookup = layer.operation(table, OperationKind::kEmbedding, Function::kEmbedding);
+  lookup.inputs = lookup.saved = {ids};
+  lookup.outputs = {rows};
+  lookup.gradient = GradientRule::kNone;
+  lookup.parameters = {layer.parameter(table, ".weight", {count, width})};
+}
+
 // A row of all heads for each pair of positions, by its bucket. (Per position here, of which
 // attention_kernels.cpp makes pairs: only a plan has a sequence.)
 Index position_bias(LayerBuilder& layer, const ModelDims& dims, const std::string& module) {
@@ -60,11 +70,7 @@ Index position_bias(LayerBuilder& layer, const ModelDims& dims, const std::strin
   layer.constant("position_bucket", Function::kArange, {}, buckets);
   const Index bias = layer.tensor({.name = "position_bias", .per_position = dims.heads});
   const std::string table = module + ".relative_attention_bias";
-  Operation& lookup = layer.operation(table, OperationKind::kEmbedding, Function::kEmbedding);
-  lookup.inputs = lookup.saved = {buckets};
-  lookup.outputs = {bias};
-  lookup.gradient = GradientRule::kNone;
-  lookup.parameters = {layer.parameter(table, ".weight", {dims.position_buckets, dims.heads})};
+  look_up(layer, table, buckets, bias, dims.position_buckets, dims.heads);
   return bias;
 }
 
@@ -169,11 +175,7 @@ LayerSpec stack_positions(const ModelDims& dims, const std::string& stack) {
   layer.constant("arange", Function::kArange, {}, ids);
   const Index rows = made("position_embedding", dims.hidden, ElementType::kCompute);
   const std::string table = module + "embed_positions";
-  Operation& lookup = layer.operation(table, OperationKind::kEmbedding, Function::kEmbedding);
-  lookup.inputs = lookup.saved = {ids};
-  lookup.outputs = {rows};
-  lookup.gradient = GradientRule::kNone;
-  lookup.parameters = {layer.parameter(table, ".weight", {dims.position_rows, dims.hidden})};
+  look_up(layer, table, ids, rows, dims.position_rows, dims.hidden);
   Index output = layer.residual_add("embedding_sum", dims.hidden, 0, rows);
   if (dims.embedding_norm) {
     output = layer.norm(module + "layernorm_embedding", "embedding_norm", dims.norm, dims.hidden,

@@ -12,10 +12,6 @@ constexpr std::array<std::int64_t, 2> kTried = {6, 24};
 
 Time folded_period(Simulator& simulator, const CostModel& costs, std::int64_t micro_batches,
                    const StepOf& step) {
-  const auto in_full = [&](std::int64_t count) {
-    const EventGraph& graph = step(count);
-    return simulator.period(graph, costs.price(graph));
-  };
   for (const std::int64_t laid_out : kTried) {
     if (micro_batches <= laid_out) break;
     const EventGraph& graph = step(laid_out);
@@ -23,6 +19,10 @@ Time folded_period(Simulator& simulator, const CostModel& costs, std::int64_t mi
         simulator.period(graph, costs.price(graph), find_repeats(graph), micro_batches - laid_out);
     if (period) return *period;
   }
+  const auto in_full = [&](std::int64_t count) {
+    const EventGraph& graph = step(count);
+    return simulator.period(graph, costs.price(graph));
+  };
   if (micro_batches <= kMostInFull) return in_full(micro_batches);
   const Time most = in_full(kMostInFull);
   const Time half = most - in_full(kMostInFull / 2);

@@ -22,17 +22,21 @@ Time folded_period(Simulator& simulator, const CostModel& costs, std::int64_t mi
                    const StepOf& step);
 
 // Micro-batches of a graph that tells a step's memory, first step and rows, and of one against
-// which what more of them add is told: all, of up to kMostLaidOut. A pipeline's are repeated from
-// twice its ranks on, as many of them at a time (max-plus linear: held by tests/sim/simulate).
+// which what more of them add is told: all, of up to kMostLaidOut.
 struct LaidOut {
   std::int64_t count = 1, fewer = 1;  // equal: the whole step
 };
 inline constexpr std::int64_t kMostLaidOut = 64, kLaidOut = 16, kFewer = 8;
+// A pipeline's micro-batches repeat, as many of its ranks at a time, from about twice as many on:
+// taken as such, not shown (of two cycles that are nearly equal the slower one may lead later).
+inline LaidOut few_of_pipeline(const Plan& plan) {
+  const std::int64_t ranks = plan.mesh.pp, rest = plan.batch.accumulation % ranks;
+  return {3 * ranks + rest, 2 * ranks + rest};
+}
 inline LaidOut laid_out_of(const Plan& plan) {
-  const std::int64_t all = plan.batch.accumulation, ranks = plan.mesh.pp;
-  const std::int64_t rest = all % ranks;
-  if (all <= kMostLaidOut || all <= 3 * ranks + rest) return {all, all};
-  return ranks == 1 ? LaidOut{kLaidOut, kFewer} : LaidOut{3 * ranks + rest, 2 * ranks + rest};
+  const std::int64_t all = plan.batch.accumulation;
+  const LaidOut few = plan.mesh.pp == 1 ? LaidOut{kLaidOut, kFewer} : few_of_pipeline(plan);
+  return all <= kMostLaidOut || all <= few.count ? LaidOut{all, all} : few;
 }
 // Of the whole step, by those of both: of a figure that grows evenly.
 inline double of_whole_step(const LaidOut& of, double laid_out, double fewer, std::int64_t all) {

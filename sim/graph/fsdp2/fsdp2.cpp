@@ -221,20 +221,21 @@ bool Fsdp2::casts_logits(std::int32_t head) const {
 void Fsdp2::compute_loss(std::int32_t layer) {
   log_where_ = "loss";
   const LayerPhaseProgram& forward = phase(EventKind::kForward, layer);
-  if (is_pipelined() && forward.calls.empty()) {
-    add_layer_run(EventKind::kLoss, layer, 0, forward.segments.size());  // its backward comes later
+  if (!forward.calls.empty()) {
+    run_layer(EventKind::kLoss, layer);
+    if (!is_pipelined()) add_loss_backward(layer);
   } else if (is_pipelined()) {
-    run_layer(EventKind::kLoss, layer);
-  } else if (forward.calls.empty()) {
-    add_layer_row(EventKind::kLoss, layer);
+    add_layer_run(EventKind::kLoss, layer, 0, forward.segments.size());  // its backward comes later
   } else {
-    run_layer(EventKind::kLoss, layer);
-    add_row(EventKind::kLoss, Stream::kCompute,
-            layer_run_work(EventKind::kBackward, layer, 0,
-                           phase(EventKind::kBackward, layer).segments.size(), 0),
-            -1);
+    add_layer_row(EventKind::kLoss, layer);
   }
   if (logging_) log("loss");
+}
+
+void Fsdp2::add_loss_backward(std::int32_t layer) {
+  const std::size_t segments = phase(EventKind::kBackward, layer).segments.size();
+  add_row(EventKind::kLoss, Stream::kCompute,
+          layer_run_work(EventKind::kBackward, layer, 0, segments, 0), -1);
 }
 
 // A forward behind which nothing comes.

@@ -187,6 +187,7 @@ class Fsdp2 final : public StepBuilder {
   bool is_called(std::int32_t layer) const;
   void end_backward(std::int32_t layer, std::int8_t part);
   void compute_loss(std::int32_t layer);
+  void add_loss_backward(std::int32_t layer);
   void drop_head_inputs();
   bool casts_logits(std::int32_t head) const;
   void run_backward();
@@ -299,8 +300,7 @@ class Fsdp2 final : public StepBuilder {
     std::deque<HeldInput> held_inputs;
     std::vector<HeldInput> late_inputs;
     std::vector<std::pair<Stream, DeviceEvent>> last_reductions;
-    bool unshards = false;       // gathered ahead, not yet waited for
-    std::int32_t backwards = 0;  // so far
+    bool unshards = false;  // gathered ahead, not yet waited for
   };
   void swap_members(Stage& stage);
 

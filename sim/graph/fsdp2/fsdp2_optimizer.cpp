@@ -215,29 +215,24 @@ void Fsdp2::optimizer(StepNumber step) {
     std::int32_t one = allocate(MemoryCategory::kOptimizerState, Stream::kCompute, -1, Bytes(4));
     graph().buffers.back().on_host = true;
     StepBuilder::free(one);
-    // A stage has an optimizer of its own.
-    const auto stage_of = [&](const Trained& p) {
-      std::size_t stage = 0;
-      const std::int32_t layer = p.unit < 0 ? 0 : modules_of(p.unit).front().layer;
-      for (std::size_t s = 0; s < stages_.size(); ++s) {
-        const bool runs = s == stage_;
-        if (layer >= (runs ? begin_ : stages_[s].begin) && layer < (runs ? end_ : stages_[s].end)) {
-          stage = s;
-        }
-      }
-      return stage;
-    };
-    for (std::size_t stage = 0; stage < std::max<std::size_t>(1, stages_.size()); ++stage) {
-      std::vector<Bytes> sizes;
-      sizes.reserve(trained_.size());
-      for (const Trained& p : trained_) {
-        if (p.stepped && stage_of(p) == stage) sizes.push_back(allocated_size(p.state_bytes));
-      }
+    std::vector<Bytes> sizes;
+    sizes.reserve(trained_.size());
+    const auto step_listed = [&] {
       std::int32_t temporary = allocate_parts(MemoryCategory::kOptimizerTemp, Stream::kCompute, -1,
-                                              add_part_list(std::move(sizes)));
+                                              add_part_list(std::exchange(sizes, {})));
       graph().buffers.back().on_host = plan_.offload != Offload::kNone;
       StepBuilder::free(temporary);
+    };
+    // A stage of a pipeline has an optimizer of its own.
+    std::int32_t layer = 0;
+    for (const Trained& p : trained_) {
+      if (!p.stepped) continue;
+      for (; is_pipelined() && layer <= modules_of(p.unit).front().layer; ++layer) {
+        if (model_.order[at(layer)].begins_stage && !sizes.empty()) step_listed();
+      }
+      sizes.push_back(allocated_size(p.state_bytes));
     }
+    step_listed();
   }
   step_plain_gradients();
   if (logging_) log("optimizer_end");

@@ -228,10 +228,7 @@ void Fsdp2::backward_stage(std::int32_t microbatch) {
   const std::int32_t last = end_ - 1;
   const bool has_loss = spec_of(last).role == LayerRole::kLoss;
   if (has_loss) {
-    add_row(EventKind::kLoss, Stream::kCompute,
-            layer_run_work(EventKind::kBackward, last, 0,
-                           phase(EventKind::kBackward, last).segments.size(), 0),
-            -1);
+    add_loss_backward(last);
     add_phase(EventKind::kBackward, last, Segments::kInside);
   }
   run_backward();
