@@ -85,6 +85,7 @@ class Recorder {
       op.outputs.push_back(t);
       op.saved.push_back(t);
     }
+    op.makes_all = true;  // a function of Python's stands for the fused one
     op.parameters = std::move(parameters);
     op.released = std::move(statistics);
     return output;

@@ -52,7 +52,8 @@ const RankSettings& rank_defaults() {
                                          {"return_outputs", "false"},
                                          {"clip", "true"},
                                          {"optimizer", "adamw_foreach"},
-                                         {"accumulation", "1"}};
+                                         {"accumulation", "1"},
+                                         {"csv", ""}};
   return kDefaults;
 }
 
@@ -108,18 +109,22 @@ class JobOfRank {
     plan.pipeline.schedule = *schedule;
     plan.rank = rank_ * plan.mesh.stage_ranks();
     plan.units.head = UnitPlacement::kWithNorm;
-    plan.param_dtype = dtype("param_dtype", "fp32");
-    plan.reduce_dtype = dtype("reduce_dtype", text("param_dtype"));
     plan.master_dtype = dtype("orig_dtype", "fp32");
+    plan.param_dtype = plan.mesh.is_wrapped() ? dtype("param_dtype", "fp32") : plan.master_dtype;
+    plan.reduce_dtype =
+        plan.mesh.is_wrapped() ? dtype("reduce_dtype", text("param_dtype")) : plan.param_dtype;
     plan.reshard_after_forward.value = {
         text("reshard") == "always" ? Reshard::Kind::kAlways : Reshard::Kind::kNever, 0};
     if (text("recompute") == "full") plan.recompute.value = Recompute::kFull;
     if (text("recompute") == "selective") plan.recompute.value = Recompute::kSelective;
     if (text("divide_factor") != "none") plan.gradient_divide_factor = 1;
-    for (const char* flag : {"scale_grads", "return_outputs"}) {
-      if (text(flag) != "false") no_plan(flag, text(flag));
+    plan.pipeline.scale_grads = text("scale_grads") == "true";
+    plan.pipeline.return_outputs = text("return_outputs") == "true";
+    if (number("accumulation") > 1) {
+      plan.pipeline.microbatches = plan.batch.accumulation;
+      plan.batch.accumulation *= number("accumulation");
     }
-    if (number("accumulation") > 1) no_plan("accumulation", text("accumulation"));
+    if (*schedule == PipelineSchedule::kCustom) plan.pipeline.orders = orders();
     plan.optimizer.state = plan.master_dtype;
     if (text("clip") != "true") plan.optimizer.clip_norm.reset();
     if (text("optimizer") == "adamw_fused") {
@@ -143,14 +148,26 @@ class JobOfRank {
     const std::string_view word = text(name) == "none" ? otherwise : std::string_view(text(name));
     return word == "bf16" ? DType::kBf16 : DType::kFp32;
   }
+  // A row of a table for each rank: "0F0,0F1,,0B0|1F0,...".
+  std::vector<std::string> orders() const {
+    std::vector<std::string> rows(1);
+    for (const char c : text("csv")) {
+      if (c == '|') {
+        rows.emplace_back();
+      } else {
+        rows.back() += c == ',' ? ' ' : c;
+      }
+    }
+    return rows;
+  }
   Mesh mesh() const {
     const std::string_view word = text("dp");
-    if (word.empty()) no_plan("dp", "(stages without fully_shard)");
-    const std::size_t cross = word.find('x');
     Mesh mesh;
+    mesh.pp = number("pp");
+    if (word.empty()) return mesh;  // stages without fully_shard
+    const std::size_t cross = word.find('x');
     mesh.shard = number("dp", cross == word.npos ? word : word.substr(cross + 1));
     if (cross != word.npos) mesh.replicate = number("dp", word.substr(0, cross));
-    mesh.pp = number("pp");
     return mesh;
   }
 
@@ -242,6 +259,8 @@ class PipelineRecordings {
     r.steps[1].end = ranks_.integer(row, ranks_.at("step2_end"));
     read_events(config, rank, r);
     read_memory(config, rank, r);
+    const auto settings = settings_.find(config);
+    if (settings != settings_.end() && settings->second.at("dp").empty()) return r;  // no units
     for (const std::size_t u : units_.of(config, rank)) {
       const CsvFile& file = units_.file();
       r.units.push_back({std::string(file.text(u, file.at("unit"))),

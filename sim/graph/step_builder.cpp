@@ -13,6 +13,8 @@
 #include "sim/graph/axes/rank_part.h"
 #include "sim/graph/layer_collectives.h"
 #include "sim/graph/layers/given_mask.h"
+#include "sim/spec/checks/plan_check.h"
+#include "sim/spec/fsdp2_version.h"
 
 namespace foreshard {
 namespace {
@@ -62,6 +64,7 @@ StepBuilder::StepBuilder(const ModelSpec& model, const Plan& plan, const LayerPr
   communicator_tails_.fill(kNoEvent);
   repeats_layers_ = std::ranges::any_of(
       model_.order, [](const LayerInstance& layer) { return layer.same_as >= 0; });
+  if (plan.mesh.pp > 1) find_stage_passes();
   lower_units(programs);
   groups_ = static_cast<std::int32_t>(std::max(shapes_.size(), graph_.programs.size())) + 1;
   for (const auto& program : graph_.programs) {
@@ -110,12 +113,63 @@ StepBuilder::StepBuilder(const ModelSpec& model, const Plan& plan, const LayerPr
 }
 
 std::uint32_t StepBuilder::program_of(std::int32_t layer, std::int32_t pass) const {
-  const auto kind = at(pass_kind(pass));
+  const auto kind = at(pass_kind(layer, pass));
   return static_cast<std::uint32_t>(programs_of_layer_[at(layer)][kind]);
 }
 
-StepBuilder::PassKind StepBuilder::pass_kind(std::int32_t pass) const {
+// The gradients that a backward finds are those of backwards that ran before it and whose gradients
+// nobody took away: what is to be cast is, behind each backward that runs a stage's hooks.
+void StepBuilder::find_stage_passes() {
+  using Kind = PipelineAction::Kind;
+  stages_ = stages_of_part(model_, plan_);
+  pipeline_rows_ =
+      foreshard::pipeline_rows(stage_pipeline(plan_))[at(plan_.mesh.pp_index(plan_.rank))];
+  const bool keeps =
+      plan_.reduce_dtype == plan_.param_dtype || !plan_.mesh.is_wrapped() ||
+      fsdp2_version(fsdp2_minor(plan_.runtime.version).value_or(kNewestFsdp2)).autograd_accumulates;
+  stage_passes_.assign(stages_.size(), std::vector(at(plan_.batch.accumulation), PassKind::kFirst));
+  for (const StageLayers& stage : stages_) {
+    stage_of_layer_.resize(at(stage.end), at(&stage - stages_.data()));
+  }
+  std::vector<bool> exists(stages_.size());
+  const std::int64_t each = stage_pipeline(plan_).microbatches;
+  for (std::int64_t first = 0; first < plan_.batch.accumulation; first += each) {
+    if (plan_.mesh.is_wrapped()) exists.assign(stages_.size(), false);  // sharded
+    for (const PipelineRow& row : pipeline_rows_) {
+      const auto& [number, kind, microbatch, overlaps] = row.action;
+      const bool is_backward =
+          kind == Kind::kBackward || kind == Kind::kInputGrad || kind == Kind::kWeightGrad;
+      if (row.kind != PipelineRow::Kind::kAction || !is_backward) continue;
+      const auto found = std::ranges::find(stages_, number, &StageLayers::stage);
+      FORESHARD_CHECK(found != stages_.end(), "an action of another rank's stage");
+      const auto stage = at(found - stages_.begin());
+      const bool is_split = kind != Kind::kBackward && number > 0;
+      if (kind == Kind::kInputGrad) {
+        if (is_split && !keeps) exists[stage] = false;
+        continue;
+      }
+      PassKind& pass = stage_passes_[stage][at(first + microbatch)];
+      if (is_split) {
+        pass = exists[stage] ? PassKind::kSplitLater : PassKind::kSplit;
+      } else if (exists[stage]) {
+        pass = PassKind::kLater;
+      }
+      exists[stage] = is_split || keeps;
+    }
+  }
+}
+
+std::int32_t StepBuilder::storing_pass(std::int32_t layer) const {
+  if (stage_passes_.empty()) return 0;
+  const std::vector<PassKind>& passes = stage_passes_[stage_of_layer_[at(layer)]];
+  const auto found = std::ranges::find_if(
+      passes, [](PassKind kind) { return kind == PassKind::kFirst || kind == PassKind::kSplit; });
+  return static_cast<std::int32_t>(found - passes.begin());
+}
+
+StepBuilder::PassKind StepBuilder::pass_kind(std::int32_t layer, std::int32_t pass) const {
   if (pass >= evaluation_pass()) return PassKind::kEvaluation;
+  if (!stage_passes_.empty()) return stage_passes_[stage_of_layer_[at(layer)]][at(pass)];
   if (pass == 0) return PassKind::kFirst;
   return pass + 1 == evaluation_pass() ? PassKind::kLast : PassKind::kLater;
 }

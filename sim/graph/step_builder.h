@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "sim/graph/event_graph.h"
+#include "sim/graph/pipeline/stages.h"
 #include "sim/graph/training_step.h"
 #include "sim/graph/work_index.h"
 
@@ -284,6 +285,11 @@ class StepBuilder {
   // (FSDP2 makes a mesh for each) or share one.
   enum class PostForwardGroups : std::uint8_t { kOfEachUnit, kShared };
   void add_communicators(PostForwardGroups groups);
+  // Of a pipeline's rank.
+  const std::vector<StageLayers>& stages() const { return stages_; }
+  const PipelineRows& pipeline_rows() const { return pipeline_rows_; }
+  // Whose gradients of the layer later passes add to, where nobody takes them away.
+  std::int32_t storing_pass(std::int32_t layer) const;
   std::uint8_t reduce_scatter_communicator() const { return reduce_scatter_communicator_; }
   // Of a group of the mesh. All that are as large as the world share one: PyTorch's DeviceMesh
   // takes the world's process group for them (device_mesh.py, _init_one_process_group).
@@ -334,9 +340,10 @@ class StepBuilder {
   void assign_layers(const LayerPrograms& programs);
   std::uint32_t program_of(std::int32_t layer, std::int32_t pass) const;
   // Which of a layer's programs a pass runs.
-  enum class PassKind : std::uint8_t { kFirst, kLater, kLast, kEvaluation };
-  static constexpr std::size_t kPassKinds = 4;
-  PassKind pass_kind(std::int32_t pass) const;
+  enum class PassKind : std::uint8_t { kFirst, kLater, kLast, kSplit, kSplitLater, kEvaluation };
+  static constexpr std::size_t kPassKinds = 6;
+  PassKind pass_kind(std::int32_t layer, std::int32_t pass) const;
+  void find_stage_passes();
   std::int32_t earlier_of(std::int32_t layer, std::int32_t pass) const;
   std::int32_t joined_by(std::int32_t layer, std::int32_t pass) const;
   void size_units();
@@ -374,6 +381,8 @@ class StepBuilder {
   static constexpr std::int32_t kHookSteps = 8;
 
   EventGraph graph_;
+  std::vector<StageLayers> stages_;
+  PipelineRows pipeline_rows_;
   std::vector<UnitShape> shapes_;
   std::vector<std::int32_t> shape_of_unit_;
   std::vector<std::int32_t> unit_layers_;  // layers_of() of all units, one after the other
@@ -391,7 +400,9 @@ class StepBuilder {
   // Of each layer, per kind of pass, into graph_.programs.
   std::vector<std::array<std::int32_t, kPassKinds>> programs_of_layer_;
   std::vector<Recompute> recompute_of_layer_;
-  std::vector<std::uint8_t> fifo_of_work_;  // communicator that rows of a Work queue on
+  std::vector<std::size_t> stage_of_layer_;          // of a pipeline: into stage_passes_
+  std::vector<std::vector<PassKind>> stage_passes_;  // of each of the rank's stages, by pass
+  std::vector<std::uint8_t> fifo_of_work_;           // communicator that rows of a Work queue on
   std::vector<std::int32_t> works_;  // [group][kind][variant] -> its first in hook_works_, or -1
   std::vector<std::int32_t> hook_works_;  // by hooks: Work index or -1
   WorkIndex run_works_;                   // of add_layer_run

@@ -19,7 +19,10 @@ namespace foreshard {
 // Autograd adds to gradients that exist in place, so that later micro-batches of a step can have
 // other programs than the first one. A module that is called twice finds none in the last of
 // several (kLastOfSeveral): its first post-backward has reduced those of the micro-batches before.
-enum class StepMicroBatch : std::uint8_t { kFirst, kLater, kLastOfSeveral };
+// kSplit: of a pipeline's stage whose backward comes in two halves; kSplitLater: where gradients
+// exist when the second one comes.
+enum class StepMicroBatch : std::uint8_t { kFirst, kLater, kLastOfSeveral, kSplit, kSplitLater };
+inline constexpr std::size_t kStepMicroBatches = 5;
 
 struct Zero3Trace;
 
@@ -32,7 +35,7 @@ class LayerPrograms {
   // What one rank computes of the model: with axes beside replicate and shard its own part of every
   // layer (sim/graph/axes.h), else nothing of its own.
   const ModelSpec& model_of(const ModelSpec& whole) const { return local_ ? *local_ : whole; }
-  // Of ModelSpec::order[layer].
+  // Of ModelSpec::order[layer]; null where the plan has no such micro-batch.
   const std::shared_ptr<const LayerProgram>& at(
       std::int32_t layer, Recompute recompute,
       StepMicroBatch micro_batch = StepMicroBatch::kFirst) const;
@@ -68,6 +71,7 @@ class LayerPrograms {
     bool early_stop = true;  // of recomputations
     bool reentrant = false;  // Plan::recompute_reentrant
     bool stacked = false;    // ModuleKernels::scan
+    bool splits = false;     // backwards, of a pipeline's stages
     Mesh mesh;               // where it has more axes than replicate and shard, and what follows
     bool divides_loss = false;
     TensorParallel tensor_parallel;
@@ -80,7 +84,7 @@ class LayerPrograms {
   };
   struct Programs {
     using Modes = std::array<std::shared_ptr<const LayerProgram>, 3>;
-    Modes first, later, last;
+    std::array<Modes, kStepMicroBatches> of;  // null: there is no such micro-batch
     std::shared_ptr<const LayerProgram> evaluation;
   };
   static Setting setting_of(const Plan& plan);

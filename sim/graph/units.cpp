@@ -48,7 +48,9 @@ void StepBuilder::assign_layers(const LayerPrograms& programs) {
   unit_of_layer_.assign(model_.order.size(), -1);
   first_nested_.assign(model_.order.size(), -1);
   block_of_layer_.assign(model_.order.size(), -1);
-  programs_of_layer_.assign(model_.order.size(), {-1, -1, -1, -1});
+  std::array<std::int32_t, kPassKinds> none;
+  none.fill(-1);
+  programs_of_layer_.assign(model_.order.size(), none);
   recompute_of_layer_.assign(model_.order.size(), Recompute::kNone);
   graph_.units.reserve(model_.order.size());
   auto new_unit = [&](std::string name) {
@@ -144,6 +146,8 @@ void StepBuilder::assign_layers(const LayerPrograms& programs) {
       use(PassKind::kLater, programs.at(l, recompute, StepMicroBatch::kLater));
       use(PassKind::kLast, programs.at(l, recompute, StepMicroBatch::kLastOfSeveral));
     }
+    use(PassKind::kSplit, programs.at(l, recompute, StepMicroBatch::kSplit));
+    use(PassKind::kSplitLater, programs.at(l, recompute, StepMicroBatch::kSplitLater));
     use(PassKind::kEvaluation, programs.evaluation(l));
   }
 

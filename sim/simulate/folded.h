@@ -30,6 +30,7 @@ inline constexpr std::int64_t kMostLaidOut = 64, kLaidOut = 16, kFewer = 8;
 // A pipeline's micro-batches repeat, as many of its ranks at a time, from about twice as many on:
 // taken as such, not shown (of two cycles that are nearly equal the slower one may lead later).
 inline LaidOut few_of_pipeline(const Plan& plan) {
+  if (const std::int64_t call = plan.pipeline.microbatches; call > 0) return {3 * call, 2 * call};
   const std::int64_t ranks = plan.mesh.pp, rest = plan.batch.accumulation % ranks;
   return {3 * ranks + rest, 2 * ranks + rest};
 }

@@ -67,8 +67,8 @@ struct Mesh {
   std::int64_t pp_index(std::int64_t rank) const { return rank / stage_ranks(); }
   std::int64_t fsdp() const { return shard * cp; }
   std::int64_t efsdp() const { return fsdp() * tp / (ep * etp); }
-  // Whether torchtitan calls fully_shard at all: not for tensor parallelism alone.
-  bool is_wrapped() const { return tp == 1 || fsdp() * replicate > 1; }
+  // Whether torchtitan calls fully_shard at all: not for tensor parallelism or stages alone.
+  bool is_wrapped() const { return (tp == 1 && pp == 1) || fsdp() * replicate > 1; }
   // Ranks with samples of their own, and how many there are for each.
   std::int64_t data_parallel() const { return shard * replicate; }
   std::int64_t sharing() const { return pp * cp * tp; }

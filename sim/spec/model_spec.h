@@ -273,6 +273,7 @@ struct Operation {
   // The first output takes the first input's buffer, and that input's gradient the buffer of the
   // output's gradient (of the input itself for a loss). Nothing else may read the input.
   bool in_place = false;
+  bool makes_all = false;          // gradients of inputs and weights, whichever are asked for
   bool eager_norm = false;         // one of the several kernels of a norm that is not fused
   bool transposed_weight = false;  // GEMM: parameter 0 is stored [k, n] instead of [n, k]
   bool continues_node = false;     // autograd's, of the collective in front of it

@@ -33,7 +33,16 @@ const char* to_string(ContextParallel::Balance balance) {
 
 const char* to_string(PipelineSchedule schedule) {
   return word_at(schedule, {"GPipe", "1F1B", "Interleaved1F1B", "LoopedBFS",
-                            "InterleavedZeroBubble", "ZBVZeroBubble", "DualPipeV"});
+                            "InterleavedZeroBubble", "ZBVZeroBubble", "DualPipeV", "custom"});
+}
+
+bool PipelineParallel::splits_backward() const {
+  if (schedule != PipelineSchedule::kCustom) {
+    return schedule >= PipelineSchedule::kInterleavedZeroBubble;
+  }
+  return std::ranges::any_of(orders, [](const std::string& order) {
+    return order.find_first_of("IW") != std::string::npos;
+  });
 }
 
 std::vector<std::int64_t> blocks_of_stages(std::int64_t blocks, const Plan& plan) {

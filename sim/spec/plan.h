@@ -118,6 +118,7 @@ enum class PipelineSchedule : std::uint8_t {
   kInterleavedZeroBubble,
   kZbvZeroBubble,
   kDualPipeV,
+  kCustom,  // PipelineParallel::orders
 };
 const char* to_string(PipelineSchedule schedule);  // by the library's names
 
@@ -127,6 +128,15 @@ struct PipelineParallel {
   // Blocks are spread evenly; the first and the last stage have so many less, for the embedding and
   // the head (torchtitan's pipeline_parallel_first_stage_less_layers).
   std::int64_t first_less = 1, last_less = 1;
+  // Options of the schedule, and of its step(): gradients are divided by the number of
+  // micro-batches; the last stage keeps what each returned and hands on all as one.
+  bool scale_grads = false, return_outputs = false;
+  // Of each step() of the schedule, as often as Batch::accumulation has them; 0: all in one.
+  std::int64_t microbatches = 0;
+  // What each rank computes, in its order ("0F0 0F1 0B0 0B1"), of schedule custom: the rows of a
+  // CSV file of PyTorch's (_load_csv, compute_only).
+  std::vector<std::string> orders;
+  bool splits_backward() const;  // gradients of inputs and of weights are made apart
   bool operator==(const PipelineParallel&) const = default;
 };
 struct Plan;

@@ -164,10 +164,12 @@ void resolve_experts(const PlanDocument& document, Plan& plan, Reasons& reasons)
 // What torchtitan does with the stages of a pipeline, and Megatron-Core's even split.
 void resolve_stages(const PlanDocument& document, Plan& plan, Reasons& reasons) {
   if (plan.mesh.pp == 1) return;
+  constexpr std::string_view kReason = "in stages of a pipeline";
   const auto take = [&](const char* key, auto& member, const auto& value) {
-    if (document.has(key) || reasons.count(key) > 0) return;
+    const auto known = reasons.find(key);
+    if (document.has(key) || (known != reasons.end() && known->second != kReason)) return;
     member = value;
-    reasons[key] = "in stages of a pipeline";
+    reasons[key] = kReason;
   };
   if (plan.runtime.kind == RuntimeKind::kMegatron) {
     take("pipeline.first_stage_less_layers", plan.pipeline.first_less, 0);
@@ -309,6 +311,7 @@ ResolvedPlan resolve(const PlanDocument& written, const ModelSpec& model, const 
     Plan again = untrained;
     again.units = plan.units;
     resolve_trainer(others, model, again, reasons);
+    resolve_stages(document, again, reasons);
     plan = std::move(again);
   }
   resolve_experts(document, plan, reasons);

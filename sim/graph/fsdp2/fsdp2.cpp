@@ -391,7 +391,7 @@ void Fsdp2::begin_backward(std::int32_t layer, std::int8_t part) {
 // Gradients of the inputs of its first module are there, unless those need none.
 void Fsdp2::end_backward(std::int32_t layer, std::int8_t part) {
   const std::int32_t u = unit_of_part(layer, part);
-  store_gradients(layer, part);
+  if (!is_half_) store_gradients(layer, part);
   const bool inputs = part == 0 || spec_of(layer).role == LayerRole::kEmbedding
                           ? input_needs_gradient_[at(layer)]
                           : output_needs_gradient_[at(layer)];
@@ -538,7 +538,7 @@ void Fsdp2::store_gradients(std::int32_t layer, std::int8_t part) {
 
 void Fsdp2::state_pre_backward(std::int32_t unit) {
   if (!is_wrapped()) {
-    plain_next_ = unit;
+    if (!is_pipelined()) plain_next_ = unit;
     return;
   }
   group(unit).module_state = Training::kPreBackward;

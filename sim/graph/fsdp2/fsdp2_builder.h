@@ -274,20 +274,32 @@ class Fsdp2 final : public StepBuilder {
 
   // --- fsdp2_pipeline.cpp: stages of a pipeline, each its own root ---
   bool is_pipelined() const { return plan_.mesh.pp > 1; }
-  void hold_received();
+  void hold_received(StepNumber step);
+  void give(const PipelineAction& action);  // to a stage of this rank
+  bool keeps_gradient(const PipelineAction& action) const;
+  bool is_local(std::int32_t stage) const;  // of this rank
   void list_stages();
   void run_pipeline();
-  void act(const PipelineAction& action);
+  void run_call();
+  void run_rows();
+  std::int32_t call_microbatches() const { return stage_pipeline(plan_).microbatches; }
+  // `given`: what it hands to a stage of this rank; null: nothing.
+  void act(const PipelineAction& action, const PipelineAction* given);
   void exchange(const PipelineRow& row);
   void await_batch(std::int32_t batch);
   void await_inputs();
   void log_action(std::string_view kind, const PipelineAction& action);
   void forward_stage(std::int32_t microbatch);
-  void backward_stage(std::int32_t microbatch);
+  void backward_stage(std::int32_t microbatch, bool is_half = false);
+  void weights_of_stage(std::int32_t microbatch);
+  void leave_output();
   std::int32_t returned_output() const;
   void name_output();
   void leave_loss(std::size_t part);
   void reduce_stage();
+  void scale_gradients();
+  bool returns_outputs() const;
+  std::int64_t returned_bytes() const;
   void finish_unshards();
   void enter_stage(std::int32_t stage);
   // What another root would have: of the stage that runs, the builder's own members.
@@ -364,14 +376,20 @@ class Fsdp2 final : public StepBuilder {
   std::size_t stage_ = 0;                     // of stages_: that runs
   std::vector<EventId> batches_sent_;         // of transfers, by number
   std::vector<std::int32_t> sent_gradients_;  // that names of the schedule hold
-  std::int32_t returned_ = kNoBuffer;         // ... what the last forward returned
-  bool is_returned_done_ = false;             // its backward has run
-  Bytes boundary_;                            // of a micro-batch between stages
-  bool unshards_ahead_ = false;               // actions of their own gather
-  bool unshards_now_ = false;                 // one of them runs
-  std::vector<std::int32_t> awaited_;         // batches that the next action waits for
-  std::vector<std::int32_t> visits_;  // states in the order of named_modules, without the root
-  bool loss_is_inside_ = false;       // of the root's forward, which runs
+  std::vector<std::int32_t> kept_;            // of the call before: gradients of inputs, outputs
+  std::int32_t first_microbatch_ = 0, first_batch_ = 0;  // of the call
+  // What stages of this rank gave each other in the call before, by forward and micro-batch.
+  std::map<std::pair<bool, std::int32_t>, std::int32_t> given_;
+  bool overlaps_ = false;              // the action before is the first one of a pair
+  bool is_half_ = false;               // backward runs for gradients of inputs
+  std::int32_t returned_ = kNoBuffer;  // ... what the last forward returned
+  bool is_returned_done_ = false;      // its backward has run
+  Bytes boundary_;                     // of a micro-batch between stages
+  bool unshards_ahead_ = false;        // actions of their own gather
+  bool unshards_now_ = false;          // one of them runs
+  std::vector<std::int32_t> awaited_;  // batches that the next action waits for
+  std::vector<std::int32_t> visits_;   // states in the order of named_modules, without the root
+  bool loss_is_inside_ = false;        // of the root's forward, which runs
   std::vector<std::int32_t> prefetch_order_;  // units as a trainer lists them
   std::vector<std::int32_t> prefetch_place_;  // of each unit: where it is in prefetch_order_, or -1
   std::vector<bool> input_needs_gradient_, output_needs_gradient_;  // of each layer

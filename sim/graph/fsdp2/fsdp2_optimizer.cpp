@@ -56,7 +56,7 @@ void Fsdp2::list_trained() {
 // Parameters outside FSDP have no unit.
 void Fsdp2::persistent_memory(StepNumber step) {
   hold_reference();
-  if (is_pipelined()) hold_received();
+  if (is_pipelined()) hold_received(step);
   const bool on_host = plan_.offload != Offload::kNone;
   const bool fused = plan_.optimizer.implementation == Optimizer::Implementation::kFused;
   const auto hold = [&](MemoryCategory category, std::int32_t unit, std::int32_t parts) {
@@ -140,20 +140,23 @@ void Fsdp2::clip() {
     StepBuilder::free(norms);
     sum = temporary(scalar);
   }
-  std::int32_t powers = temporary(sent);
-  wait(Stream::kAllReduce, tail(Stream::kCompute));
-  wait(Stream::kCompute, add_step_row(EventKind::kAllReduce, Stream::kAllReduce));
-  std::int32_t reduced = temporary(sent);
-  if (logging_) {
-    log("all_reduce", {.bytes_in = sent.count(),
-                       .bytes_out = sent.count(),
-                       .dtype = to_string(plan_.master_dtype),
-                       .group = "clip",
-                       .cause = "clip"});
+  std::int32_t roots = kNoBuffer;
+  if (is_wrapped()) {
+    std::int32_t powers = temporary(sent);
+    wait(Stream::kAllReduce, tail(Stream::kCompute));
+    wait(Stream::kCompute, add_step_row(EventKind::kAllReduce, Stream::kAllReduce));
+    std::int32_t reduced = temporary(sent);
+    if (logging_) {
+      log("all_reduce", {.bytes_in = sent.count(),
+                         .bytes_out = sent.count(),
+                         .dtype = to_string(plan_.master_dtype),
+                         .group = "clip",
+                         .cause = "clip"});
+    }
+    roots = temporary(sent);
+    StepBuilder::free(powers);
+    StepBuilder::free(reduced);
   }
-  std::int32_t roots = temporary(sent);
-  StepBuilder::free(powers);
-  StepBuilder::free(reduced);
   if (!version_.clips_one_norm) {
     total = temporary(scalar);
     StepBuilder::free(stacked);

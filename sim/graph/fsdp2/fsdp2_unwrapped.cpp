@@ -1,8 +1,8 @@
-// Tensor parallel alone: with one rank per group of shard, cp and replicate torchtitan applies no
-// fully_shard (torchtitan 0.2.2 models/llama3/infra/parallelize.py). Parameters are what the rank
-// holds and computes with; gradients stay until the next zero_grad. Nobody completes the norms'
-// gradients, of which each rank has a summand: DTensor adds them up where they are read, for the
-// norm of all gradients, for their scaling, and again in the optimizer's step.
+// Tensor parallel or stages alone: with one rank per group of shard, cp and replicate torchtitan
+// applies no fully_shard (torchtitan 0.2.2 models/llama3/infra/parallelize.py). Parameters are what
+// the rank holds and computes with; gradients stay until the next zero_grad. Nobody completes the
+// norms' gradients, of which each rank has a summand: DTensor adds them up where they are read, for
+// the norm of all gradients, for their scaling, and again in the optimizer's step.
 //
 // The recorder sees modules begin and end in forward; in backward a unit begins with its first
 // operator, which is not the launch of a gather.
@@ -14,7 +14,7 @@
 namespace foreshard {
 
 void Fsdp2::note_module(std::string_view kind, std::int32_t unit) {
-  if (logging_ && log_where_ == "forward") log(kind, {.unit = unit});
+  if (logging_ && log_where_ == "forward" && !is_pipelined()) log(kind, {.unit = unit});
 }
 
 void Fsdp2::begin_plain_backward() {
@@ -44,7 +44,8 @@ void Fsdp2::leave_backward(std::int32_t loss) {
 template <typename Visit>
 void Fsdp2::visit_plain_gradients(const Visit& visit) {
   for (std::int32_t l = 0; l < static_cast<std::int32_t>(model_.order.size()); ++l) {
-    const LayerExecution& execution = graph().executions[at(l)];
+    const auto layers = static_cast<std::int32_t>(model_.order.size());
+    const LayerExecution& execution = graph().executions[at(storing_pass(l) * layers + l)];
     const LayerProgram& program = graph().program(execution);
     for (std::size_t p = 0; p < program.weight_gradients.size(); ++p) {
       const std::int32_t slot = program.weight_gradients[p];

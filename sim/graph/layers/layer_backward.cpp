@@ -41,8 +41,10 @@ class Backward {
   explicit Backward(LayerProgramWriter& writer)
       : writer_(writer),
         graph_(writer.graph()),
+        splits_(graph_.options().splits_backward),
         weights_(writer),
-        gradient_of_(graph_.tensors(), kNoGradient) {
+        gradient_of_(graph_.tensors(), kNoGradient),
+        captured_(graph_.operations(), LayerProgramWriter::kNoSlot) {
     regions_.made_by.assign(graph_.tensors(), -1);
     regions_.parts.assign(graph_.tensors(), 1);
     for (const Operation& op : graph_.layer().operations) {
@@ -59,6 +61,7 @@ class Backward {
     }
     let_go_of_output();
     end();
+    if (splits_ && !graph_.is_loss()) write_weight_backward(writer_, weights_, captured_);
   }
 
  private:
@@ -108,13 +111,14 @@ class Backward {
     const Operation& op = graph_.operation(o);
     const std::vector<std::int32_t> incoming = take_incoming(op);
     if (incoming.empty()) return;  // no gradient arrives: the output is not differentiated
+    if (splits_ && graph_.trains(o)) captured_[o] = gradient(share(incoming.front())).slot;
     if (op.is_collective()) return communicate(o, incoming.front());
     if (graph_.is_alias(op) && op.outputs.size() == 1) {
       const Index input = op.inputs.front();
       recompute_before(o);
       accumulate({input, summed_over_copies(o, incoming.front())});
       free_dying();
-      drop_saved(graph_.saves(o));
+      if (!retains(o)) drop_saved(graph_.saves(o));
       end_checkpoint_at(o);
       return;
     }
@@ -139,13 +143,13 @@ class Backward {
     const bool unpacked = graph_.is_checkpointed() && graph_.inside(o) && !graph_.is_flat();
     if (unpacked) drop_saved(Indices(saved.rbegin(), saved.rend()));
     if (op.reduces.kind == CollectiveKind::kNone) writer_.use_workspace(workspace(op, true));
-    weights_.validate(op);
+    if (!splits_) weights_.validate(op);
     validate_inputs(op, contributions);
     if (!takes_incoming(op)) {
       for (std::int32_t each : incoming) drop(each);
     }
     if (addend != kNoGradient && !adds_in_place(op)) drop(addend);
-    if (!unpacked) drop_saved(saved);
+    if (!unpacked && !retains(o)) drop_saved(saved);
     end_checkpoint_at(o);
     if (op.gradient != GradientRule::kAlias || graph_.trains(o)) {
       writer_.end_step(std::move(step));
@@ -286,6 +290,12 @@ class Backward {
 
   // --- what a node computes ---
 
+  bool trains(std::size_t o) const { return graph_.trains(o) && !splits_; }
+  // retain_graph; but what a checkpoint's hooks unpack, they hand out.
+  bool retains(std::size_t o) const {
+    return splits_ && !(graph_.is_checkpointed() && graph_.inside(o));
+  }
+
   // A sum hands its output's gradient on, reduced for an input that is broadcast or of another
   // dtype.
   Contributions hand_through(std::size_t o, std::int32_t incoming) {
@@ -295,7 +305,7 @@ class Backward {
       if (!graph_.needs_gradient(t) && !graph_.is_flat()) continue;
       contributions.push_back({t, handed_through(op, t, incoming)});
     }
-    if (graph_.trains(o)) {  // a parameter that is added: its gradient is summed over the batch
+    if (trains(o)) {  // a parameter that is added: its gradient is summed over the batch
       weights_.make(op);
       add_kernel(Function::kColumnSum, output_bytes(op));
     }
@@ -335,7 +345,7 @@ class Backward {
     const Index input = op.inputs.front();
     const std::int64_t part = graph_.bytes(input), whole = graph_.whole_bytes(input);
     const TensorElement element = graph_.element(input);
-    const bool trains = graph_.trains(o), needed = graph_.needs_gradient(input);
+    const bool trains = this->trains(o), needed = graph_.needs_gradient(input);
     const bool gathers = trains && op.gathers.kind != CollectiveKind::kNone;
     std::int32_t all = LayerProgramWriter::kNoSlot, partial = LayerProgramWriter::kNoSlot;
     std::int16_t gathered = 0, reduced = 0;
@@ -387,7 +397,7 @@ class Backward {
     if (op.reduces.kind != CollectiveKind::kNone) return differentiate_parts(o);
     const bool inputs_first = makes_inputs_first(op);
     Contributions contributions;
-    if (!inputs_first) weights_.make(op);
+    if (!inputs_first && !splits_) weights_.make(op);
     if (op.gradient != GradientRule::kNone) {
       if (takes_incoming(op)) {
         FORESHARD_CHECK(gradient(incoming).references == 1,
@@ -405,9 +415,15 @@ class Backward {
       for (const std::int32_t slot : ended) writer_.free(slot);
       if (op.ring.ranks > 1) return contributions;
     }
-    if (inputs_first) weights_.make(op);
+    if (inputs_first && !splits_) weights_.make(op);
     if (contributions.empty() || inputs_first) writer_.use_workspace(workspace(op, false));
-    add_backward_kernels(graph_.counts(), op, {graph_.trains(o), !contributions.empty()},
+    const bool makes_unasked = splits_ && op.makes_all;
+    for (std::size_t i = 0; makes_unasked && i < op.parameters.size(); ++i) {
+      const Index p = op.parameters[i];
+      dying_.push_back(writer_.make_temporary(graph_.gradient_bytes(p, graph_.dtype_of(p)),
+                                              graph_.parameter(p).name + ".grad"));
+    }
+    add_backward_kernels(graph_.counts(), op, {trains(o) || makes_unasked, !contributions.empty()},
                          writer_.phase());
     if (addend != kNoGradient && !adds_in_place(op)) {
       writer_.phase().kernels.back().bytes += Bytes(graph_.bytes(op.inputs.front()));
@@ -542,7 +558,7 @@ class Backward {
   // With the first node that saved anything, which may be a cast that changes nothing,
   // checkpointing lets go of the input and of what nothing asked it for.
   void end_checkpoint_at(std::size_t o) {
-    if (!graph_.is_checkpointed() || o != graph_.first_saver()) return;
+    if (!graph_.is_checkpointed() || o != graph_.first_saver() || splits_) return;
     for (Index t : graph_.checkpoint_inputs()) writer_.unrefer(t);
     if (!graph_.is_flat()) writer_.drop_kept();
   }
@@ -557,9 +573,11 @@ class Backward {
         dying_.push_back(gradient(each.gradient).slot);
       }
     }
-    for (std::int32_t slot : weights_.settle(op)) dying_.push_back(slot);
+    if (!splits_) {
+      for (std::int32_t slot : weights_.settle(op)) dying_.push_back(slot);
+    }
     free_dying();
-    weights_.store(op);
+    if (!splits_) weights_.store(op);
   }
 
   void free_dying() {
@@ -647,6 +665,10 @@ class Backward {
     } else if (graph_.is_loss()) {
       writer_.enter(LayerSegment::kAfter);
       drop(0);
+      for (std::size_t o = 0; splits_ && o < graph_.operations(); ++o) {  // Tensor.detach_
+        if (!graph_.has_node(o)) continue;
+        for (const Index t : graph_.saves(o)) writer_.unrefer(t);
+      }
       writer_.begin_segment(LayerSegment::kAfter);
       writer_.unname(output);
     }
@@ -684,8 +706,10 @@ class Backward {
 
   LayerProgramWriter& writer_;
   const LayerAutograd& graph_;
+  const bool splits_;
   WeightGradients weights_;
   std::vector<std::int32_t> gradient_of_;  // tensors, into gradients_
+  std::vector<std::int32_t> captured_;     // operations: slots, where weights' gradients come later
   std::vector<Gradient> gradients_;
   bool recomputed_ = false;
   std::int32_t output_gradient_ = kNoGradient;  // of a reentrant checkpoint's output

@@ -57,7 +57,8 @@ class Forward {
     drop_arguments();
   }
 
-  void run_again() {
+  // `ended`: operations whose nodes are gone.
+  void run_again(const std::vector<bool>& ended) {
     const std::size_t stop = recompute_stop();
     for (std::size_t o = 0; o < stop; ++o) {
       if (!graph_.inside(o)) {
@@ -77,7 +78,7 @@ class Forward {
         make_outputs(op, MemoryCategory::kRecomputedActivation);
         step.outputs = writer_.slots_of(op.outputs);
       }
-      for (Index t : graph_.saves(o)) writer_.refer(t);
+      pack(o);
       hold_unread(o);
       const std::int32_t packed = from_cache ? pack_again(op) : LayerProgramWriter::kNoSlot;
       release_recomputed(o);
@@ -90,13 +91,23 @@ class Forward {
     if (stop == graph_.last_saver()) {
       writer_.enter_modules(graph_.modules().beginning(stop));
       // Packed before its kernel would be issued.
-      for (Index t : graph_.saves(stop)) writer_.refer(t);
+      pack(stop);
     }
     // References that would have ended in operations not executed any more end with the early stop.
     for (std::size_t o = stop; o < graph_.operations(); ++o) release_recomputed(o);
+    // What nobody will unpack goes with the graph of the recomputation.
+    for (const std::size_t o : packed_) {
+      if (!ended[o]) continue;
+      for (Index t : graph_.saves(o)) writer_.unrefer(t);
+    }
   }
 
  private:
+  void pack(std::size_t o) {
+    for (Index t : graph_.saves(o)) writer_.refer(t);
+    packed_.push_back(o);
+  }
+
   // A node that no gradient reaches holds what it saved as long as its result is there. (In the
   // forward of a checkpointed layer that is packed, and nothing.)
   void hold_unread(std::size_t o) {
@@ -278,7 +289,7 @@ class Forward {
   const LayerAutograd& graph_;
   FusedRegion region_;
   std::int32_t whole_input_ = LayerProgramWriter::kNoSlot;
-  std::vector<std::size_t> unread_;  // operations
+  std::vector<std::size_t> unread_, packed_;  // operations
 };
 
 }  // namespace
@@ -295,8 +306,12 @@ void write_forward(LayerProgramWriter& writer) {
 void write_recompute(LayerProgramWriter& writer) {
   writer.begin(writer.program().recompute);
   copy_stacked(writer, Pass::kForward);
-  Forward(writer).run_again();
+  recompute_again(writer, std::vector<bool>(writer.graph().operations()));
   writer.end();
+}
+
+void recompute_again(LayerProgramWriter& writer, const std::vector<bool>& ended) {
+  Forward(writer).run_again(ended);
 }
 
 // The layer's input, which the loop hands on, is kept of every layer, too.

@@ -1,7 +1,11 @@
 // The phases of a layer's program, one writer after the other.
 #pragma once
 
+#include <cstdint>
+#include <vector>
+
 #include "sim/graph/layers/layer_program_writer.h"
+#include "sim/graph/layers/layer_weight_gradients.h"
 
 namespace foreshard {
 
@@ -13,6 +17,9 @@ void write_forward(LayerProgramWriter& writer);
 // Writes LayerProgram::recompute, of a checkpointed layer; forward is written.
 void write_recompute(LayerProgramWriter& writer);
 
+// The same for nodes that have not ended, in the phase that is being written.
+void recompute_again(LayerProgramWriter& writer, const std::vector<bool>& ended);
+
 // What is kept of a layer goes into the stack of all layers, or comes out of it
 // (ModuleKernels::scan); forward is written.
 void copy_stacked(LayerProgramWriter& writer, Pass pass);
@@ -22,6 +29,11 @@ void copy_stacked(LayerProgramWriter& writer, Pass pass);
 // Writes LayerProgram::backward and LayerProgram::weight_gradients; forward and, of a checkpointed
 // layer, recompute are written.
 void write_backward(LayerProgramWriter& writer);
+
+// The second half of a backward in two. `captured`: of each operation, the slot of its output's
+// gradient, which was kept for its weights; kNoSlot: it has none.
+void write_weight_backward(LayerProgramWriter& writer, WeightGradients& weights,
+                           const std::vector<std::int32_t>& captured);
 
 // Ring attention in a layer's program: collectives, kernels and temporaries of one attention over
 // the ranks of mesh.cp (Operation::ring).

@@ -127,6 +127,10 @@ struct LayerSegment {
   // go of with the head's: both are names in one function.)
   static constexpr std::int8_t kBefore = -1;
   static constexpr std::int8_t kAfter = -2;
+  // Of a backward in two halves (ProgramOptions::splits_backward), which go behind the first one's
+  // segments: gradients of weights, and what autograd's graph held up to then.
+  static constexpr std::int8_t kWeights = -3;
+  static constexpr std::int8_t kGraph = -4;
   std::int8_t part = 0;
   bool host_waits = false;   // the host reads what it computed before it issues anything more
   bool host_copies = false;  // what it computed goes to the host
@@ -281,6 +285,9 @@ struct ProgramOptions {
   // loss'); its output and that one's gradient are slots of its own, behind all others, and
   // somebody else's, too (the last layer).
   bool input_is_held = false, ends_stage = false;
+  // Backward in two halves: of inputs, which keeps what it read and the gradients of what products
+  // and norms made, and of weights (torch/distributed/pipelining/_backward.py).
+  bool splits_backward = false;
 };
 
 // Throws Error(kInvalidInput) when sizes overflow.

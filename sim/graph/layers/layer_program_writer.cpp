@@ -79,6 +79,10 @@ std::uint16_t LayerProgramWriter::empty_segment() {
 
 void LayerProgramWriter::enter(std::int8_t part) {
   if (part > 0 && !graph_.options().split_parts) part = 0;
+  // What a second half runs again is a part of it.
+  const bool is_half =
+      !phase_->segments.empty() && phase_->segments.back().part == LayerSegment::kWeights;
+  if (is_half) part = LayerSegment::kWeights;
   if (!phase_->segments.empty() && phase_->segments.back().part == part &&
       !phase_->segments.back().host_waits && !phase_->segments.back().host_copies) {
     return;

@@ -78,6 +78,9 @@ class LayerProgramWriter {
   void share_storage(Index t, Index with);
   bool has_storage(Index t) const { return storage_of_[at(t)] != kNoStorage; }
   std::int32_t slot_of(Index t) const;
+  // For release(), when the tensor has another one; kNoStorage: none.
+  std::int32_t storage_of(Index t) const { return storage_of_[at(t)]; }
+  void release(std::int32_t storage);
   Slots slots_of(const Indices& tensors) const;
   std::int32_t references(Index t) const { return storage(t).references; }
   void refer(Index t);
@@ -109,7 +112,6 @@ class LayerProgramWriter {
     std::int32_t sent = kNoStorage;  // what that holds until it is waited for
   };
   static constexpr std::int16_t kLanded = -2;
-  void release(std::int32_t storage);
 
   Storage& storage(Index t) { return storages_[at(storage_of_[at(t)])]; }
   const Storage& storage(Index t) const { return storages_[at(storage_of_[at(t)])]; }

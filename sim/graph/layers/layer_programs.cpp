@@ -363,6 +363,8 @@ LayerPrograms::Setting LayerPrograms::setting_of(const Plan& plan) {
     setting.mesh = plan.mesh;
     setting.rank = plan.rank;
     setting.pipeline = plan.pipeline;
+    setting.splits = plan.pipeline.splits_backward();
+    if (setting.splits) setting.existing = ExistingGradients::kAll;
   }
   if (plan.runtime.kind == RuntimeKind::kDdp) set_ddp(plan, setting);
   if (is_zero(plan.runtime.kind)) set_zero(plan, setting);
@@ -417,8 +419,8 @@ LayerPrograms::LayerPrograms(const ModelSpec& whole, const Plan& plan)
     ProgramOptions options;
     options.batch = layer.domain.sequences(plan.batch.micro_batch);
     options.sequence = layer.domain.length(plan.batch.sequence / plan.mesh.cp);
-    options.wraps_gradients =
-        plan.mesh.tp > 1 && plan.runtime.kind != RuntimeKind::kNative && !is_megatron;
+    options.wraps_gradients = (plan.mesh.tp > 1 || !plan.mesh.is_wrapped()) &&
+                              plan.runtime.kind != RuntimeKind::kNative && !is_megatron;
     options.pipelines_products = plan.mesh.tp > 1 && plan.tensor_parallel.async;
     options.input_in_flight = variant.input_in_flight;
     options.gradient_in_flight = variant.gradient_in_flight;
@@ -476,17 +478,27 @@ void LayerPrograms::derive(const LayerSpec& layer, ProgramOptions options,
   for (std::size_t mode = 0; mode < modes_.size(); ++mode) {
     if (!modes_[mode] || (layer.role != LayerRole::kBlock && mode != 0)) continue;
     options.recompute = static_cast<Recompute>(mode);
+    const auto build = [&] {
+      return std::make_shared<const LayerProgram>(build_layer_program(layer, options));
+    };
+    const auto of = [&](StepMicroBatch micro_batch) -> std::shared_ptr<const LayerProgram>& {
+      return programs.of[static_cast<std::size_t>(micro_batch)][mode];
+    };
+    const auto build_both = [&](StepMicroBatch split, StepMicroBatch whole) {
+      options.splits_backward = setting_.splits;
+      if (setting_.splits) of(split) = build();
+      options.splits_backward = false;
+      of(whole) = build();
+    };
     options.existing = ExistingGradients::kNone;
     options.gradient_dtype = setting_.first_gradient;
-    programs.first[mode] =
-        std::make_shared<const LayerProgram>(build_layer_program(layer, options));
-    programs.later[mode] = programs.last[mode] = programs.first[mode];
+    build_both(StepMicroBatch::kSplit, StepMicroBatch::kFirst);
+    of(StepMicroBatch::kLater) = of(StepMicroBatch::kLastOfSeveral) = of(StepMicroBatch::kFirst);
     if (setting_.existing == ExistingGradients::kNone) continue;
     options.existing = setting_.existing;
     options.gradient_dtype = setting_.later_gradient;
-    programs.later[mode] =
-        std::make_shared<const LayerProgram>(build_layer_program(layer, options));
-    programs.last[mode] = programs.later[mode];
+    build_both(StepMicroBatch::kSplitLater, StepMicroBatch::kLater);
+    of(StepMicroBatch::kLastOfSeveral) = of(StepMicroBatch::kLater);
     // Of a table that stacks share the gradients are added up before anything is reduced, unless it
     // is a unit by itself, which is reduced call by call.
     const bool is_with_others = layer.role == LayerRole::kEmbedding &&
@@ -497,7 +509,7 @@ void LayerPrograms::derive(const LayerSpec& layer, ProgramOptions options,
     }
     options.existing =
         options.ignores_norms ? ExistingGradients::kIgnored : ExistingGradients::kNone;
-    programs.last[mode] = std::make_shared<const LayerProgram>(build_layer_program(layer, options));
+    of(StepMicroBatch::kLastOfSeveral) = build();
   }
   if (!setting_.evaluates) return;
   options.recompute = Recompute::kNone;
@@ -516,11 +528,8 @@ void LayerPrograms::derive(const LayerSpec& layer, ProgramOptions options,
 const std::shared_ptr<const LayerProgram>& LayerPrograms::at(std::int32_t layer,
                                                              Recompute recompute,
                                                              StepMicroBatch micro_batch) const {
-  const Programs& programs = of(layer);
-  const Programs::Modes& modes = micro_batch == StepMicroBatch::kFirst   ? programs.first
-                                 : micro_batch == StepMicroBatch::kLater ? programs.later
-                                                                         : programs.last;
-  return modes[static_cast<std::size_t>(recompute)];
+  const auto kind = static_cast<std::size_t>(micro_batch);
+  return of(layer).of[kind][static_cast<std::size_t>(recompute)];
 }
 
 const std::shared_ptr<const LayerProgram>& LayerPrograms::evaluation(std::int32_t layer) const {

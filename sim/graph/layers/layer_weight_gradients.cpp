@@ -149,7 +149,8 @@ void WeightGradients::store(Index p) {
                       (options.existing == ExistingGradients::kIgnored && graph_.is_ignored(p));
   if (exists) {
     add_memory_kernel(writer_.phase(), Function::kAdd, Pass::kBackward, 3 * made);
-    writer_.free(std::exchange(slot, LayerProgramWriter::kNoSlot));
+    const std::int32_t gone = std::exchange(slot, LayerProgramWriter::kNoSlot);
+    options.splits_backward ? added_.push_back(gone) : writer_.free(gone);
   } else if (!graph_.is_ignored(p) && !options.wraps_gradients && !graph_.parameter(p).is_expert) {
     program.slots[at(slot)].stored = MemoryCategory::kUnshardedGrad;
     writer_.phase().actions.push_back(LayerPhaseProgram::kStore + slot);

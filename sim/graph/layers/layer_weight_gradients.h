@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <utility>
 #include <vector>
 
 #include "sim/graph/layers/layer_program_writer.h"
@@ -22,6 +23,8 @@ class WeightGradients {
   // itself. Returns the slots that go when autograd's engine is done with the node.
   LayerProgramWriter::Slots settle(const Operation& op);
   void store(const Operation& op);
+  // stage_backward_weight's names for gradients that it added to those that exist.
+  LayerProgramWriter::Slots take_added() { return std::exchange(added_, {}); }
 
  private:
   using Index = LayerAutograd::Index;
@@ -40,7 +43,8 @@ class WeightGradients {
   LayerProgramWriter& writer_;
   const LayerAutograd& graph_;
   std::vector<Fresh> fresh_;
-  std::vector<Index> settled_;  // to be stored next
+  std::vector<Index> settled_;       // to be stored next
+  LayerProgramWriter::Slots added_;  // to a gradient that exists
 };
 
 }  // namespace foreshard

@@ -83,8 +83,7 @@ class Megatron final : public GradientHooks {
   std::vector<std::int32_t> ready_;  // gradients of the layer whose backward runs
   std::vector<std::int32_t> first_of_layer_;
   std::uint8_t world_ = kNoCommunicator;
-  bool first_ = true, last_ = true;  // micro-batch
-  std::vector<StageLayers> stages_;
+  bool first_ = true, last_ = true;    // micro-batch
   Bytes boundary_;                     // of a micro-batch between stages
   std::vector<EventId> batches_sent_;  // of transfers, by number
 };

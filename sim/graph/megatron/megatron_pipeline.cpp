@@ -16,11 +16,9 @@ using Kind = PipelineAction::Kind;
 
 void Megatron::run_pipeline() {
   const StagePipeline pipeline = stage_pipeline(plan_);
-  stages_ = stages_of_part(model_, plan_);
   boundary_ = boundary_bytes(model_, plan_);
   if (pipeline.stages_per_rank > 1) return run_interleaved(pipeline);
-  const std::vector<PipelineRows> rows = pipeline_rows(pipeline);
-  for (const PipelineRow& row : rows[at(plan_.mesh.pp_index(plan_.rank))]) {
+  for (const PipelineRow& row : pipeline_rows()) {
     switch (row.kind) {
       case PipelineRow::Kind::kBatch:
         exchange(row);
@@ -80,8 +78,8 @@ void Megatron::exchange(const PipelineRow& row) {
 }
 
 void Megatron::begin_action(std::int32_t stage, std::int32_t microbatch) {
-  const auto layers = std::ranges::find(stages_, stage, &StageLayers::stage);
-  FORESHARD_CHECK(layers != stages_.end(), "an action of another rank's stage");
+  const auto layers = std::ranges::find(stages(), stage, &StageLayers::stage);
+  FORESHARD_CHECK(layers != stages().end(), "an action of another rank's stage");
   set_layers(layers->begin, layers->end);
   begin_pass(microbatch, microbatch);
   first_ = microbatch == 0;

@@ -24,6 +24,7 @@ struct StagePipeline {
   int ranks = 1;
   int microbatches = 1;
   int stages_per_rank = 1;
+  std::vector<std::string> orders = {};  // of schedule custom
 
   int stages() const { return ranks * stages_per_rank; }
 };
@@ -55,7 +56,8 @@ using PipelineOrder = std::vector<PipelineAction>;  // of one rank
 std::string text_of(const PipelineOrder& order);
 PipelineOrder read_pipeline_order(std::string_view text);
 
-// The rank of each stage: round and round, or down and up again (ZBVZeroBubble, DualPipeV).
+// The rank of each stage: round and round, or down and up again (ZBVZeroBubble, DualPipeV), or who
+// computes it (custom).
 std::vector<int> stage_ranks(const StagePipeline& pipeline);
 
 // What every rank computes, in its order. Throws Error(kInvalidInput) for what the library refuses.

@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <deque>
 #include <map>
+#include <set>
+#include <tuple>
 #include <utility>
 
 #include "sim/base/error.h"
@@ -217,6 +219,48 @@ PipelineOrder dual_pipe_v(const StagePipeline& p, int rank) {
   return std::move(writer).order();
 }
 
+// Stages belong to who computes them, as many to each rank: each micro-batch once forward, and once
+// backward, whole or in halves.
+std::vector<PipelineOrder> written_orders(const StagePipeline& p) {
+  if (std::ssize(p.orders) != p.ranks) {
+    refuse(fmt::format("{} orders of {} ranks", p.orders.size(), p.ranks), "one of each rank");
+  }
+  std::vector<PipelineOrder> orders;
+  std::map<std::tuple<int, int, Kind>, int> counts;
+  for (int rank = 0; rank < p.ranks; ++rank) {
+    const PipelineOrder& order = orders.emplace_back(read_pipeline_order(p.orders[at(rank)]));
+    std::set<int> stages;
+    for (const PipelineAction& a : order) {
+      if (a.stage >= p.stages() || a.microbatch < 0 || a.microbatch >= p.microbatches ||
+          a.kind > Kind::kWeightGrad) {
+        refuse(fmt::format("{} on rank {}", text_of(PipelineOrder{a}), rank),
+               fmt::format("F, B, I and W of {} stages and {} micro-batches", p.stages(),
+                           p.microbatches));
+      }
+      stages.insert(a.stage);
+      ++counts[{a.stage, a.microbatch, a.kind}];
+    }
+    if (std::ssize(stages) != p.stages_per_rank) {
+      refuse(fmt::format("rank {} has {} stages", rank, stages.size()),
+             fmt::format("pipeline.stages_per_rank, {}", p.stages_per_rank));
+    }
+  }
+  for (int stage = 0; stage < p.stages(); ++stage) {
+    for (int k = 0; k < p.microbatches; ++k) {
+      const auto count = [&](Kind kind) { return counts[{stage, k, kind}]; };
+      const bool is_once = count(Kind::kForward) == 1 &&
+                           count(Kind::kBackward) + count(Kind::kInputGrad) == 1 &&
+                           count(Kind::kInputGrad) == count(Kind::kWeightGrad);
+      if (!is_once) {
+        refuse(
+            fmt::format("micro-batch {} of stage {} is left unfinished, or done twice", k, stage),
+            "F and then B, or I and W, of each");
+      }
+    }
+  }
+  return orders;
+}
+
 PipelineOrder order_of(const StagePipeline& p, int rank) {
   switch (p.schedule) {
     case PipelineSchedule::kInterleaved1F1B:
@@ -229,6 +273,7 @@ PipelineOrder order_of(const StagePipeline& p, int rank) {
       return zbv_zero_bubble(p, rank);
     case PipelineSchedule::kDualPipeV:
       return dual_pipe_v(p, rank);
+    case PipelineSchedule::kCustom:  // written_orders()
     case PipelineSchedule::kGPipe:
     case PipelineSchedule::k1F1B:
       break;
@@ -239,6 +284,15 @@ PipelineOrder order_of(const StagePipeline& p, int rank) {
 }  // namespace
 
 std::vector<int> stage_ranks(const StagePipeline& pipeline) {
+  if (pipeline.schedule == PipelineSchedule::kCustom) {
+    std::vector<int> places(at(pipeline.stages()));
+    int rank = 0;
+    for (const PipelineOrder& order : written_orders(pipeline)) {
+      for (const PipelineAction& action : order) places[at(action.stage)] = rank;
+      ++rank;
+    }
+    return places;
+  }
   const bool is_v = pipeline.schedule == PipelineSchedule::kZbvZeroBubble ||
                     pipeline.schedule == PipelineSchedule::kDualPipeV;
   std::vector<int> ranks;
@@ -251,6 +305,7 @@ std::vector<int> stage_ranks(const StagePipeline& pipeline) {
 }
 
 std::vector<PipelineOrder> pipeline_orders(const StagePipeline& pipeline) {
+  if (pipeline.schedule == PipelineSchedule::kCustom) return written_orders(pipeline);
   std::vector<PipelineOrder> orders;
   for (int rank = 0; rank < pipeline.ranks; ++rank) orders.push_back(order_of(pipeline, rank));
   return orders;

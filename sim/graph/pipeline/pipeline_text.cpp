@@ -15,9 +15,9 @@ namespace {
 using Kind = PipelineAction::Kind;
 
 // In the order of the enums.
-constexpr std::array<std::string_view, 7> kSchedules = {
-    "GPipe",         "1F1B",     "Interleaved1F1B", "LoopedBFS", "InterleavedZeroBubble",
-    "ZBVZeroBubble", "DualPipeV"};
+constexpr std::array<std::string_view, 8> kSchedules = {
+    "GPipe",         "1F1B",      "Interleaved1F1B", "LoopedBFS", "InterleavedZeroBubble",
+    "ZBVZeroBubble", "DualPipeV", "custom"};
 constexpr std::array<std::string_view, 11> kKinds = {"F",       "B",       "I",           "W",
                                                      "UNSHARD", "RESHARD", "REDUCE_GRAD", "SEND_F",
                                                      "RECV_F",  "SEND_B",  "RECV_B"};

@@ -23,9 +23,10 @@ std::vector<int> stages_of_rank(const Plan& plan) {
 }  // namespace
 
 StagePipeline stage_pipeline(const Plan& plan) {
+  const std::int64_t microbatches = plan.pipeline.microbatches;
   return {plan.pipeline.schedule, static_cast<int>(plan.mesh.pp),
-          static_cast<int>(plan.batch.accumulation),
-          static_cast<int>(plan.pipeline.stages_per_rank)};
+          static_cast<int>(microbatches > 0 ? microbatches : plan.batch.accumulation),
+          static_cast<int>(plan.pipeline.stages_per_rank), plan.pipeline.orders};
 }
 
 std::vector<StageLayers> split_into_stages(const ModelSpec& model, const Plan& plan) {

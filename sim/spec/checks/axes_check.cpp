@@ -67,7 +67,8 @@ Problem problem_of_company(const Plan& plan, const char* key) {
   if (!is_fsdp2 || plan.mesh.is_wrapped()) return std::nullopt;
   return problem_of_capability(
       plan, Capability::Of::kPlainTensors,
-      "mesh.tp without fully_shard (mesh.shard, mesh.cp and mesh.replicate 1)");
+      fmt::format("{} without fully_shard (mesh.shard, mesh.cp and mesh.replicate 1)",
+                  plan.mesh.tp > 1 ? "mesh.tp" : "mesh.pp"));
 }
 
 // The greatest power of two below `parts` that cuts `width` into parts of whole blocks; at least 1.
@@ -318,6 +319,37 @@ Problem problem_of_pipeline(const Plan& plan, const ModelSpec& model) {
     return missing_capability("reshard_after_forward",
                               "ranks of a pipeline have units of their own",
                               "one value for all units");
+  }
+  if (plan.pipeline.splits_backward()) {
+    const std::string schedule =
+        fmt::format("pipeline.schedule {}", to_string(plan.pipeline.schedule));
+    if (plan.reshard_after_forward.value.kind != Reshard::Kind::kNever) {
+      return contradiction("reshard_after_forward",
+                           schedule +
+                               " makes gradients of weights when these are sharded again, "
+                               "and loses them (PyTorch 2.11)",
+                           "never");
+    }
+    // "Trying to backward an extra time" (torch.utils.checkpoint).
+    const auto repeats = [](Recompute mode) { return mode == Recompute::kSelective; };
+    if (repeats(plan.recompute.value) ||
+        std::ranges::any_of(plan.recompute.ranges,
+                            [&](const auto& r) { return repeats(r.value); })) {
+      return missing_capability("recompute", schedule + " goes through a block's cache once",
+                                "full");
+    }
+    if (plan.mesh.tp > 1 &&
+        (plan.recompute.value != Recompute::kNone || !plan.recompute.ranges.empty())) {
+      return missing_capability(
+          "recompute", schedule + " with mesh.tp is modelled with what forward has kept", "none");
+    }
+  }
+  if (const std::int64_t each = plan.pipeline.microbatches;
+      each > 0 && plan.batch.accumulation % each != 0) {
+    return contradiction(
+        "pipeline.microbatches",
+        fmt::format("{} micro-batches of a step are no calls of {}", plan.batch.accumulation, each),
+        "a divisor of batch.accumulation");
   }
   const std::vector<std::int64_t> blocks = blocks_of_stages(model.block_count(), plan);
   // The first and the last one have other layers.

@@ -30,7 +30,8 @@ constexpr std::array kPipelineSchedules = {PipelineSchedule::kGPipe,
                                            PipelineSchedule::kLoopedBfs,
                                            PipelineSchedule::kInterleavedZeroBubble,
                                            PipelineSchedule::kZbvZeroBubble,
-                                           PipelineSchedule::kDualPipeV};
+                                           PipelineSchedule::kDualPipeV,
+                                           PipelineSchedule::kCustom};
 constexpr std::array kStepFrames = {StepFrame::kPlain, StepFrame::kTorchtitan,
                                     StepFrame::kTorchtitanLog};
 constexpr std::array kRankPlacementWords = {RankPlacement::kListed, RankPlacement::kByLeaf,
@@ -47,6 +48,8 @@ constexpr PlanKeyType kTrainerName = other(R"({"type": "string"})");  // as the 
 constexpr PlanKeyType kStackName = other(R"({"enum": ["none"]})");  // and the stacks that are there
 constexpr PlanKeyType kRowCounts = other(R"({"type": "array",
     "items": {"type": "integer", "minimum": 0}})");
+constexpr PlanKeyType kOrders = other(R"({"type": "array", "items": {"type": "string"},
+    "examples": [["0F0 0F1 0B0 0B1", "1F0 1B0 1F1 1B1"]]})");
 constexpr PlanKeyType kReshardPolicy = other(R"({"oneOf": [{"$ref": "#/definitions/reshard"},
     {"type": "array", "minItems": 1, "items": {"type": "object", "additionalProperties": false,
      "required": ["units", "value"], "properties": {"units": {"$ref": "#/definitions/numbers"},
@@ -64,6 +67,12 @@ std::vector<std::int64_t> read_rows(const ConfigNode& n) {
   for (const ConfigNode& item : n.elements())
     rows.push_back(item.as_int(0, plan_limits::kSequence));
   return rows;
+}
+
+std::vector<std::string> read_orders(const ConfigNode& n) {
+  std::vector<std::string> orders;
+  for (const ConfigNode& item : n.elements()) orders.push_back(item.as_string());
+  return orders;
 }
 
 constexpr PlanKey kShapeKeys[] = {
@@ -158,6 +167,21 @@ constexpr PlanKey kShapeKeys[] = {
     FORESHARD_COUNT_AT(
         "pipeline.last_stage_less_layers", pipeline.last_less, 0, plan_limits::kLayersPerUnit,
         "Blocks that the last stage has less, for the head (torchtitan: 1).", .quiet = true),
+    FORESHARD_COUNT(pipeline.microbatches, 0, plan_limits::kAccumulation,
+                    "Micro-batches of each step() of the schedule, where a step of the optimizer "
+                    "has several (fsdp2); 0: all in one.",
+                    .quiet = true),
+    FORESHARD_KEY("pipeline.orders", kOrders, d.plan.pipeline.orders = read_orders(n),
+                  Json(p.pipeline.orders),
+                  "What each rank computes, of schedule custom: '0F0 0F1 0B0 0B1'.", .quiet = true),
+    FORESHARD_FLAG(pipeline.scale_grads,
+                   "Gradients are divided by the number of micro-batches (PyTorch's default; "
+                   "torchtitan: false).",
+                   .quiet = true),
+    FORESHARD_FLAG(pipeline.return_outputs,
+                   "step() returns the last stage's outputs, which stay until the next one "
+                   "(PyTorch's default; torchtitan: false).",
+                   .quiet = true),
     FORESHARD_FLAG(tensor_parallel.sequence,
                    "Norms and residuals on a part of the positions each (SequenceParallel).",
                    .quiet = true),

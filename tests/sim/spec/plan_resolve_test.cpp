@@ -102,6 +102,18 @@ TEST(PlanResolve, CompletesTheMesh) {
             "expected a divisor of 4, for example 4");
 }
 
+// torchtitan's fsdp.py: reshard_after_forward is False with stages, whatever else is changed for
+// them (the head is with its norm).
+TEST(PlanResolve, KeepsStagesUnsharded) {
+  const ResolvedPlan plan = resolved("model: small\nruntime: fsdp2\nmesh: {pp: 2}\n");
+  EXPECT_EQ(plan.plan.units.head, UnitPlacement::kWithNorm);
+  EXPECT_EQ(plan.plan.reshard_after_forward.value.kind, Reshard::Kind::kNever);
+  ASSERT_NE(assumed(plan, "reshard_after_forward"), nullptr);
+  const ResolvedPlan given =
+      resolved("model: small\nruntime: fsdp2\nmesh: {pp: 2}\nreshard_after_forward: always\n");
+  EXPECT_EQ(given.plan.reshard_after_forward.value.kind, Reshard::Kind::kAlways);
+}
+
 TEST(PlanResolve, DerivesAccumulationFromTheGlobalBatch) {
   const ResolvedPlan plan = resolved("batch: {global: 512, micro_batch: 2}");
   EXPECT_EQ(plan.plan.batch.accumulation, 4);

@@ -96,6 +96,22 @@ TEST(Pipeline, WhatNobodyComputesIsRefused) {
   EXPECT_THROW(lower("0B0 0F0", "1F0 1B0"), Error);
 }
 
+TEST(Pipeline, WrittenOrdersFinishWhatTheyBegin) {
+  const auto orders = [](const char* first, const char* second) {
+    StagePipeline p;
+    p.schedule = PipelineSchedule::kCustom;
+    p.ranks = 2;
+    p.orders = {first, second};
+    return pipeline_orders(p);
+  };
+  EXPECT_EQ(text_of(orders("0F0 . 0B0", "1F0 1I0 1W0")[1]), "1F0 1I0 1W0");
+  EXPECT_THROW(orders("0F0 0B0", "1F0"), Error);          // no backward
+  EXPECT_THROW(orders("0F0 0B0", "1F0 1I0"), Error);      // half of one
+  EXPECT_THROW(orders("0F0 0B0", "1F0 1B0 1B0"), Error);  // twice
+  EXPECT_THROW(orders("0F0 0B0", "0F0 0B0"), Error);      // of another rank
+  EXPECT_THROW(orders("0F0 0B0", "1F0 1F1 1B0"), Error);  // of a micro-batch that is none
+}
+
 TEST(Pipeline, WordsAreReadAsTheyAreWritten) {
   const std::string text = "0UNSHARD 0F0 0SEND_F0 (1F2;3B1)OVERLAP_F_B 3I2 3W2 3REDUCE_GRAD";
   EXPECT_EQ(text_of(read_pipeline_order(text)), text);

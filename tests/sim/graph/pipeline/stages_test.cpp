@@ -12,6 +12,7 @@
 #include "sim/graph/training_step.h"
 #include "sim/memory/memory_profile.h"
 #include "sim/simulate/simulate.h"
+#include "sim/spec/checks/plan_check.h"
 #include "tests/support/fixtures.h"
 
 namespace foreshard {
@@ -37,9 +38,15 @@ std::vector<Plan> some_plans() {
   std::vector<Plan> plans;
   for (const PipelineSchedule schedule :
        {PipelineSchedule::kGPipe, PipelineSchedule::k1F1B, PipelineSchedule::kInterleaved1F1B,
-        PipelineSchedule::kLoopedBfs}) {
+        PipelineSchedule::kLoopedBfs, PipelineSchedule::kInterleavedZeroBubble,
+        PipelineSchedule::kZbvZeroBubble, PipelineSchedule::kDualPipeV}) {
     plans.push_back(pipelined_plan(RuntimeKind::kFsdp2, schedule));
   }
+  plans.push_back(plans.back());
+  plans.back().mesh.shard = 1;  // without fully_shard
+  plans.back().param_dtype = plans.back().reduce_dtype = plans.back().master_dtype;
+  plans.push_back(pipelined_plan(RuntimeKind::kFsdp2, PipelineSchedule::kInterleaved1F1B));
+  plans.back().pipeline.microbatches = 4;  // two calls
   plans.push_back(pipelined_plan(RuntimeKind::kMegatron, PipelineSchedule::k1F1B));
   plans.push_back(pipelined_plan(RuntimeKind::kMegatron, PipelineSchedule::kInterleaved1F1B));
   return plans;
@@ -93,7 +100,7 @@ TEST(Stages, ComputeWhatTheWholeModelDoes) {
     const EventGraph graph = build_training_step(model, plan);
     for (const EventGraph* rank : ranks_of(graph)) {
       flops += flops_of(*rank);
-      EXPECT_GE(replay_allocations(*rank).peak, Bytes(0));
+      EXPECT_EQ(replay_allocations(*rank).peak, peak_allocated(*rank));
     }
     const double of_whole = flops_of(build_training_step(model, whole));
     EXPECT_NEAR(flops, of_whole, of_whole * 1e-12)
@@ -128,6 +135,43 @@ TEST(Stages, WaitForEachOther) {
     EXPECT_GT(timeline.first_step, Time::ns(1000 * most));
     EXPECT_EQ(timeline.pipeline.size(), 4U);
   }
+}
+
+// A checkpointed block is computed once more with the gradients of inputs, and again with those of
+// each of its 9 groups of weights (7 products, 2 norms), which end before the last product.
+TEST(Stages, HalvesOfBackwardsRecomputeForEachGroupOfWeights) {
+  const ModelSpec model = tiny_model(14);
+  const auto products_of = [&](Recompute recompute) {
+    Plan plan = pipelined_plan(RuntimeKind::kFsdp2, PipelineSchedule::kInterleavedZeroBubble);
+    plan.recompute.value = recompute;
+    plan.rank = plan.mesh.stage_ranks();  // stages 1 and 5: blocks alone
+    const EventGraph graph = build_training_step(model, plan);
+    std::int64_t products = 0;
+    for (const Row& row : graph.rows) {
+      const Work& work = graph.works[row.work];
+      for (std::uint32_t k = work.kernels_begin; k < work.kernels_end; ++k) {
+        products += graph.kernels[k].kind == KernelKind::kGemm ? 1 : 0;
+      }
+    }
+    return products;
+  };
+  // 4 blocks and 8 micro-batches: 10 times 6 more products for each block and micro-batch.
+  EXPECT_EQ(products_of(Recompute::kFull) - products_of(Recompute::kNone), 4 * 8 * 10 * 6);
+}
+
+TEST(Stages, WhatTheLibraryLosesIsRefused) {
+  const ModelSpec model = tiny_model(14);
+  Plan plan = pipelined_plan(RuntimeKind::kFsdp2, PipelineSchedule::kZbvZeroBubble);
+  const auto problem = [&] { return find_problem(plan, model, round_cluster(plan.mesh.world())); };
+  EXPECT_FALSE(problem());
+  plan.reshard_after_forward.value = {Reshard::Kind::kAlways, 0};
+  EXPECT_TRUE(problem());
+  plan.reshard_after_forward.value = {Reshard::Kind::kNever, 0};
+  plan.recompute.value = Recompute::kSelective;
+  EXPECT_TRUE(problem());
+  plan.recompute.value = Recompute::kNone;
+  plan.pipeline.microbatches = 3;  // of 8
+  EXPECT_TRUE(problem());
 }
 
 TEST(Stages, OneOfManyMicroBatchesHoldsFewerActivationsTheLaterItsStage) {
