@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <charconv>
 #include <cmath>
 #include <map>
 #include <span>
@@ -11,6 +10,7 @@
 #include "calibration/gpu_names.h"
 #include "sim/base/embedded.h"
 #include "sim/base/letters.h"
+#include "sim/base/parse.h"
 
 namespace foreshard {
 
@@ -30,11 +30,8 @@ std::string_view cell_of(const CsvTable& table, std::size_t row, std::string_vie
 }
 
 double positive_of(const CsvTable& table, std::size_t row, std::string_view column) {
-  const std::string_view text = cell_of(table, row, column);
-  double value = 0;
-  const auto [end, failure] = std::from_chars(text.data(), text.data() + text.size(), value);
-  const bool whole = failure == std::errc() && end == text.data() + text.size();
-  return whole && std::isfinite(value) && value > 0 ? value : 0;
+  const double value = parse_number<double>(cell_of(table, row, column)).value_or(0);
+  return std::isfinite(value) && value > 0 ? value : 0;
 }
 
 std::string chip_of(std::string_view gpu) {

@@ -3,13 +3,13 @@
 // all the same: whoever writes a file can write its hash.
 #include <fmt/format.h>
 
-#include <charconv>
 #include <limits>
 #include <map>
 
 #include "reports/validate/run_folder.h"
 #include "reports/view/exact_seconds.h"
 #include "sim/base/config.h"
+#include "sim/base/parse.h"
 #include "sim/base/spelling.h"
 
 namespace foreshard {
@@ -57,13 +57,9 @@ class CsvLines {
     fail(fmt::format("{} fields", fields_.size()), fmt::format("{}", count));
   }
   std::int64_t whole(std::size_t field) const {
-    const std::string_view text = fields_[field];
-    std::int64_t value = 0;
-    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-    if (error != std::errc() || end != text.data() + text.size()) {
-      fail(quote(text) + " is not a whole number", "for example 12");
-    }
-    return value;
+    const auto value = parse_number<std::int64_t>(fields_[field]);
+    if (!value) fail(quote(fields_[field]) + " is not a whole number", "for example 12");
+    return *value;
   }
   Time time(std::size_t field) const {
     const std::optional<Time> time = parse_exact_seconds(fields_[field]);
@@ -71,13 +67,9 @@ class CsvLines {
     return *time;
   }
   double real(std::size_t field) const {
-    const std::string_view text = fields_[field];
-    double value = 0;
-    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-    if (error != std::errc() || end != text.data() + text.size()) {
-      fail(quote(text) + " is not a number", "for example 5.25 or nan");
-    }
-    return value;
+    const auto value = parse_number<double>(fields_[field]);
+    if (!value) fail(quote(fields_[field]) + " is not a number", "for example 5.25 or nan");
+    return *value;
   }
   [[noreturn]] void fail(const std::string& what, const std::string& expected) const {
     throw ConfigError({file_, line_, 0, ""}, what, expected);
