@@ -48,15 +48,15 @@ void read_half_precision(ForeignReader& reader) {
   } else {
     reader.assume("dtype.param", compute, "neither bf16 nor fp16 is enabled");
   }
-  const ConfigNode* reduce = reader.find("communication_data_type");
-  if (reduce == nullptr) {
+  if (!reader.choice("communication_data_type", "dtype.reduce",
+                     {{"fp32", "fp32"},
+                      {"fp16", "fp16"},
+                      {"bfp16", "bf16"},
+                      {"float32", "fp32"},
+                      {"float16", "fp16"},
+                      {"bf16", "bf16"}})) {
     reader.assume("dtype.reduce", compute, "no communication_data_type: that of the gradients");
-    return;
   }
-  static constexpr std::string_view kWords[] = {"fp32", "fp16", "bf16", "fp32", "fp16", "bf16"};
-  const std::size_t word =
-      reduce->as_choice({"fp32", "fp16", "bfp16", "float32", "float16", "bf16"});
-  reader.map("communication_data_type", "dtype.reduce", std::string(kWords[word]));
 }
 
 void read_batch_sizes(ForeignReader& reader) {
@@ -72,11 +72,8 @@ void read_batch_sizes(ForeignReader& reader) {
 }
 
 void read_offload(ForeignReader& reader, const char* name) {
-  const std::string path = in_zero(name) + ".device";
-  if (const ConfigNode* device = reader.find(path)) {
-    static constexpr std::string_view kWords[] = {"none", "cpu", "nvme"};
-    reader.map(path, of_plan(name), std::string(kWords[device->as_choice(kWords)]));
-  }
+  reader.choice(in_zero(name) + ".device", of_plan(name),
+                {{"none", "none"}, {"cpu", "cpu"}, {"nvme", "nvme"}});
 }
 
 void read_optimizer_section(ForeignReader& reader) {
@@ -124,11 +121,7 @@ ForeignPlan read_deepspeed(const ConfigNode& root) {
   read_batch_sizes(reader);
   read_half_precision(reader);
   // In DeepSpeed 0 switches clipping off, and is the default.
-  if (const ConfigNode* clip = reader.find("gradient_clipping")) {
-    const double value = clip->as_double(0);
-    reader.map("gradient_clipping", "optimizer.clip_norm",
-               value > 0 ? yaml_value(Json(value)) : "none");
-  } else {
+  if (!reader.clipping("gradient_clipping")) {
     reader.assume("optimizer.clip_norm", "none", "no gradient_clipping");
   }
   if (number > 0) {
@@ -160,37 +153,16 @@ ForeignPlan read_deepspeed(const ConfigNode& root) {
   for (const char* path : {"tensor_parallel", "pipeline", "sequence_parallel_size"}) {
     reader.unsupported(path, "tensor, sequence and pipeline parallelism are not modelled");
   }
-  reader.finish({"steps_per_print",
-                 "wall_clock_breakdown",
-                 "scheduler",
-                 "tensorboard",
-                 "wandb",
-                 "csv_monitor",
-                 "comet",
-                 "flops_profiler",
-                 "comms_logger",
-                 "checkpoint",
-                 "fp16",
-                 "bf16",
-                 "amp",
-                 "dump_state",
-                 "zero_allow_untested_optimizer",
-                 "zero_force_ds_cpu_optimizer",
-                 "activation_checkpointing",
-                 "aio",
-                 "prescale_gradients",
-                 "gradient_predivide_factor",
-                 "optimizer.params",
-                 "zero_optimization.stage3_gather_16bit_weights_on_model_save",
-                 "zero_optimization.allgather_partitions",
-                 "zero_optimization.load_from_fp32_weights",
-                 "zero_optimization.elastic_checkpoint",
-                 "zero_optimization.offload_optimizer",
-                 "zero_optimization.offload_param",
-                 "zero_optimization.ignore_unused_parameters",
-                 "zero_optimization.mics_hierarchical_params_gather",
-                 "autotuning",
-                 "elasticity"});
+  reader.finish(
+      "steps_per_print wall_clock_breakdown scheduler tensorboard wandb csv_monitor comet "
+      "flops_profiler comms_logger checkpoint fp16 bf16 amp dump_state "
+      "zero_allow_untested_optimizer zero_force_ds_cpu_optimizer activation_checkpointing "
+      "aio prescale_gradients gradient_predivide_factor optimizer.params "
+      "zero_optimization.stage3_gather_16bit_weights_on_model_save "
+      "zero_optimization.allgather_partitions zero_optimization.load_from_fp32_weights "
+      "zero_optimization.elastic_checkpoint zero_optimization.offload_optimizer "
+      "zero_optimization.offload_param zero_optimization.ignore_unused_parameters "
+      "zero_optimization.mics_hierarchical_params_gather autotuning elasticity");
   return plan;
 }
 
