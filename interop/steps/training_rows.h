@@ -65,6 +65,8 @@ std::vector<TrainingRow> read_training_rows(const CsvTable& table);
 
 // The words that a column may hold, `every_K` and `N` standing for numbers; none: any, or a number.
 std::vector<std::string_view> words_of_column(std::string_view column);
+// What the row's word in a column of words says of a plan's key; "": nothing.
+std::string_view plan_value(const TrainingRow& row, std::string_view column, std::string_view key);
 
 struct TorchVersion {
   int major = 0, minor = 0;
