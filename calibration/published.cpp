@@ -140,39 +140,21 @@ namespace {
 
 // The kernels that a name may mean, the first that fits: "flashinfer FA2" is fa2, "FA3 in step"
 // fa3.
-std::string kernel_named(std::string_view text) {
+const char* kernel_named(std::string_view text) {
   const std::string low = squeezed(text);
-  struct Name {
-    std::string_view part;
-    const char* kernel;
-  };
-  static constexpr Name kNames[] = {{"flashattention4", "fa4"},
-                                    {"fa4", "fa4"},
-                                    {"flashattention3", "fa3"},
-                                    {"flashattn3", "fa3"},
-                                    {"fa3", "fa3"},
-                                    {"flashattention2", "fa2"},
-                                    {"flashattn2", "fa2"},
-                                    {"fa2", "fa2"},
-                                    {"flashattention1", "fa1"},
-                                    {"flashattn1", "fa1"},
-                                    {"fa1", "fa1"},
-                                    {"cudnn", "cudnn"},
-                                    {"thunderkittens", "tk"},
-                                    {"aotriton", "aotriton"},
-                                    {"triton", "triton"},
-                                    {"aiter", "aiter"},
-                                    {"trtllm", "trtllm"},
-                                    {"efficient", "sdpa_efficient"},
-                                    {"xformers", "sdpa_efficient"},
-                                    {"cutlass", "sdpa_efficient"},
-                                    {"math", "math"},
-                                    {"eager", "math"},
-                                    {"flash", "fa2"}};
-  for (const Name& name : kNames) {
-    if (low.find(name.part) != std::string::npos) return name.kernel;
+  const auto has = [&](auto... parts) { return has_any(low, {parts...}); };
+  if (has("flashattention4", "fa4")) return "fa4";
+  if (has("flashattention3", "flashattn3", "fa3")) return "fa3";
+  if (has("flashattention2", "flashattn2", "fa2")) return "fa2";
+  if (has("flashattention1", "flashattn1", "fa1")) return "fa1";
+  if (has("cudnn")) return "cudnn";
+  if (has("thunderkittens")) return "tk";
+  for (const char* kernel : {"aotriton", "triton", "aiter", "trtllm"}) {
+    if (has(kernel)) return kernel;
   }
-  return "";
+  if (has("efficient", "xformers", "cutlass")) return "sdpa_efficient";
+  if (has("math", "eager")) return "math";
+  return has("flash") ? "fa2" : "";
 }
 
 bool is_false(std::string_view text) {

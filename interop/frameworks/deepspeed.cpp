@@ -5,6 +5,7 @@
 
 #include "interop/frameworks/frameworks.h"
 #include "sim/base/letters.h"
+#include "sim/base/parse.h"
 #include "sim/spec/plan_keys.h"
 
 namespace foreshard {
@@ -13,26 +14,17 @@ namespace {
 constexpr const char* kZero = "zero_optimization";
 
 // Keys of "zero_optimization" that are keys of the plan under the same name.
-constexpr const char* kFlags[] = {"overlap_comm",
-                                  "contiguous_gradients",
-                                  "reduce_scatter",
-                                  "round_robin_gradients",
-                                  "use_multi_rank_bucket_allreduce",
-                                  "stage3_use_all_reduce_for_fetch_params",
-                                  "zero_quantized_weights",
-                                  "zero_quantized_gradients"};
-constexpr const char* kCounts[] = {"reduce_bucket_size",
-                                   "allgather_bucket_size",
-                                   "stage3_prefetch_bucket_size",
-                                   "stage3_max_live_parameters",
-                                   "stage3_max_reuse_distance",
-                                   "stage3_param_persistence_threshold",
-                                   "stage3_model_persistence_threshold",
-                                   "sub_group_size",
-                                   "zero_hpz_partition_size"};
+constexpr std::string_view kFlags =
+    "overlap_comm contiguous_gradients reduce_scatter round_robin_gradients "
+    "use_multi_rank_bucket_allreduce stage3_use_all_reduce_for_fetch_params zero_quantized_weights "
+    "zero_quantized_gradients";
+constexpr std::string_view kCounts =
+    "reduce_bucket_size allgather_bucket_size stage3_prefetch_bucket_size "
+    "stage3_max_live_parameters stage3_max_reuse_distance stage3_param_persistence_threshold "
+    "stage3_model_persistence_threshold sub_group_size zero_hpz_partition_size";
 
-std::string in_zero(const char* key) { return fmt::format("{}.{}", kZero, key); }
-std::string of_plan(const char* key) { return fmt::format("zero.{}", key); }
+std::string in_zero(std::string_view key) { return fmt::format("{}.{}", kZero, key); }
+std::string of_plan(std::string_view key) { return fmt::format("zero.{}", key); }
 
 bool is_on(ForeignReader& reader, const char* path) {
   const ConfigNode* node = reader.find(path);
@@ -125,8 +117,9 @@ ForeignPlan read_deepspeed(const ConfigNode& root) {
     reader.assume("optimizer.clip_norm", "none", "no gradient_clipping");
   }
   if (number > 0) {
-    for (const char* key : kFlags) reader.flag(in_zero(key), of_plan(key));
-    for (const char* key : kCounts) reader.integer(in_zero(key), of_plan(key), 0);
+    for (const std::string& key : parts_of(kFlags, " ")) reader.flag(in_zero(key), of_plan(key));
+    for (const std::string& key : parts_of(kCounts, " "))
+      reader.integer(in_zero(key), of_plan(key), 0);
     read_offload(reader, "offload_optimizer");
     read_offload(reader, "offload_param");
     bool pinned = false;
@@ -187,12 +180,12 @@ Exported export_deepspeed(const ExportJob& job) {
     return plan.runtime.kind == RuntimeKind::kZero3 ||
            (!key.starts_with("stage3_") && !key.starts_with("zero_"));
   };
+  const std::vector<std::string> known = parts_of(fmt::format("{} {}", kFlags, kCounts), " ");
   for (const PlanKey& key : library_keys()) {
     if (!key.path.starts_with("zero.")) continue;
     const std::string name(key.path.substr(5));
-    const bool listed = std::ranges::any_of(kFlags, [&](auto f) { return name == f; }) ||
-                        std::ranges::any_of(kCounts, [&](auto c) { return name == c; });
-    if (listed && is_of_stage(name)) zero[name] = key.write(plan);
+    if (std::ranges::find(known, name) == known.end()) continue;
+    if (is_of_stage(name)) zero[name] = key.write(plan);
   }
   const auto offload = [&](const char* name, ZeroOffload where) {
     if (where == ZeroOffload::kNone) return;
