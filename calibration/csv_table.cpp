@@ -3,11 +3,11 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <charconv>
 #include <cmath>
 #include <iterator>
 
 #include "sim/base/error.h"
+#include "sim/base/parse.h"
 
 namespace foreshard {
 namespace {
@@ -106,13 +106,12 @@ const std::string& CsvTable::text(std::size_t row, std::string_view name) const 
 
 double CsvTable::number(std::size_t row, std::string_view name) const {
   const std::string& cell = text(row, name);
-  double value = 0;
-  const auto [end, failure] = std::from_chars(cell.data(), cell.data() + cell.size(), value);
-  if (failure != std::errc() || end != cell.data() + cell.size() || !std::isfinite(value)) {
+  const std::optional<double> value = parse_number<double>(cell);
+  if (!value || !std::isfinite(*value)) {
     throw ConfigError({file_name_, line(row), 1, std::string(name)},
                       fmt::format("'{}' is not a number", cell), "a number such as 69.3");
   }
-  return value;
+  return *value;
 }
 
 }  // namespace foreshard

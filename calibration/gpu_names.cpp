@@ -66,12 +66,6 @@ const Machine* best_match(std::string_view text, const std::vector<Machine>& mac
 
 }  // namespace
 
-std::string squeezed(std::string_view text) {
-  std::string low = lower(text);
-  std::erase_if(low, [](char c) { return !is_letter(c) && !is_digit(c); });
-  return low;
-}
-
 std::vector<std::string> words_of(std::string_view text) {
   static constexpr std::array<std::string_view, 9> kVendors = {
       "nvidia", "amd", "intel", "tesla", "geforce", "instinct", "quadro", "radeon", "generation"};

@@ -24,9 +24,6 @@ double distance(const Gpu& a, const Gpu& b);
 // Lower case words of letters and digits; "80 GB" is one word, "80gb".
 std::vector<std::string> words_of(std::string_view text);
 
-// Its letters, in lower case, and its digits alone.
-std::string squeezed(std::string_view text);
-
 // How rows were taken, for rows of one program on several machines are off in the same way: the
 // source without the words that name a GPU or a version.
 std::string protocol_of(std::string_view source, const std::vector<Machine>& machines);

@@ -11,6 +11,7 @@
 #include "calibration/profile.h"
 #include "sim/base/config.h"
 #include "sim/base/error.h"
+#include "sim/base/letters.h"
 #include "sim/base/unit_strings.h"
 
 namespace foreshard {
@@ -76,9 +77,7 @@ LocalVariant variant_for(const LocalProfile& profile, std::int64_t ranks) {
 
 std::string for_file_name(std::string text) {
   for (char& c : text) {
-    const bool is_plain = (c >= '0' && c <= '9') || (c >= 'a' && c <= 'z') ||
-                          (c >= 'A' && c <= 'Z') || c == '-' || c == '_' || c == '.';
-    if (!is_plain) c = '-';
+    if (!is_name_letter(c)) c = '-';
   }
   return text;
 }

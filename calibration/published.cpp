@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <charconv>
 #include <cmath>
 #include <map>
 #include <span>
@@ -11,6 +10,7 @@
 #include "calibration/gpu_names.h"
 #include "sim/base/embedded.h"
 #include "sim/base/letters.h"
+#include "sim/base/parse.h"
 
 namespace foreshard {
 
@@ -30,11 +30,8 @@ std::string_view cell_of(const CsvTable& table, std::size_t row, std::string_vie
 }
 
 double positive_of(const CsvTable& table, std::size_t row, std::string_view column) {
-  const std::string_view text = cell_of(table, row, column);
-  double value = 0;
-  const auto [end, failure] = std::from_chars(text.data(), text.data() + text.size(), value);
-  const bool whole = failure == std::errc() && end == text.data() + text.size();
-  return whole && std::isfinite(value) && value > 0 ? value : 0;
+  const double value = parse_number<double>(cell_of(table, row, column)).value_or(0);
+  return std::isfinite(value) && value > 0 ? value : 0;
 }
 
 std::string chip_of(std::string_view gpu) {
@@ -143,39 +140,21 @@ namespace {
 
 // The kernels that a name may mean, the first that fits: "flashinfer FA2" is fa2, "FA3 in step"
 // fa3.
-std::string kernel_named(std::string_view text) {
+const char* kernel_named(std::string_view text) {
   const std::string low = squeezed(text);
-  struct Name {
-    std::string_view part;
-    const char* kernel;
-  };
-  static constexpr Name kNames[] = {{"flashattention4", "fa4"},
-                                    {"fa4", "fa4"},
-                                    {"flashattention3", "fa3"},
-                                    {"flashattn3", "fa3"},
-                                    {"fa3", "fa3"},
-                                    {"flashattention2", "fa2"},
-                                    {"flashattn2", "fa2"},
-                                    {"fa2", "fa2"},
-                                    {"flashattention1", "fa1"},
-                                    {"flashattn1", "fa1"},
-                                    {"fa1", "fa1"},
-                                    {"cudnn", "cudnn"},
-                                    {"thunderkittens", "tk"},
-                                    {"aotriton", "aotriton"},
-                                    {"triton", "triton"},
-                                    {"aiter", "aiter"},
-                                    {"trtllm", "trtllm"},
-                                    {"efficient", "sdpa_efficient"},
-                                    {"xformers", "sdpa_efficient"},
-                                    {"cutlass", "sdpa_efficient"},
-                                    {"math", "math"},
-                                    {"eager", "math"},
-                                    {"flash", "fa2"}};
-  for (const Name& name : kNames) {
-    if (low.find(name.part) != std::string::npos) return name.kernel;
+  const auto has = [&](auto... parts) { return has_any(low, {parts...}); };
+  if (has("flashattention4", "fa4")) return "fa4";
+  if (has("flashattention3", "flashattn3", "fa3")) return "fa3";
+  if (has("flashattention2", "flashattn2", "fa2")) return "fa2";
+  if (has("flashattention1", "flashattn1", "fa1")) return "fa1";
+  if (has("cudnn")) return "cudnn";
+  if (has("thunderkittens")) return "tk";
+  for (const char* kernel : {"aotriton", "triton", "aiter", "trtllm"}) {
+    if (has(kernel)) return kernel;
   }
-  return "";
+  if (has("efficient", "xformers", "cutlass")) return "sdpa_efficient";
+  if (has("math", "eager")) return "math";
+  return has("flash") ? "fa2" : "";
 }
 
 bool is_false(std::string_view text) {

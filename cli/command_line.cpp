@@ -14,6 +14,7 @@
 #include "cli/output.h"
 #include "cli/verbs/verbs.h"
 #include "models/zoo.h"
+#include "sim/base/parse.h"
 #include "sim/base/spelling.h"
 #include "sim/spec/checks/plan_check.h"
 #include "sim/spec/plan_config.h"
@@ -29,16 +30,6 @@ constexpr const char* kFooter =
     "Exit codes: 0 ok, 1 internal error, 2 usage, 3 invalid input, 4 does not fit, "
     "5 outside tolerance, 6 missing capability, 130 interrupted.\n"
     "Example:\n  foreshard predict --model llama-3.1-8b --cluster 64xh100";
-
-std::vector<std::string> split(const std::string& text, char separator) {
-  std::vector<std::string> parts;
-  std::size_t begin = 0;
-  for (std::size_t end = 0; end != std::string::npos; begin = end + 1) {
-    end = text.find(separator, begin);
-    parts.push_back(text.substr(begin, end - begin));
-  }
-  return parts;
-}
 
 constexpr const char* kExportFormats = "fsdp2|accelerate|deepspeed|torchtitan|launch";
 
@@ -115,7 +106,7 @@ class Tree {
   // The value is one of the words, which are separated by |.
   static CLI::Option* choice(CLI::Option* option, const char* words) {
     const auto refusal = [words](std::string& text) {
-      const std::vector<std::string> known = split(words, '|');
+      const std::vector<std::string> known = parts_of(words, "|");
       if (std::ranges::find(known, text) != known.end()) return std::string();
       const std::string near = nearest_spelling(text, known);
       return fmt::format("{} is not known; expected {}{}", quote(text), fmt::join(known, ", "),
@@ -657,7 +648,7 @@ ValueHint hint_of(const CLI::Option& option) {
   } else if (type == "KEY=VALUE") {
     for (const std::string& key : plan_keys()) hint.words.push_back(key + "=");
   } else if (type.find('|') != std::string::npos) {
-    hint.words = split(type, '|');
+    hint.words = parts_of(type, "|");
   }
   if (!hint.words.empty()) hint.kind = ValueHint::Kind::kWords;
   return hint;

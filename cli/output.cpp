@@ -10,7 +10,6 @@
 
 #include <array>
 #include <cerrno>
-#include <charconv>
 #include <cstdlib>
 #include <ctime>
 #include <filesystem>
@@ -20,6 +19,7 @@
 
 #include "reports/view/layout.h"
 #include "sim/base/error.h"
+#include "sim/base/parse.h"
 
 namespace foreshard {
 namespace {
@@ -37,10 +37,7 @@ std::string host_name() {
 std::string now() {
   std::time_t time = std::time(nullptr);
   if (const char* epoch = std::getenv("SOURCE_DATE_EPOCH")) {
-    const std::string_view text = epoch;
-    std::int64_t seconds = 0;
-    const auto [end, failure] = std::from_chars(text.data(), text.data() + text.size(), seconds);
-    if (failure == std::errc() && end == text.data() + text.size()) time = seconds;
+    time = parse_number<std::int64_t>(epoch).value_or(time);
   }
   std::tm utc{};
   if (::gmtime_r(&time, &utc) == nullptr) return "";
@@ -51,11 +48,9 @@ std::string now() {
 // Of standard output in characters; 0 where it is no terminal, or none that says its width.
 std::size_t terminal_width() {
   if (::isatty(STDOUT_FILENO) == 0) return 0;
-  std::size_t columns = 0;
   if (const char* variable = std::getenv("COLUMNS")) {
-    const std::string_view text = variable;
-    const auto [end, failure] = std::from_chars(text.data(), text.data() + text.size(), columns);
-    if (failure == std::errc() && end == text.data() + text.size() && columns > 0) return columns;
+    const auto columns = parse_number<std::size_t>(variable);
+    if (columns.value_or(0) > 0) return *columns;
   }
   winsize size{};
   return ::ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0 ? size.ws_col : 0;

@@ -5,7 +5,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <charconv>
 #include <limits>
 #include <map>
 #include <nlohmann/json.hpp>
@@ -17,6 +16,7 @@
 #include "reports/validate/measured.h"
 #include "reports/view/network_view.h"
 #include "reports/view/plan_words.h"
+#include "sim/base/parse.h"
 #include "sim/spec/checks/plan_check.h"
 #include "sim/spec/plan_config.h"
 
@@ -117,11 +117,9 @@ std::vector<std::size_t> cells_by_worth(const std::vector<HeatmapCell>& cells) {
 std::int64_t counted_gpus(const std::string& spec, std::string& kind) {
   const std::size_t x = spec.find('x');
   if (x == std::string::npos) return 0;
-  std::int64_t gpus = 0;
-  const auto [end, error] = std::from_chars(spec.data(), spec.data() + x, gpus);
-  if (error != std::errc() || end != spec.data() + x) return 0;
-  kind = spec.substr(x + 1);
-  return gpus;
+  const auto gpus = parse_number<std::int64_t>({spec.data(), x});
+  if (gpus) kind = spec.substr(x + 1);
+  return gpus.value_or(0);
 }
 
 Json price_json(const Gpu& gpu, const Report& report) {

@@ -6,10 +6,10 @@
 #include <zlib.h>
 
 #include <algorithm>
-#include <charconv>
 #include <memory>
 #include <utility>
 
+#include "sim/base/parse.h"
 #include "sim/base/spelling.h"
 #include "sim/base/text_file.h"
 
@@ -111,12 +111,9 @@ std::size_t CsvFile::at(std::string_view column) const {
 
 std::int64_t CsvFile::integer(std::size_t row, std::size_t column) const {
   const std::string_view cell = text(row, column);
-  std::int64_t value = 0;
-  const auto [end, code] = std::from_chars(cell.data(), cell.data() + cell.size(), value);
-  if (code != std::errc() || end != cell.data() + cell.size()) {
-    throw error(row, column, quote(cell) + " is not a whole number", "for example 4096");
-  }
-  return value;
+  const auto value = parse_number<std::int64_t>(cell);
+  if (!value) throw error(row, column, quote(cell) + " is not a whole number", "for example 4096");
+  return *value;
 }
 
 ConfigError CsvFile::error(std::size_t row, std::size_t column, const std::string& what_is_wrong,

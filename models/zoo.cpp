@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <array>
-#include <charconv>
 #include <cmath>
 #include <cstddef>
 #include <optional>
@@ -16,6 +15,7 @@
 #include "models/vision_zoo.h"
 #include "sim/base/error.h"
 #include "sim/base/letters.h"
+#include "sim/base/parse.h"
 #include "sim/base/spelling.h"
 
 namespace foreshard {
@@ -38,10 +38,7 @@ template <typename Visit>
 void for_each_line(std::string_view text, std::string_view file_name, Visit visit) {
   int number = 0;
   while (!text.empty()) {
-    const std::size_t end = std::min(text.find('\n'), text.size());
-    const Line line = {file_name, ++number, text.substr(0, end)};
-    text.remove_prefix(std::min(end + 1, text.size()));
-    if (!visit(line)) return;
+    if (!visit(Line{file_name, ++number, cut(text, "\n")})) return;
   }
 }
 
@@ -75,9 +72,8 @@ Cells split(const Line& line) {
 }
 
 std::int64_t number(const Line& line, std::string_view cell, std::size_t column) {
-  std::int64_t value = 0;
-  const auto [end, code] = std::from_chars(cell.data(), cell.data() + cell.size(), value);
-  if (code != std::errc() || end != cell.data() + cell.size() || value < 1) {
+  const auto value = parse_number<std::int64_t>(cell).value_or(0);
+  if (value < 1) {
     fail(line, column, "\"" + std::string(cell) + "\" is not a count",
          "a whole number from 1, for example 4096");
   }
@@ -85,10 +81,8 @@ std::int64_t number(const Line& line, std::string_view cell, std::size_t column)
 }
 
 double constant(const Line& line, std::string_view cell, std::size_t column) {
-  double value = 0;
-  const auto [end, code] = std::from_chars(cell.data(), cell.data() + cell.size(), value);
-  if (code != std::errc() || end != cell.data() + cell.size() || !(value > 0) ||
-      !std::isfinite(value)) {
+  const auto value = parse_number<double>(cell).value_or(0);
+  if (!(value > 0) || !std::isfinite(value)) {
     fail(line, column, "\"" + std::string(cell) + "\" is not a constant",
          "a number above 0, for example 500000");
   }
@@ -192,9 +186,7 @@ void apply_value(const Line& line, std::string_view trait, ModelDims& dims) {
 void apply_traits(const Line& line, const Cells& cells, ModelDims& dims) {
   std::string_view rest = cells[kTraits];
   while (!rest.empty()) {
-    const std::size_t end = std::min(rest.find(' '), rest.size());
-    const std::string_view trait = rest.substr(0, end);
-    rest.remove_prefix(std::min(end + 1, rest.size()));
+    const std::string_view trait = cut(rest, " ");
     if (trait.find('=') != std::string_view::npos) {
       apply_value(line, trait, dims);
     } else if (trait == "tied") {

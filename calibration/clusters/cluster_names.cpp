@@ -8,6 +8,7 @@
 
 #include "calibration/published.h"
 #include "sim/base/letters.h"
+#include "sim/base/parse.h"
 #include "sim/base/unit_strings.h"
 
 namespace foreshard {
@@ -27,16 +28,6 @@ bool is_one_of(const std::array<std::string_view, N>& words, std::string_view wo
   return std::ranges::find(words, word) != words.end();
 }
 
-// Letters and digits, in lower case.
-std::string plain(std::string_view text) {
-  std::string result;
-  for (const char c : text) {
-    if (c >= 'A' && c <= 'Z') result += static_cast<char>(c - 'A' + 'a');
-    if ((c >= 'a' && c <= 'z') || is_digit(c)) result += c;
-  }
-  return result;
-}
-
 // In lower case, with "x" for the signs of multiplication.
 std::string unified(std::string_view text) {
   std::string result;
@@ -50,7 +41,7 @@ std::string unified(std::string_view text) {
     } else if (c == '\t') {
       result += ' ';
     } else {
-      result += c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c;
+      result += lower(c);
     }
   }
   return result;
@@ -63,16 +54,6 @@ std::int64_t bounded(std::string_view digits, std::int64_t most) {
     value = value * 10 + (c - '0');
   }
   return std::min(value, most + 1);
-}
-
-std::vector<std::string> split_also(std::string_view cell) {
-  std::vector<std::string> words;
-  while (!cell.empty()) {
-    const std::size_t end = std::min(cell.find(';'), cell.size());
-    words.emplace_back(cell.substr(0, end));
-    cell.remove_prefix(std::min(end + 1, cell.size()));
-  }
-  return words;
 }
 
 class Reader {
@@ -126,20 +107,20 @@ class Reader {
   }
 
   std::optional<ClusterName> named(std::string_view name, std::string_view count) const {
-    const std::string wanted = plain(name);
+    const std::string wanted = squeezed(name);
     if (wanted.empty()) return std::nullopt;
     ClusterName found;
     if (!count.empty()) found.count = bounded(count, most_);
     for (const std::string& word : machines_) {
-      if (plain(word) != wanted) continue;
+      if (squeezed(word) != wanted) continue;
       found.name = word;
       found.counts_nodes = nodes_;
       return found;
     }
     for (const Instance& instance : instances_) {
-      const bool matches = plain(instance.name) == wanted ||
+      const bool matches = squeezed(instance.name) == wanted ||
                            std::ranges::any_of(instance.also, [&](const std::string& word) {
-                             return plain(word) == wanted;
+                             return squeezed(word) == wanted;
                            });
       if (!matches) continue;
       found.name = instance.name;
@@ -166,7 +147,7 @@ std::vector<Instance> list_instances() {
       return static_cast<std::int64_t>(table.number(row, column));
     };
     instances.push_back({.name = table.text(row, "name"),
-                         .also = split_also(table.text(row, "also")),
+                         .also = parts_of(table.text(row, "also"), ";"),
                          .machine = table.text(row, "machine"),
                          .gpus = count("gpus"),
                          .nics = count("nics"),

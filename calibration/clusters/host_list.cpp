@@ -4,8 +4,9 @@
 
 #include <fmt/format.h>
 
-#include <charconv>
 #include <stdexcept>
+
+#include "sim/base/parse.h"
 
 namespace foreshard {
 namespace {
@@ -15,11 +16,8 @@ namespace {
 std::string shortened(std::string_view text) { return std::string(text.substr(0, 64)); }
 
 int number_of(std::string_view text, std::string_view range) {
-  int value = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (text.empty() || error != std::errc() || end != text.data() + text.size() || value < 0) {
-    fail(fmt::format("'{}' is no range of numbers", shortened(range)));
-  }
+  const int value = parse_number<int>(text).value_or(-1);
+  if (value < 0) fail(fmt::format("'{}' is no range of numbers", shortened(range)));
   return value;
 }
 
@@ -27,9 +25,7 @@ int number_of(std::string_view text, std::string_view range) {
 std::vector<std::string> expand_numbers(std::string_view list, std::size_t most) {
   std::vector<std::string> numbers;
   while (!list.empty()) {
-    const std::size_t comma = std::min(list.find(','), list.size());
-    const std::string_view range = list.substr(0, comma);
-    list.remove_prefix(std::min(comma + 1, list.size()));
+    const std::string_view range = cut(list, ",");
     const std::size_t dash = std::min(range.find('-'), range.size());
     const std::string_view low = range.substr(0, dash);
     const int first = number_of(low, range);

@@ -7,13 +7,13 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <charconv>
 #include <cmath>
 
 #include "calibration/gpu_names.h"
 #include "calibration/machines.h"
 #include "sim/base/error.h"
 #include "sim/base/letters.h"
+#include "sim/base/parse.h"
 #include "sim/cost/nccl_tables.h"
 #include "sim/cost/node_links.h"
 
@@ -54,20 +54,13 @@ struct Ports {
   double rate = 0;   // Gbit/s of one; 0: not said
 };
 
-template <typename Is>
-std::size_t skip(std::string_view text, std::size_t at, Is is) {
-  while (at < text.size() && is(text[at])) ++at;
-  return at;
-}
 std::size_t skip_spaces(std::string_view text, std::size_t at) {
   return skip(text, at, [](char c) { return c == ' ' || c == '\t'; });
 }
 
 // The number that a text is; NaN where it is none.
 double number_of(std::string_view text) {
-  double value = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  return error == std::errc() && end == text.data() + text.size() ? value : std::nan("");
+  return parse_number<double>(text).value_or(std::nan(""));
 }
 
 // Gbit/s of "400gb", "1.6 tbit/s", "100g" at a place; 0 where none stands there.

@@ -7,13 +7,13 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <charconv>
 #include <nlohmann/json.hpp>
 
 #include "calibration/measure/bench.h"
 #include "exec/compute/operations.h"
 #include "exec/device/device_communicators.h"
 #include "exec/device/device_seconds.h"
+#include "sim/base/parse.h"
 
 namespace foreshard {
 namespace {
@@ -28,9 +28,7 @@ int calls_of(std::size_t bytes) {
 double mean_over_ranks(World& world, double own) {
   double sum = 0;
   for (const std::string& text : world.gather("seconds", fmt::format("{}", own))) {
-    double seconds = 0;
-    std::from_chars(text.data(), text.data() + text.size(), seconds);
-    sum += seconds;
+    sum += leading_number<double>(text);
   }
   return sum / world.size();
 }

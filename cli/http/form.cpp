@@ -8,6 +8,7 @@
 
 #include "sim/base/error.h"
 #include "sim/base/json.h"
+#include "sim/base/letters.h"
 
 namespace foreshard {
 namespace {
@@ -17,12 +18,8 @@ constexpr std::size_t kMostNameBytes = 80;
 
 [[noreturn]] void refuse(const char* what) { throw Error(ExitCode::kInvalidInput, what); }
 
-char lower(char c) { return c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c; }
-
 bool starts_with(std::string_view text, std::string_view lower_case) {
-  return text.size() >= lower_case.size() &&
-         std::equal(lower_case.begin(), lower_case.end(), text.begin(),
-                    [](char a, char b) { return a == lower(b); });
+  return lower(text.substr(0, lower_case.size())) == lower_case;
 }
 
 std::optional<int> hex_digit(char c) {
@@ -70,8 +67,7 @@ void read_part(std::string_view part, HttpForm& form) {
   const std::string_view content = part.substr(end + 4);
   std::string_view headers = part.substr(0, end);
   while (!headers.empty()) {
-    const std::string_view line = headers.substr(0, headers.find("\r\n"));
-    headers.remove_prefix(std::min(headers.size(), line.size() + 2));
+    const std::string_view line = cut(headers, "\r\n");
     if (!starts_with(line, "content-disposition:")) continue;
     const auto field = parameter(line, "name");
     if (!field) break;
@@ -108,12 +104,10 @@ HttpForm read_multipart(std::string_view boundary, std::string_view body) {
 HttpWords read_query(std::string_view text) {
   HttpWords words;
   while (!text.empty()) {
-    const std::string_view word = text.substr(0, text.find('&'));
-    text.remove_prefix(std::min(text.size(), word.size() + 1));
+    std::string_view word = cut(text, "&");
     if (word.empty()) continue;
-    const std::size_t is = std::min(word.find('='), word.size());
-    words.emplace_back(decoded(word.substr(0, is)),
-                       decoded(word.substr(std::min(is + 1, word.size()))));
+    const std::string name = decoded(cut(word, "="));
+    words.emplace_back(name, decoded(word));
   }
   return words;
 }

@@ -7,6 +7,7 @@
 #include <array>
 
 #include "sim/base/error.h"
+#include "sim/base/letters.h"
 
 namespace foreshard {
 namespace {
@@ -18,11 +19,7 @@ std::string name_of(std::string_view host) {
   // An IPv6 address without brackets has no port.
   if (has_port && (host.starts_with('[') || host.find(':') == colon)) host = host.substr(0, colon);
   if (host.starts_with('[') && host.ends_with(']')) host = host.substr(1, host.size() - 2);
-  std::string name(host);
-  std::transform(name.begin(), name.end(), name.begin(), [](unsigned char c) {
-    return c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : static_cast<char>(c);
-  });
-  return name;
+  return lower(host);
 }
 
 // The time does not tell where they differ.
@@ -44,8 +41,7 @@ bool holds_token(const HttpGate& gate, const HttpCaller& caller) {
   }
   std::string_view rest = caller.cookies;
   while (!rest.empty()) {
-    std::string_view one = rest.substr(0, rest.find(';'));
-    rest.remove_prefix(std::min(rest.size(), one.size() + 1));
+    std::string_view one = cut(rest, ";");
     one.remove_prefix(std::min(one.size(), one.find_first_not_of(' ')));
     const std::size_t is = one.find('=');
     if (is != one.npos && one.substr(0, is) == gate.cookie && same(one.substr(is + 1), gate.token))

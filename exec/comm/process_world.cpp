@@ -8,7 +8,6 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <charconv>
 #include <map>
 #include <tuple>
 #include <utility>
@@ -20,6 +19,7 @@
 #include "exec/comm/rendezvous.h"
 #include "exec/comm/shared_transport.h"
 #include "sim/base/error.h"
+#include "sim/base/parse.h"
 
 namespace foreshard {
 namespace {
@@ -230,10 +230,8 @@ ConnectOptions connect_options(const Environment& environment) {
   }
   options.address = environment("FORESHARD_ADDRESS").value_or("");
   if (const auto timeout = environment("FORESHARD_TIMEOUT_S")) {
-    int seconds = 0;
-    const char* end = timeout->data() + timeout->size();
-    const auto parsed = std::from_chars(timeout->data(), end, seconds);
-    if (parsed.ec != std::errc() || parsed.ptr != end || seconds < 1 || seconds > 86400) {
+    const int seconds = parse_number<int>(*timeout).value_or(0);
+    if (seconds < 1 || seconds > 86400) {
       fail_launch(
           fmt::format("FORESHARD_TIMEOUT_S={}: expected whole seconds from 1 to 86400", *timeout));
     }

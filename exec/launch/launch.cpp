@@ -5,12 +5,12 @@
 
 #include <fmt/format.h>
 
-#include <charconv>
 #include <cstdint>
 #include <cstdlib>
 
 #include "exec/comm/failures.h"
 #include "exec/comm/sockets.h"
+#include "sim/base/parse.h"
 
 namespace foreshard {
 namespace {
@@ -38,10 +38,8 @@ class Variables {
   std::optional<int> number(const std::string& name, int least, int most) const {
     const auto value = text(name);
     if (!value) return std::nullopt;
-    int parsed = 0;
-    const char* end = value->data() + value->size();
-    const auto result = std::from_chars(value->data(), end, parsed);
-    if (result.ec != std::errc() || result.ptr != end || parsed < least || parsed > most) {
+    const auto parsed = parse_number<int>(*value);
+    if (!parsed || *parsed < least || *parsed > most) {
       fail_launch(fmt::format("{}={}: expected a whole number from {} to {} ({})", name, *value,
                               least, most, launcher_));
     }

@@ -1,6 +1,8 @@
 // The CUDA runtime as PyTorch and its libraries call it: devices, streams, events, graphs.
 
+#include <algorithm>
 #include <cstdint>
+#include <iterator>
 #include <utility>
 
 #include "exec/null/abi.h"
@@ -19,6 +21,31 @@ thread_local Status last_error = kSuccess;
 Status failed(Status status) {
   last_error = status;
   return status;
+}
+
+constexpr const char* kOther = "cudaErrorNotSupported";
+
+struct ErrorWords {
+  Status error;
+  const char *name, *says;
+};
+constexpr ErrorWords kErrors[] = {
+    {kSuccess, "cudaSuccess", "no error"},
+    {kMemoryAllocation, "cudaErrorMemoryAllocation", "out of memory"},
+    {kNotReady, "cudaErrorNotReady", "device not ready"},
+    {kInvalidDevice, "cudaErrorInvalidDevice", "invalid device ordinal"},
+    {kCaptureUnsupported, kOther, "operation not permitted when stream is capturing"},
+    {kCaptureInvalidated, kOther, "operation failed due to a previous error during capture"},
+    {kCaptureUnjoined, kOther, "capturing stream has unjoined work"},
+    {kCaptureIsolation, kOther, "dependency created on uncaptured work in another stream"},
+    {kCaptureImplicit, kOther,
+     "operation would make the legacy stream depend on a capturing blocking stream"},
+};
+
+ErrorWords words_of(Status error) {
+  const auto* found = std::ranges::find(kErrors, error, &ErrorWords::error);
+  return found != std::end(kErrors) ? *found
+                                    : ErrorWords{error, kOther, "the null GPU refuses this"};
 }
 
 }  // namespace
@@ -52,44 +79,8 @@ FORESHARD_NULL_API Status cudaRuntimeGetVersion(int* version) {
 }
 FORESHARD_NULL_API Status cudaGetLastError() { return std::exchange(last_error, kSuccess); }
 FORESHARD_NULL_API Status cudaPeekAtLastError() { return last_error; }
-FORESHARD_NULL_API const char* cudaGetErrorString(Status error) {
-  switch (error) {
-    case kSuccess:
-      return "no error";
-    case kMemoryAllocation:
-      return "out of memory";
-    case kNotReady:
-      return "device not ready";
-    case kInvalidDevice:
-      return "invalid device ordinal";
-    case kCaptureUnsupported:
-      return "operation not permitted when stream is capturing";
-    case kCaptureInvalidated:
-      return "operation failed due to a previous error during capture";
-    case kCaptureUnjoined:
-      return "capturing stream has unjoined work";
-    case kCaptureIsolation:
-      return "dependency created on uncaptured work in another stream";
-    case kCaptureImplicit:
-      return "operation would make the legacy stream depend on a capturing blocking stream";
-    default:
-      return "the null GPU refuses this";
-  }
-}
-FORESHARD_NULL_API const char* cudaGetErrorName(Status error) {
-  switch (error) {
-    case kSuccess:
-      return "cudaSuccess";
-    case kMemoryAllocation:
-      return "cudaErrorMemoryAllocation";
-    case kNotReady:
-      return "cudaErrorNotReady";
-    case kInvalidDevice:
-      return "cudaErrorInvalidDevice";
-    default:
-      return "cudaErrorNotSupported";
-  }
-}
+FORESHARD_NULL_API const char* cudaGetErrorString(Status error) { return words_of(error).says; }
+FORESHARD_NULL_API const char* cudaGetErrorName(Status error) { return words_of(error).name; }
 FORESHARD_NULL_API Status cudaGetDeviceProperties(void* p, int) {
   fill_properties(p, kProperties13);
   return kSuccess;

@@ -12,7 +12,6 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <charconv>
 #include <chrono>
 #include <cstdio>
 #include <thread>
@@ -20,6 +19,7 @@
 #include "exec/state/checkpoint_index.h"
 #include "exec/state/durable_file.h"
 #include "sim/base/error.h"
+#include "sim/base/parse.h"
 
 namespace foreshard {
 namespace {
@@ -101,8 +101,7 @@ std::string checkpoint_name(std::int64_t step) { return fmt::format("{}{:08}", k
 
 std::optional<std::int64_t> step_of_name(const std::string& name) {
   if (!name.starts_with(kStep)) return std::nullopt;
-  std::int64_t step = -1;
-  std::from_chars(name.data() + kStep.size(), name.data() + name.size(), step);
+  const auto step = leading_number<std::int64_t>(std::string_view(name).substr(kStep.size()), -1);
   if (step < 0 || checkpoint_name(step) != name) return std::nullopt;
   return step;
 }

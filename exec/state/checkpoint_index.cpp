@@ -6,7 +6,6 @@
 
 #include <fmt/format.h>
 
-#include <charconv>
 #include <fstream>
 #include <nlohmann/json.hpp>
 
@@ -14,6 +13,7 @@
 #include "sim/base/error.h"
 #include "sim/base/hash.h"
 #include "sim/base/json.h"
+#include "sim/base/parse.h"
 #include "sim/base/spelling.h"
 #include "sim/base/units.h"
 
@@ -73,12 +73,9 @@ Json to_json(const CheckpointFile& file) {
 }
 
 std::uint64_t parse_hex(const ConfigNode& node, std::string_view digits) {
-  std::uint64_t value = 0;
-  const auto [end, error] = std::from_chars(digits.begin(), digits.end(), value, 16);
-  if (error != std::errc() || end != digits.end()) {
-    throw node.error("has other characters than hexadecimal digits");
-  }
-  return value;
+  const auto value = parse_number<std::uint64_t>(digits, 16);
+  if (!value) throw node.error("has other characters than hexadecimal digits");
+  return *value;
 }
 
 StateParameter read_parameter(const ConfigNode& node) {

@@ -3,8 +3,9 @@
 #include "exec/state/together.h"
 
 #include <algorithm>
-#include <charconv>
 #include <exception>
+
+#include "sim/base/parse.h"
 
 namespace foreshard {
 namespace {
@@ -27,9 +28,8 @@ std::vector<RankOutcome> do_together(World& world, const std::string& topic,
   std::vector<RankOutcome> outcomes;
   for (const std::string& message :
        world.gather(topic, std::to_string(static_cast<int>(own.exit_code)) + " " + own.text)) {
-    int code = static_cast<int>(ExitCode::kInternal);
     const std::size_t blank = std::min(message.find(' '), message.size());
-    std::from_chars(message.data(), message.data() + blank, code);
+    const int code = leading_number({message.data(), blank}, static_cast<int>(ExitCode::kInternal));
     outcomes.push_back(
         {static_cast<ExitCode>(code), message.substr(std::min(blank + 1, message.size()))});
   }

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "interop/export/export_fsdp2_parts.h"
+#include "sim/base/parse.h"
 #include "sim/spec/plan_config.h"
 
 namespace foreshard {
@@ -60,11 +61,8 @@ std::string tensor_imports(const Plan& plan) {
 std::string python_header(const ScriptJob& job) {
   const std::int64_t world = job.plan.mesh.world();
   std::string commented;
-  const std::string yaml = to_yaml(job.plan);
-  for (std::size_t at = 0; at < yaml.size();) {
-    const std::size_t end = std::min(yaml.find('\n', at), yaml.size());
-    commented += "#   " + yaml.substr(at, end - at) + "\n";
-    at = end + 1;
+  for (const std::string& line : parts_of(to_yaml(job.plan), "\n")) {
+    commented += "#   " + line + "\n";
   }
   std::string imports;
   if (recomputes(job)) {

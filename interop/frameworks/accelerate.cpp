@@ -1,6 +1,5 @@
 #include <fmt/format.h>
 
-#include <nlohmann/json.hpp>
 #include <vector>
 
 #include "interop/frameworks/frameworks.h"
@@ -46,9 +45,7 @@ void read_precision(ForeignReader& reader, bool of_outputs) {
 }
 
 void read_recomputation(ForeignReader& reader) {
-  if (const ConfigNode* node = reader.find(fsdp("activation_checkpointing"))) {
-    reader.map(fsdp("activation_checkpointing"), "recompute", node->as_bool() ? "full" : "none");
-  } else {
+  if (!reader.flag(fsdp("activation_checkpointing"), "recompute", "full", "none")) {
     reader.assume("recompute", "none", "no fsdp_activation_checkpointing");
   }
 }
@@ -77,11 +74,9 @@ void read_mesh(ForeignReader& reader, const Ranks& ranks) {
       reader.unsupported(mesh(other), "tensor, context and sequence parallelism are not modelled");
     }
   }
-  const ConfigNode* shard = reader.find(mesh("dp_shard"));
-  const ConfigNode* replicate = reader.find(mesh("dp_replicate"));
-  if (shard != nullptr) reader.integer(mesh("dp_shard"), "mesh.shard");
-  if (replicate != nullptr) reader.integer(mesh("dp_replicate"), "mesh.replicate");
-  if (shard == nullptr && replicate == nullptr && ranks.all > 0) {
+  const bool has_shard = reader.integer(mesh("dp_shard"), "mesh.shard");
+  const bool has_replicate = reader.integer(mesh("dp_replicate"), "mesh.replicate");
+  if (!has_shard && !has_replicate && ranks.all > 0) {
     reader.map("num_processes", "mesh.shard", fmt::format("{}", ranks.all));
     reader.assume("mesh.replicate", "1", "no parallelism_config: all ranks shard");
   }
@@ -91,17 +86,12 @@ void read_fsdp2(ForeignReader& reader, const Ranks& ranks) {
   reader.map(fsdp("version"), "runtime", "fsdp2");
   reader.assume("trainer", "accelerate", "the file is Accelerate's");
   read_mesh(reader, ranks);
-  if (const ConfigNode* node = reader.find(fsdp("reshard_after_forward"))) {
-    reader.map(fsdp("reshard_after_forward"), "reshard_after_forward",
-               node->as_bool() ? "always" : "never");
-  }
+  reader.flag(fsdp("reshard_after_forward"), "reshard_after_forward", "always", "never");
   for (const char* old : {"sharding_strategy", "backward_prefetch", "forward_prefetch",
                           "use_orig_params", "sync_module_states"}) {
     reader.ignore(fsdp(old), "a key of FSDP1, which FSDP2 does not have");
   }
-  if (const ConfigNode* node = reader.find(fsdp("offload_params"))) {
-    reader.map(fsdp("offload_params"), "offload", node->as_bool() ? "cpu" : "none");
-  }
+  reader.flag(fsdp("offload_params"), "offload", "cpu", "none");
   read_precision(reader, true);
 }
 
@@ -145,9 +135,7 @@ void read_fsdp1(ForeignReader& reader, const Ranks& ranks) {
       reader.map(fsdp("backward_prefetch"), "fsdp1.backward_prefetch", how == 0 ? "pre" : "post");
     }
   }
-  if (const ConfigNode* node = reader.find(fsdp("forward_prefetch"))) {
-    reader.map(fsdp("forward_prefetch"), "prefetch.forward", node->as_bool() ? "1" : "implicit");
-  }
+  reader.flag(fsdp("forward_prefetch"), "prefetch.forward", "1", "implicit");
   reader.flag(fsdp("use_orig_params"), "fsdp1.use_orig_params");
   if (const ConfigNode* node = reader.find(fsdp("offload_params"));
       node != nullptr && node->as_bool()) {
@@ -170,19 +158,11 @@ void read_zero(ForeignReader& reader, const Ranks& ranks) {
     reader.assume("runtime", runtime, "no zero_stage, which is 2 by default");
   }
   reader.integer(key("gradient_accumulation_steps"), "batch.accumulation");
-  if (const ConfigNode* clip = reader.find(key("gradient_clipping"))) {
-    const double value = clip->as_double(0);
-    reader.map(key("gradient_clipping"), "optimizer.clip_norm",
-               value > 0 ? yaml_value(Json(value)) : "none");
-  }
+  reader.clipping(key("gradient_clipping"));
   if (number > 0) {
-    static constexpr std::string_view kWords[] = {"none", "cpu", "nvme"};
     for (const char* name : {"offload_optimizer", "offload_param"}) {
-      const std::string path = key(name) + "_device";
-      if (const ConfigNode* device = reader.find(path)) {
-        reader.map(path, fmt::format("zero.{}", name),
-                   std::string(kWords[device->as_choice(kWords)]));
-      }
+      reader.choice(key(name) + "_device", fmt::format("zero.{}", name),
+                    {{"none", "none"}, {"cpu", "cpu"}, {"nvme", "nvme"}});
     }
     if (ranks.all > 0) {
       reader.map("num_processes", "mesh.shard", fmt::format("{}", ranks.all));
@@ -236,33 +216,14 @@ ForeignPlan read_accelerate(const ConfigNode& root) {
     const bool off = backend->as_string() == "NO" || backend->as_string() == "no";
     reader.map("dynamo_config.dynamo_backend", "compile", off ? "none" : "model");
   }
-  reader.finish({"compute_environment",
-                 "debug",
-                 "downcast_bf16",
-                 "enable_cpu_affinity",
-                 "machine_rank",
-                 "main_process_ip",
-                 "main_process_port",
-                 "main_training_function",
-                 "gpu_ids",
-                 "rdzv_backend",
-                 "same_network",
-                 "tpu_env",
-                 "tpu_use_cluster",
-                 "tpu_use_sudo",
-                 "use_cpu",
-                 "distributed_type",
-                 "num_machines",
-                 "num_processes",
-                 "dynamo_config",
-                 "megatron_lm_config",
-                 "mpirun_config",
-                 "fp8_config",
-                 fsdp("state_dict_type"),
-                 fsdp("cpu_ram_efficient_loading"),
-                 fsdp("sync_module_states"),
-                 fsdp("ignored_modules"),
-                 fsdp("activation_checkpointing_offload")});
+  reader.finish(
+      "compute_environment debug downcast_bf16 enable_cpu_affinity machine_rank "
+      "main_process_ip main_process_port main_training_function gpu_ids rdzv_backend "
+      "same_network tpu_env tpu_use_cluster tpu_use_sudo use_cpu distributed_type "
+      "num_machines num_processes dynamo_config megatron_lm_config mpirun_config fp8_config "
+      "fsdp_config.fsdp_state_dict_type fsdp_config.fsdp_cpu_ram_efficient_loading "
+      "fsdp_config.fsdp_sync_module_states fsdp_config.fsdp_ignored_modules "
+      "fsdp_config.fsdp_activation_checkpointing_offload");
   return plan;
 }
 

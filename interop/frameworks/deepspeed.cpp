@@ -5,6 +5,7 @@
 
 #include "interop/frameworks/frameworks.h"
 #include "sim/base/letters.h"
+#include "sim/base/parse.h"
 #include "sim/spec/plan_keys.h"
 
 namespace foreshard {
@@ -13,26 +14,17 @@ namespace {
 constexpr const char* kZero = "zero_optimization";
 
 // Keys of "zero_optimization" that are keys of the plan under the same name.
-constexpr const char* kFlags[] = {"overlap_comm",
-                                  "contiguous_gradients",
-                                  "reduce_scatter",
-                                  "round_robin_gradients",
-                                  "use_multi_rank_bucket_allreduce",
-                                  "stage3_use_all_reduce_for_fetch_params",
-                                  "zero_quantized_weights",
-                                  "zero_quantized_gradients"};
-constexpr const char* kCounts[] = {"reduce_bucket_size",
-                                   "allgather_bucket_size",
-                                   "stage3_prefetch_bucket_size",
-                                   "stage3_max_live_parameters",
-                                   "stage3_max_reuse_distance",
-                                   "stage3_param_persistence_threshold",
-                                   "stage3_model_persistence_threshold",
-                                   "sub_group_size",
-                                   "zero_hpz_partition_size"};
+constexpr std::string_view kFlags =
+    "overlap_comm contiguous_gradients reduce_scatter round_robin_gradients "
+    "use_multi_rank_bucket_allreduce stage3_use_all_reduce_for_fetch_params zero_quantized_weights "
+    "zero_quantized_gradients";
+constexpr std::string_view kCounts =
+    "reduce_bucket_size allgather_bucket_size stage3_prefetch_bucket_size "
+    "stage3_max_live_parameters stage3_max_reuse_distance stage3_param_persistence_threshold "
+    "stage3_model_persistence_threshold sub_group_size zero_hpz_partition_size";
 
-std::string in_zero(const char* key) { return fmt::format("{}.{}", kZero, key); }
-std::string of_plan(const char* key) { return fmt::format("zero.{}", key); }
+std::string in_zero(std::string_view key) { return fmt::format("{}.{}", kZero, key); }
+std::string of_plan(std::string_view key) { return fmt::format("zero.{}", key); }
 
 bool is_on(ForeignReader& reader, const char* path) {
   const ConfigNode* node = reader.find(path);
@@ -48,15 +40,15 @@ void read_half_precision(ForeignReader& reader) {
   } else {
     reader.assume("dtype.param", compute, "neither bf16 nor fp16 is enabled");
   }
-  const ConfigNode* reduce = reader.find("communication_data_type");
-  if (reduce == nullptr) {
+  if (!reader.choice("communication_data_type", "dtype.reduce",
+                     {{"fp32", "fp32"},
+                      {"fp16", "fp16"},
+                      {"bfp16", "bf16"},
+                      {"float32", "fp32"},
+                      {"float16", "fp16"},
+                      {"bf16", "bf16"}})) {
     reader.assume("dtype.reduce", compute, "no communication_data_type: that of the gradients");
-    return;
   }
-  static constexpr std::string_view kWords[] = {"fp32", "fp16", "bf16", "fp32", "fp16", "bf16"};
-  const std::size_t word =
-      reduce->as_choice({"fp32", "fp16", "bfp16", "float32", "float16", "bf16"});
-  reader.map("communication_data_type", "dtype.reduce", std::string(kWords[word]));
 }
 
 void read_batch_sizes(ForeignReader& reader) {
@@ -72,11 +64,8 @@ void read_batch_sizes(ForeignReader& reader) {
 }
 
 void read_offload(ForeignReader& reader, const char* name) {
-  const std::string path = in_zero(name) + ".device";
-  if (const ConfigNode* device = reader.find(path)) {
-    static constexpr std::string_view kWords[] = {"none", "cpu", "nvme"};
-    reader.map(path, of_plan(name), std::string(kWords[device->as_choice(kWords)]));
-  }
+  reader.choice(in_zero(name) + ".device", of_plan(name),
+                {{"none", "none"}, {"cpu", "cpu"}, {"nvme", "nvme"}});
 }
 
 void read_optimizer_section(ForeignReader& reader) {
@@ -124,16 +113,13 @@ ForeignPlan read_deepspeed(const ConfigNode& root) {
   read_batch_sizes(reader);
   read_half_precision(reader);
   // In DeepSpeed 0 switches clipping off, and is the default.
-  if (const ConfigNode* clip = reader.find("gradient_clipping")) {
-    const double value = clip->as_double(0);
-    reader.map("gradient_clipping", "optimizer.clip_norm",
-               value > 0 ? yaml_value(Json(value)) : "none");
-  } else {
+  if (!reader.clipping("gradient_clipping")) {
     reader.assume("optimizer.clip_norm", "none", "no gradient_clipping");
   }
   if (number > 0) {
-    for (const char* key : kFlags) reader.flag(in_zero(key), of_plan(key));
-    for (const char* key : kCounts) reader.integer(in_zero(key), of_plan(key), 0);
+    for (const std::string& key : parts_of(kFlags, " ")) reader.flag(in_zero(key), of_plan(key));
+    for (const std::string& key : parts_of(kCounts, " "))
+      reader.integer(in_zero(key), of_plan(key), 0);
     read_offload(reader, "offload_optimizer");
     read_offload(reader, "offload_param");
     bool pinned = false;
@@ -160,37 +146,16 @@ ForeignPlan read_deepspeed(const ConfigNode& root) {
   for (const char* path : {"tensor_parallel", "pipeline", "sequence_parallel_size"}) {
     reader.unsupported(path, "tensor, sequence and pipeline parallelism are not modelled");
   }
-  reader.finish({"steps_per_print",
-                 "wall_clock_breakdown",
-                 "scheduler",
-                 "tensorboard",
-                 "wandb",
-                 "csv_monitor",
-                 "comet",
-                 "flops_profiler",
-                 "comms_logger",
-                 "checkpoint",
-                 "fp16",
-                 "bf16",
-                 "amp",
-                 "dump_state",
-                 "zero_allow_untested_optimizer",
-                 "zero_force_ds_cpu_optimizer",
-                 "activation_checkpointing",
-                 "aio",
-                 "prescale_gradients",
-                 "gradient_predivide_factor",
-                 "optimizer.params",
-                 "zero_optimization.stage3_gather_16bit_weights_on_model_save",
-                 "zero_optimization.allgather_partitions",
-                 "zero_optimization.load_from_fp32_weights",
-                 "zero_optimization.elastic_checkpoint",
-                 "zero_optimization.offload_optimizer",
-                 "zero_optimization.offload_param",
-                 "zero_optimization.ignore_unused_parameters",
-                 "zero_optimization.mics_hierarchical_params_gather",
-                 "autotuning",
-                 "elasticity"});
+  reader.finish(
+      "steps_per_print wall_clock_breakdown scheduler tensorboard wandb csv_monitor comet "
+      "flops_profiler comms_logger checkpoint fp16 bf16 amp dump_state "
+      "zero_allow_untested_optimizer zero_force_ds_cpu_optimizer activation_checkpointing "
+      "aio prescale_gradients gradient_predivide_factor optimizer.params "
+      "zero_optimization.stage3_gather_16bit_weights_on_model_save "
+      "zero_optimization.allgather_partitions zero_optimization.load_from_fp32_weights "
+      "zero_optimization.elastic_checkpoint zero_optimization.offload_optimizer "
+      "zero_optimization.offload_param zero_optimization.ignore_unused_parameters "
+      "zero_optimization.mics_hierarchical_params_gather autotuning elasticity");
   return plan;
 }
 
@@ -215,12 +180,12 @@ Exported export_deepspeed(const ExportJob& job) {
     return plan.runtime.kind == RuntimeKind::kZero3 ||
            (!key.starts_with("stage3_") && !key.starts_with("zero_"));
   };
+  const std::vector<std::string> known = parts_of(fmt::format("{} {}", kFlags, kCounts), " ");
   for (const PlanKey& key : library_keys()) {
     if (!key.path.starts_with("zero.")) continue;
     const std::string name(key.path.substr(5));
-    const bool listed = std::ranges::any_of(kFlags, [&](auto f) { return name == f; }) ||
-                        std::ranges::any_of(kCounts, [&](auto c) { return name == c; });
-    if (listed && is_of_stage(name)) zero[name] = key.write(plan);
+    if (std::ranges::find(known, name) == known.end()) continue;
+    if (is_of_stage(name)) zero[name] = key.write(plan);
   }
   const auto offload = [&](const char* name, ZeroOffload where) {
     if (where == ZeroOffload::kNone) return;

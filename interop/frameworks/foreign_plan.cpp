@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 
+#include "sim/base/parse.h"
 #include "sim/base/spelling.h"
 #include "sim/spec/plan_keys.h"
 
@@ -96,23 +97,44 @@ void ForeignReader::unsupported(std::string_view path, const std::string& why) {
   if (at(path) != nullptr) note(Mapping::kUnsupported, path, "", why);
 }
 
-void ForeignReader::integer(std::string_view path, std::string_view key, std::int64_t least) {
-  if (const ConfigNode* node = find(path)) {
-    map(path, key, fmt::format("{}", node->as_int(least)));
-  }
+bool ForeignReader::integer(std::string_view path, std::string_view key, std::int64_t least) {
+  const ConfigNode* node = find(path);
+  if (node != nullptr) map(path, key, fmt::format("{}", node->as_int(least)));
+  return node != nullptr;
 }
 
-void ForeignReader::flag(std::string_view path, std::string_view key) {
-  if (const ConfigNode* node = find(path)) map(path, key, node->as_bool() ? "true" : "false");
+bool ForeignReader::flag(std::string_view path, std::string_view key, const char* yes,
+                         const char* no) {
+  const ConfigNode* node = find(path);
+  if (node != nullptr) map(path, key, node->as_bool() ? yes : no);
+  return node != nullptr;
 }
 
-void ForeignReader::number(std::string_view path, std::string_view key) {
-  if (const ConfigNode* node = find(path)) {
-    map(path, key, yaml_value(Json(node->as_double())));
-  }
+bool ForeignReader::number(std::string_view path, std::string_view key) {
+  const ConfigNode* node = find(path);
+  if (node != nullptr) map(path, key, yaml_value(Json(node->as_double())));
+  return node != nullptr;
 }
 
-void ForeignReader::finish(const std::vector<std::string>& quiet) {
+bool ForeignReader::choice(std::string_view path, std::string_view key, Words words) {
+  const ConfigNode* node = find(path);
+  if (node == nullptr) return false;
+  std::vector<std::string_view> theirs;
+  for (const auto& [word, ours] : words) theirs.push_back(word);
+  map(path, key, words.begin()[node->as_choice(std::span<const std::string_view>(theirs))].second);
+  return true;
+}
+
+bool ForeignReader::clipping(std::string_view path) {
+  const ConfigNode* node = find(path);
+  if (node == nullptr) return false;
+  const double norm = node->as_double(0);
+  map(path, "optimizer.clip_norm", norm > 0 ? yaml_value(Json(norm)) : "none");
+  return true;
+}
+
+void ForeignReader::finish(std::string_view quiet_paths) {
+  const std::vector<std::string> quiet = parts_of(quiet_paths, " ");
   constexpr int kMostUnknown = 1'000;  // each is compared with all that are known
   int unknown = 0;
   const auto begins = [](std::string_view path, std::string_view with) {

@@ -7,6 +7,7 @@
 #pragma once
 
 #include <functional>
+#include <initializer_list>
 #include <set>
 #include <string>
 #include <string_view>
@@ -49,14 +50,21 @@ class ForeignReader {
   void ignore(std::string_view path, const std::string& why);
   void unsupported(std::string_view path, const std::string& why);
 
-  // Whole numbers, flags and positive numbers straight to a key; nothing where absent.
-  void integer(std::string_view path, std::string_view key, std::int64_t least = 1);
-  void flag(std::string_view path, std::string_view key);
-  void number(std::string_view path, std::string_view key);
+  // Whole numbers, flags, positive numbers and words straight to a key; false where absent.
+  bool integer(std::string_view path, std::string_view key, std::int64_t least = 1);
+  bool flag(std::string_view path, std::string_view key, const char* yes = "true",
+            const char* no = "false");
+  bool number(std::string_view path, std::string_view key);
+  // The file's word and ours; no other may stand there.
+  using Words = std::initializer_list<std::pair<std::string_view, const char*>>;
+  bool choice(std::string_view path, std::string_view key, Words words);
+  // The norm that gradients are clipped to; 0 is no clipping.
+  bool clipping(std::string_view path);
 
   // Every leaf that nothing asked for: "says nothing of a step" where its path begins with one of
-  // `quiet`, else unknown, with the nearest of the paths that were asked for.
-  void finish(const std::vector<std::string>& quiet);
+  // `quiet` (paths with blanks between), else unknown, with the nearest of the paths that were
+  // asked for.
+  void finish(std::string_view quiet_paths);
 
  private:
   const ConfigNode* at(std::string_view path);

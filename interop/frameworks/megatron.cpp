@@ -149,9 +149,8 @@ void read_context_parallel(ForeignReader& reader) {
   if (word == "a2a+p2p") {
     return reader.unsupported("model.cp_comm_type", "rings of groups are not modelled");
   }
-  static constexpr std::string_view kWords[] = {"p2p", "all_gather", "a2a"};
-  static constexpr const char* kOurs[] = {"alltoall", "allgather", "ulysses"};
-  reader.map("model.cp_comm_type", "context_parallel.rotate", kOurs[node->as_choice(kWords)]);
+  reader.choice("model.cp_comm_type", "context_parallel.rotate",
+                {{"p2p", "alltoall"}, {"all_gather", "allgather"}, {"a2a", "ulysses"}});
 }
 
 // transformer_config.py: cuda_graph_impl; local captures layers, unless its scope is the iteration.
@@ -198,8 +197,7 @@ void read_dtypes(ForeignReader& reader) {
     reader.map(path, "dtype.param", fp16 ? "fp16" : fp32 ? "fp32" : "bf16");
   }
   for (const char* path : {"ddp.grad_reduce_in_fp32", "trainer.strategy.ddp.grad_reduce_in_fp32"}) {
-    const ConfigNode* wide = reader.find(path);
-    if (wide != nullptr) reader.map(path, "dtype.reduce", wide->as_bool() ? "fp32" : "bf16");
+    reader.flag(path, "dtype.reduce", "fp32", "bf16");
   }
 }
 
@@ -257,9 +255,9 @@ ForeignPlan read_megatron(const ConfigNode& root) {
   read_dtypes(reader);
   read_clipping(reader);
   refuse_what_is_missing(reader);
-  reader.finish({"_target_", "checkpoint", "data", "dataset", "dist", "exp_manager", "logger",
-                 "model", "name", "log", "optim", "optimizer", "profiling", "rng", "run",
-                 "scheduler", "tokenizer", "train", "trainer"});
+  reader.finish(
+      "_target_ checkpoint data dataset dist exp_manager logger model name log optim "
+      "optimizer profiling rng run scheduler tokenizer train trainer");
   return plan;
 }
 

@@ -1,13 +1,13 @@
 #include <fmt/format.h>
 
 #include <array>
-#include <charconv>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <vector>
 
 #include "interop/frameworks/frameworks.h"
 #include "interop/frameworks/toml_config.h"
+#include "sim/base/parse.h"
 #include "sim/base/spelling.h"
 #include "sim/spec/plan_keys.h"
 
@@ -25,12 +25,6 @@ constexpr std::array kFlavors = {
     Flavor{"qwen3", "8B", "qwen3-8b"},           Flavor{"qwen3", "14B", "qwen3-14b"},
     Flavor{"qwen3", "32B", "qwen3-32b"},         Flavor{"deepseek_v3", "671B", "deepseek-v3"},
     Flavor{"qwen3", "30B-A3B", "qwen3-30b-a3b"}, Flavor{"qwen3", "235B-A22B", "qwen3-235b-a22b"}};
-
-std::string dtype_of(const ConfigNode& node) {
-  static constexpr std::string_view kWords[] = {"bfloat16", "float32", "float16"};
-  static constexpr const char* kOurs[] = {"bf16", "fp32", "fp16"};
-  return kOurs[node.as_choice(kWords)];
-}
 
 void read_model(ForeignReader& reader) {
   std::string model, flavor, path = "model.name";
@@ -110,25 +104,15 @@ void read_parallelism(ForeignReader& reader) {
                          "only halves from both ends are modelled (headtail)");
     }
   }
-  if (const ConfigNode* node = reader.find(key("expert_parallel_comm_backend"))) {
-    static constexpr std::string_view kWords[] = {"standard", "deepep"};
-    static constexpr const char* kOurs[] = {"alltoall", "deepep"};
-    reader.map(key("expert_parallel_comm_backend"), "expert_parallel.dispatcher",
-               kOurs[node->as_choice(kWords)]);
-  }
+  reader.choice(key("expert_parallel_comm_backend"), "expert_parallel.dispatcher",
+                {{"standard", "alltoall"}, {"deepep", "deepep"}});
   const ConfigNode* stages = reader.find(key("pipeline_parallel_degree"));
   if (stages != nullptr && stages->as_int(1) > 1) {
     reader.unsupported(key("pipeline_parallel_degree"),
                        "pipelines are not modelled: the forecast leaves it out");
   }
-  if (const ConfigNode* node = reader.find(key("disable_loss_parallel"))) {
-    reader.map(key("disable_loss_parallel"), "tensor_parallel.loss",
-               node->as_bool() ? "false" : "true");
-  }
-  if (const ConfigNode* node = reader.find(key("enable_async_tensor_parallel"))) {
-    reader.map(key("enable_async_tensor_parallel"), "tensor_parallel.async",
-               node->as_bool() ? "true" : "false");
-  }
+  reader.flag(key("disable_loss_parallel"), "tensor_parallel.loss", "false", "true");
+  reader.flag(key("enable_async_tensor_parallel"), "tensor_parallel.async");
   if (const ConfigNode* node = reader.find(key("fsdp_reshard_after_forward"))) {
     static constexpr std::string_view kWords[] = {"default", "always", "never"};
     const std::size_t which = node->as_choice(kWords);
@@ -139,10 +123,7 @@ void read_parallelism(ForeignReader& reader) {
                  std::string(kWords[which]));
     }
   }
-  if (const ConfigNode* node = reader.find(key("enable_fsdp_symm_mem"))) {
-    reader.map(key("enable_fsdp_symm_mem"), "collectives.kernels",
-               node->as_bool() ? "symmetric" : "default");
-  }
+  reader.flag(key("enable_fsdp_symm_mem"), "collectives.kernels", "symmetric", "default");
 }
 
 void read_checkpointing(ForeignReader& reader) {
@@ -154,28 +135,25 @@ void read_checkpointing(ForeignReader& reader) {
   if (which < 2 || option == nullptr || option->text() == "op") {
     return reader.map("activation_checkpoint.mode", "recompute", std::string(kWords[which]));
   }
-  const std::string text(option->text());
-  std::int64_t every = 0;
-  const auto [end, code] = std::from_chars(text.data(), text.data() + text.size(), every);
-  if (code != std::errc() || end != text.data() + text.size() || every < 1) {
-    throw option->error(quote(text) + " is neither op nor a number of layers", "op or 2");
+  const auto every = parse_number<std::int64_t>(option->text()).value_or(0);
+  if (every < 1) {
+    throw option->error(quote(option->text()) + " is neither op nor a number of layers", "op or 2");
   }
   reader.map("activation_checkpoint.selective_ac_option", "recompute",
              every == 1 ? "full" : fmt::format("every-{}", every));
 }
 
 void read_float8(ForeignReader& reader, const std::string& table) {
-  if (const std::string key = table + ".recipe_name"; const ConfigNode* node = reader.find(key)) {
-    static constexpr std::string_view kWords[] = {"tensorwise", "rowwise", "rowwise_with_gw_hp"};
-    static constexpr const char* kOurs[] = {"tensorwise", "rowwise", "rowwise_gw_hp"};
-    reader.map(key, "float8", kOurs[node->as_choice(kWords)]);
-  }
+  const std::string recipe = table + ".recipe_name";
+  reader.choice(recipe, "float8",
+                {{"tensorwise", "tensorwise"},
+                 {"rowwise", "rowwise"},
+                 {"rowwise_with_gw_hp", "rowwise_gw_hp"}});
   const std::string gather = table + ".enable_fsdp_float8_all_gather";
   const ConfigNode* gathers = reader.find(gather);
   if (gathers == nullptr || !gathers->as_bool()) return;
-  if (reader.find(table + ".recipe_name") == nullptr) {
+  if (reader.find(recipe) == nullptr)
     reader.assume("float8", "tensorwise", "torchao's default recipe");
-  }
   const std::string scales = table + ".precompute_float8_dynamic_scale_for_fsdp";
   const ConfigNode* precomputed = reader.find(scales);
   if (precomputed != nullptr && precomputed->as_bool()) {
@@ -193,11 +171,9 @@ void read_precision(ForeignReader& reader) {
       {"training.mixed_precision_reduce", "dtype.reduce"},
       {"training.dtype", "dtype.master"}};
   for (const auto& [path, key] : kKeys) {
-    if (const ConfigNode* node = reader.find(path)) reader.map(path, key, dtype_of(*node));
+    reader.choice(path, key, {{"bfloat16", "bf16"}, {"float32", "fp32"}, {"float16", "fp16"}});
   }
-  if (const ConfigNode* node = reader.find("training.enable_cpu_offload")) {
-    reader.map("training.enable_cpu_offload", "offload", node->as_bool() ? "cpu" : "none");
-  }
+  reader.flag("training.enable_cpu_offload", "offload", "cpu", "none");
   for (const std::string table : {"float8", "quantize.linear.float8"}) read_float8(reader, table);
 }
 
@@ -214,12 +190,8 @@ void read_optimizer(ForeignReader& reader) {
   reader.number("optimizer.beta2", "optimizer.beta2");
   reader.number("optimizer.eps", "optimizer.epsilon");
   reader.number("optimizer.weight_decay", "optimizer.weight_decay");
-  if (const ConfigNode* node = reader.find("optimizer.implementation")) {
-    static constexpr std::string_view kWords[] = {"foreach", "fused", "for-loop"};
-    static constexpr const char* kOurs[] = {"foreach", "fused", "loop"};
-    reader.map("optimizer.implementation", "optimizer.implementation",
-               kOurs[node->as_choice(kWords)]);
-  }
+  reader.choice("optimizer.implementation", "optimizer.implementation",
+                {{"foreach", "foreach"}, {"fused", "fused"}, {"for-loop", "loop"}});
   reader.integer("lr_scheduler.warmup_steps", "optimizer.warmup_steps", 0);
   reader.number("training.max_norm", "optimizer.clip_norm");
 }
@@ -261,44 +233,17 @@ ForeignPlan read_torchtitan(const ConfigNode& root) {
     }
   }
   read_optimizer(reader);
-  reader.finish({"job",
-                 "profiling",
-                 "metrics",
-                 "checkpoint",
-                 "comm",
-                 "debug",
-                 "fault_tolerance",
-                 "experimental",
-                 "validation",
-                 "memory_estimation",
-                 "model.tokenizer_path",
-                 "model.hf_assets_path",
-                 "model.tokenizer",
-                 "model.converters",
-                 "model.print_after_conversion",
-                 "training.steps",
-                 "training.dataset",
-                 "training.dataset_path",
-                 "training.gc_freq",
-                 "training.gc_debug",
-                 "training.seed",
-                 "training.deterministic",
-                 "lr_scheduler",
-                 "optimizer.early_step_in_backward",
-                 "dump_folder",
-                 "description",
-                 "activation_checkpoint",
-                 "compile",
-                 "float8",
-                 "quantize",
-                 "dataloader",
-                 "tokenizer",
-                 "model_spec",
-                 "parallelism.pipeline_parallel_schedule",
-                 "parallelism.pipeline_parallel_microbatch_size",
-                 "parallelism.context_parallel_rotate_method",
-                 "parallelism.disable_loss_parallel",
-                 "parallelism.enable_compiled_autograd"});
+  reader.finish(
+      "job profiling metrics checkpoint comm debug fault_tolerance experimental validation "
+      "memory_estimation model.tokenizer_path model.hf_assets_path model.tokenizer "
+      "model.converters model.print_after_conversion training.steps training.dataset "
+      "training.dataset_path training.gc_freq training.gc_debug training.seed "
+      "training.deterministic lr_scheduler optimizer.early_step_in_backward dump_folder "
+      "description activation_checkpoint compile float8 quantize dataloader tokenizer "
+      "model_spec parallelism.pipeline_parallel_schedule "
+      "parallelism.pipeline_parallel_microbatch_size "
+      "parallelism.context_parallel_rotate_method parallelism.disable_loss_parallel "
+      "parallelism.enable_compiled_autograd");
   return plan;
 }
 

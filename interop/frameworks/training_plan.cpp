@@ -67,13 +67,10 @@ class Assignments {
   explicit Assignments(const TrainingRow& row) : row_(row) {}
 
   void add(std::string assignment) { list_.push_back(std::move(assignment)); }
-  // The words of `column` as values of `key`.
-  void map(std::string_view column, std::string_view key,
-           std::initializer_list<std::pair<std::string_view, std::string_view>> words) {
-    const std::string_view said = row_.word(column);
-    for (const auto& [word, value] : words) {
-      if (word == said) add(fmt::format("{}={}", key, value));
-    }
+  // What the word in `column` says of `key`.
+  void map(std::string_view column, std::string_view key) {
+    const std::string_view value = plan_value(row_, column, key);
+    if (!value.empty()) add(fmt::format("{}={}", key, value));
   }
   std::vector<std::string> list() && { return std::move(list_); }
 
@@ -122,58 +119,28 @@ std::string_view sdpa_kernel(const TrainingRow& row, const Cluster& cluster) {
 }
 
 void add_kernels(const TrainingRow& row, const Cluster& cluster, Assignments& plan) {
-  plan.map("attention_kernel", "attention",
-           {{"fa1", "fa1"},
-            {"fa2", "fa2"},
-            {"fa3", "fa3"},
-            {"triton", "triton"},
-            {"cudnn", "cudnn"},
-            {"sdpa_efficient", "efficient"},
-            {"math", "eager"}});  // a model's own products, not PyTorch's fallback
+  plan.map("attention_kernel", "attention");
   if (const std::string_view said = row.word("attention_kernel");
       said == "sdpa" || said == "sdpa_flash") {
     plan.add(fmt::format("attention={}", sdpa_kernel(row, cluster)));
   }
-  // rms_fused leaves open whether the kernel works on an fp32 copy: the stack says.
-  plan.map("norm_impl", "kernels.norm",
-           {{"layer_norm_eager", "fp32"},
-            {"layer_norm_low_precision", "compute"},
-            {"rms_eager", "eager"},
-            {"compiled", "compute"}});
+  plan.map("norm_impl", "kernels.norm");
   if (row.word("norm_impl") == "rms_fused" && likely_stack(row) != "internevo") {
     plan.add("kernels.norm=compute");
   }
-  plan.map("rope_impl", "kernels.rope",
-           {{"complex_eager", "complex"},
-            {"real_eager", "real"},
-            {"fused", "fused"},
-            {"compiled", "real"}});
-  plan.map("residual_dtype", "kernels.residual", {{"bf16", "compute"}, {"fp32", "fp32"}});
-  plan.map("loss_impl", "loss",
-           {{"eager_fp32", "eager"},
-            {"eager_bf16", "eager-compute"},
-            {"chunked_fp32", "chunked-8"},
-            {"fused", "fused"},
-            {"fused_linear", "fused-linear"},
-            {"tiled_linear", "tiled-linear"},
-            {"compiled", "compiled"}});
+  plan.map("rope_impl", "kernels.rope");
+  plan.map("residual_dtype", "kernels.residual");
+  plan.map("loss_impl", "loss");
   // Over axes the loss is PyTorch's; a fused one's kernels are a compiled one's.
   const bool is_fused = row.word("loss_impl") == "fused" || likely_stack(row) == "internevo";
   if (has_axes(row) && is_fused) plan.add("loss=compiled");
   if (row.has("train_metrics")) {
     plan.add(fmt::format("kernels.train_metrics={}", row.count("train_metrics")));
   }
-  plan.map("compile", "compile",
-           {{"none", "none"}, {"block", "blocks"}, {"full", "model"}, {"loss_only", "none"}});
+  plan.map("compile", "compile");
   if (is_fused_by_hand(row)) plan.add("compile=blocks");  // the same kernels
   if (row.word("compile") == "loss_only" && !row.has("loss_impl")) plan.add("loss=compiled");
-  plan.map("fp8", "float8",
-           {{"none", "none"},
-            {"tensorwise", "tensorwise"},
-            {"rowwise", "rowwise"},
-            {"rowwise_gw_hp", "rowwise_gw_hp"},
-            {"delayed", "delayed"},
-            {"unspecified", "tensorwise"}});
+  plan.map("fp8", "float8");
   const std::string_view fp8 = row.word("fp8");
   if (fp8 != "tensorwise" && fp8 != "unspecified") return;
   if (is_fused_by_hand(row)) {
@@ -187,17 +154,16 @@ void add_kernels(const TrainingRow& row, const Cluster& cluster, Assignments& pl
 // in. DeepSpeed's partitions are fp32.
 void add_dtypes(const TrainingRow& row, Assignments& plan) {
   if (is_fsdp(row)) {
-    plan.map("gather_dtype", "dtype.param", {{"bf16", "bf16"}, {"fp32", "fp32"}});
-    plan.map("gather_dtype", "dtype.autocast", {{"bf16", "none"}, {"fp32", "bf16"}});
+    plan.map("gather_dtype", "dtype.param");
+    plan.map("gather_dtype", "dtype.autocast");
   } else {
     plan.add("dtype={param: bf16, autocast: none}");
   }
-  plan.map("reduction_dtype", "dtype.reduce", {{"bf16", "bf16"}, {"fp32", "fp32"}});
+  plan.map("reduction_dtype", "dtype.reduce");
   if (is_fsdp(row) || is_ddp(row)) {
-    plan.map("master_dtype", "dtype.master", {{"bf16", "bf16"}, {"fp32", "fp32"}});
+    plan.map("master_dtype", "dtype.master");
   }
-  plan.map("optimizer_impl", "optimizer.implementation",
-           {{"adamw_loop", "loop"}, {"adamw_foreach", "foreach"}, {"adamw_fused", "fused"}});
+  plan.map("optimizer_impl", "optimizer.implementation");
 }
 
 void add_sharding(const TrainingRow& row, Assignments& plan) {
@@ -217,8 +183,7 @@ void add_sharding(const TrainingRow& row, Assignments& plan) {
     for (const char* axis : {"tp", "cp", "ep", "etp", "pp"}) {
       if (row.count(axis, 1) > 1) plan.add(fmt::format("mesh.{}={}", axis, row.count(axis)));
     }
-    plan.map("cp_exchange", "context_parallel.rotate",
-             {{"p2p", "alltoall"}, {"all_gather", "allgather"}, {"a2a", "ulysses"}});
+    plan.map("cp_exchange", "context_parallel.rotate");
     if (row.word("dispatcher") == "deepep") plan.add("expert_parallel.dispatcher=deepep");
     if (row.word("sequence_parallel") == "no") plan.add("tensor_parallel.sequence=false");
     if (row.count("async_tp") == 1) plan.add("tensor_parallel.async=true");
@@ -231,8 +196,7 @@ void add_sharding(const TrainingRow& row, Assignments& plan) {
     if (row.word("expert_overlap") == "yes" && row.count("ep", 1) > 1) {
       plan.add("megatron.overlap_expert_parallel=true");
     }
-    plan.map("cuda_graphs", "megatron.cuda_graphs",
-             {{"modules", "modules"}, {"iteration", "iteration"}, {"routers", "routers"}});
+    plan.map("cuda_graphs", "megatron.cuda_graphs");
     return;
   }
   if (runtime == "ddp" || is_zero) {
@@ -240,9 +204,8 @@ void add_sharding(const TrainingRow& row, Assignments& plan) {
     if (has_distributed_optimizer(row) && (offload.empty() || offload == "none")) {
       plan.add("zero={gradient_buffer: true, overlap_comm: true, reduce_bucket_size: 40000000}");
     }
-    plan.map("offload", is_zero ? "zero.offload_optimizer" : "offload",
-             {{"none", "none"}, {"optimizer", "cpu"}, {"params", "cpu"}});
-    if (runtime == "zero3") plan.map("offload", "zero.offload_param", {{"params", "cpu"}});
+    plan.map("offload", is_zero ? "zero.offload_optimizer" : "offload");
+    if (runtime == "zero3") plan.map("offload", "zero.offload_param");
     return;
   }
   const bool is_flat = runtime != "fsdp2" || (is_megatron(row) && !has_axes(row));
@@ -279,7 +242,7 @@ void add_sharding(const TrainingRow& row, Assignments& plan) {
     plan.add(
         fmt::format("reshard_after_forward={}", is_group && told_as_fsdp1 ? "always" : reshard));
   }
-  plan.map("offload", "offload", {{"none", "none"}, {"optimizer", "cpu"}, {"params", "cpu"}});
+  plan.map("offload", "offload");
   if (runtime == "fsdp2" && is_flat) {
     plan.add("prefetch.forward=1");
     plan.add("fsdp1={limit_all_gathers: false, use_orig_params: true, gradients_in_place: true}");
@@ -291,9 +254,8 @@ void add_sharding(const TrainingRow& row, Assignments& plan) {
     plan.add("fsdp1.use_orig_params=true");
   }
   if (runtime != "fsdp1") return;
-  plan.map("prefetch_kind", "fsdp1.backward_prefetch",
-           {{"backward_pre", "pre"}, {"backward_post", "post"}});
-  plan.map("prefetch_kind", "prefetch.backward", {{"none", "0"}});
+  plan.map("prefetch_kind", "fsdp1.backward_prefetch");
+  plan.map("prefetch_kind", "prefetch.backward");
   if (row.count("forward_prefetch") == 1) plan.add("prefetch.forward=1");
   if (row.has("limit_all_gathers")) {
     plan.add(fmt::format("fsdp1.limit_all_gathers={}",
@@ -307,12 +269,8 @@ void add_recompute(const TrainingRow& row, Assignments& plan) {
     plan.add(fmt::format("recompute=every-{}", said.substr(6)));
     return;
   }
-  plan.map("recompute", "recompute",
-           {{"none", "none"},
-            {"full", "full"},
-            {"selective_op", "selective"},
-            {"save_dots_except_mlp", "selective"}});
-  plan.map("recompute", "recompute_keeps", {{"save_dots_except_mlp", "dots_except_mlp"}});
+  plan.map("recompute", "recompute");
+  plan.map("recompute", "recompute_keeps");
 }
 
 // What a preset's code did until some day.

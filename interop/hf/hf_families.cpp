@@ -13,6 +13,7 @@
 #include "models/families.h"
 #include "sim/base/embedded.h"
 #include "sim/base/error.h"
+#include "sim/base/letters.h"
 #include "sim/base/spelling.h"
 
 namespace foreshard {
@@ -39,16 +40,6 @@ constexpr std::pair<std::string_view, ScoreOf> kScores[] = {
 constexpr std::string_view kHeads[] = {"ForCausalLM", "LMHeadModel", "ForConditionalGeneration",
                                        "ForMaskedLM"};
 
-// Letters and digits in lower case: "GPTNeoX" and "gpt_neox" are one word.
-std::string plain(std::string_view word) {
-  std::string result;
-  for (const char c : word) {
-    if (c >= 'A' && c <= 'Z') result += static_cast<char>(c - 'A' + 'a');
-    if ((c >= 'a' && c <= 'z') || (c >= '0' && c <= '9')) result += c;
-  }
-  return result;
-}
-
 // A decoder inside another model says so in its type: "gemma3_text".
 std::string_view without_text(std::string_view model_type) {
   constexpr std::string_view kText = "_text";
@@ -59,14 +50,15 @@ std::string_view without_text(std::string_view model_type) {
 // Whether a class is the type's: its letters in whatever order ("hunyuan_v1_dense":
 // HunYuanDenseV1ForCausalLM).
 bool is_class_of(std::string_view stem, std::string_view model_type) {
-  const std::string a = plain(without_text(stem)), b = plain(without_text(model_type));
+  const std::string a = squeezed(without_text(stem)), b = squeezed(without_text(model_type));
   return std::is_permutation(a.begin(), a.end(), b.begin(), b.end());
 }
 
+// "GPTNeoX" and "gpt_neox" are one word.
 const HfFamily* find_family(std::string_view model_type) {
-  const std::string wanted = plain(without_text(model_type));
+  const std::string wanted = squeezed(without_text(model_type));
   for (const HfFamily& family : hf_families()) {
-    if (plain(family.model_type) == wanted) return &family;
+    if (squeezed(family.model_type) == wanted) return &family;
   }
   return nullptr;
 }

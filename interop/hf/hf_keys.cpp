@@ -42,9 +42,7 @@ const ConfigNode* KeyReader::find(Spellings spellings) {
 
 void KeyReader::provide(std::string_view defaults) {
   while (!defaults.empty()) {
-    const std::size_t end = std::min(defaults.find(' '), defaults.size());
-    const std::string_view word = defaults.substr(0, end);
-    defaults.remove_prefix(std::min(end + 1, defaults.size()));
+    const std::string_view word = cut(defaults, " ");
     const std::size_t equals = word.find('=');
     provided_.emplace_back(word.substr(0, equals), word.substr(equals + 1));
   }

@@ -2,6 +2,8 @@
 // folders are compared with the id's own folder name, not taken apart where that can be avoided.
 #include "interop/hf/hub_cache.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <system_error>
 
@@ -24,20 +26,10 @@ std::string folder_of(std::string_view id) {
       id.size() > kLongestId) {
     return "";
   }
-  std::string folder(kPrefix);
-  for (std::size_t i = 0; i < id.size(); ++i) {
-    const char c = id[i];
-    const bool plain = (c >= '0' && c <= '9') || (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') ||
-                       c == '-' || c == '_' || c == '.';
-    if (i == slash) {
-      folder += "--";
-    } else if (plain) {
-      folder += c;
-    } else {
-      return "";
-    }
-  }
-  return folder;
+  const std::string_view owner = cut(id, "/");
+  const bool is_plain =
+      std::ranges::all_of(owner, is_name_letter) && std::ranges::all_of(id, is_name_letter);
+  return is_plain ? fmt::format("{}{}--{}", kPrefix, owner, id) : "";
 }
 
 // Names in a folder, in order; none where it cannot be read.

@@ -6,12 +6,12 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <charconv>
 #include <map>
 #include <tuple>
 
 #include "calibration/clusters/host_list.h"
 #include "interop/network/topology_lines.h"
+#include "sim/base/parse.h"
 
 namespace foreshard {
 namespace {
@@ -27,9 +27,8 @@ double rate_of(const Words& words) {
   for (auto word = words.rbegin(); word != words.rend(); ++word) {
     const std::size_t x = word->find('x');
     if (x == std::string::npos || x == 0 || x > 2) continue;
-    int width = 0;
-    const auto [end, error] = std::from_chars(word->data(), word->data() + x, width);
-    if (error != std::errc() || end != word->data() + x || width < 1 || width > 12) continue;
+    const int width = parse_number<int>({word->data(), x}).value_or(0);
+    if (width < 1 || width > 12) continue;
     for (const auto& [name, lane] : kLanes) {
       if (std::string_view(*word).substr(x + 1) == name) return width * lane / 8 * 1e9;
     }

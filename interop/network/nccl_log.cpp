@@ -13,6 +13,7 @@
 #include <set>
 
 #include "interop/network/nccl_log_words.h"
+#include "interop/network/topology_lines.h"
 #include "sim/base/config.h"
 #include "sim/base/error.h"
 #include "sim/base/letters.h"
@@ -26,8 +27,6 @@ using nccl_log::device_in;
 using nccl_log::launcher_prefix;
 using nccl_log::number_of;
 using nccl_log::operation_in;
-using nccl_log::Words;
-using nccl_log::words_of;
 
 struct TableRow {
   double bytes = 0;
@@ -143,7 +142,7 @@ class LogReader {
 
   void read_line(std::string_view raw, int line) {
     const std::string_view text = raw.substr(launcher_prefix(raw));
-    const Words words = words_of(text);
+    const Words words = words_of_line(text);
     if (words.empty()) return;
     if (words[0][0] == '#') {
       read_comment(text.substr(text.find('#') + 1), line);
@@ -172,7 +171,7 @@ class LogReader {
   }
 
   void read_comment(std::string_view text, int line) {
-    const Words words = words_of(text);
+    const Words words = words_of_line(text);
     if (words.empty()) return;
     constexpr std::string_view kLibrary = "nccl-library=";
     const std::size_t library = text.find(kLibrary);

@@ -2,19 +2,13 @@
 
 #include <algorithm>
 #include <cctype>
-#include <charconv>
 #include <cmath>
 
 #include "sim/base/letters.h"
+#include "sim/base/parse.h"
 
 namespace foreshard::nccl_log {
 namespace {
-
-template <typename Is>
-std::size_t skip(std::string_view text, std::size_t at, Is is) {
-  while (at < text.size() && is(text[at])) ++at;
-  return at;
-}
 
 // Bytes of the launcher's mark that the text begins with: "[1,0]<stdout>: ", "0: ", or "node-3: "
 // where a comment or a row follows.
@@ -33,11 +27,8 @@ std::size_t launcher_mark(std::string_view text) {
   }
   const bool is_number = is_digit(text[0]);
   if (!is_number && std::isalpha(static_cast<unsigned char>(text[0])) == 0) return 0;
-  const std::size_t colon = skip(text, 0, [&](char c) {
-    return is_number ? is_digit(c)
-                     : std::isalnum(static_cast<unsigned char>(c)) != 0 || c == '_' || c == '.' ||
-                           c == '-';
-  });
+  const std::size_t colon =
+      skip(text, 0, [&](char c) { return is_number ? is_digit(c) : is_name_letter(c); });
   if (colon >= text.size() || text[colon] != ':') return 0;
   const std::size_t end = skip(text, colon + 1, is_space);
   if (end == colon + 1) return 0;
@@ -51,25 +42,9 @@ bool is_count(const std::string& word) {
 
 }  // namespace
 
-Words words_of(std::string_view line) {
-  Words words;
-  std::size_t at = 0;
-  while (at < line.size()) {
-    while (at < line.size() && std::isspace(static_cast<unsigned char>(line[at])) != 0) ++at;
-    const std::size_t begin = at;
-    while (at < line.size() && std::isspace(static_cast<unsigned char>(line[at])) == 0) ++at;
-    if (at > begin) words.emplace_back(line.substr(begin, at - begin));
-  }
-  return words;
-}
-
 std::optional<double> number_of(const std::string& word) {
-  double value = 0;
-  const auto [end, error] = std::from_chars(word.data(), word.data() + word.size(), value);
-  if (error != std::errc() || end != word.data() + word.size() || !std::isfinite(value)) {
-    return std::nullopt;
-  }
-  return value;
+  const std::optional<double> value = parse_number<double>(word);
+  return value && std::isfinite(*value) ? value : std::nullopt;
 }
 
 std::size_t launcher_prefix(std::string_view line) {

@@ -7,11 +7,11 @@
 #include <string_view>
 #include <vector>
 
+#include "sim/spec/calibration.h"
+
 namespace foreshard::nccl_log {
 
 using Words = std::vector<std::string>;
-
-Words words_of(std::string_view line);
 
 // The whole word as a finite number.
 std::optional<double> number_of(const std::string& word);

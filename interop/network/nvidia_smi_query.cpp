@@ -9,12 +9,12 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <charconv>
 #include <optional>
 
 #include "calibration/gpu_names.h"
 #include "calibration/machines.h"
 #include "interop/network/topology_lines.h"
+#include "sim/base/parse.h"
 
 namespace foreshard {
 namespace {
@@ -34,11 +34,8 @@ std::string_view cell_text(std::string_view text) {
 
 // "700.00 W": of "N/A", "[Not Supported]" and what is none, nothing.
 std::optional<double> watts(std::string_view text) {
-  text = cell_text(text);
-  double value = 0;
-  const auto parsed = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (parsed.ec != std::errc() || !(value > 0) || value > 1e5) return std::nullopt;
-  return value;
+  const auto value = leading_number<double>(cell_text(text));
+  return value > 0 && value <= 1e5 ? std::optional(value) : std::nullopt;
 }
 
 std::vector<std::string> cells_of(const std::string& line) {

@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cctype>
 #include <stdexcept>
 
 #include "calibration/clusters/host_list.h"
@@ -12,8 +11,6 @@
 
 namespace foreshard {
 namespace {
-
-char lower(char c) { return static_cast<char>(std::tolower(static_cast<unsigned char>(c))); }
 
 // nvidia-smi underlines its header: without "\x1b[4m" and the like.
 std::string without_colours(std::string_view line) {
@@ -60,10 +57,8 @@ std::vector<std::string> text_lines(std::string_view text) {
 std::string value_of(const Words& words, std::string_view key) {
   for (const std::string& word : words) {
     const std::size_t equal = word.find('=');
-    if (equal == std::string::npos || equal != key.size()) continue;
-    const bool same = std::equal(key.begin(), key.end(), word.begin(),
-                                 [](char a, char b) { return lower(a) == lower(b); });
-    if (same) return word.substr(equal + 1);
+    if (equal == std::string::npos) continue;
+    if (lower(word.substr(0, equal)) == lower(key)) return word.substr(equal + 1);
   }
   return "";
 }
@@ -71,9 +66,7 @@ std::string value_of(const Words& words, std::string_view key) {
 std::string plain_name(std::string_view name) {
   std::string plain;
   for (const char c : name.substr(0, kLongestHostName)) {
-    const bool is_plain =
-        std::isalnum(static_cast<unsigned char>(c)) != 0 || c == '.' || c == '_' || c == '-';
-    plain.push_back(is_plain ? c : '_');
+    plain.push_back(is_name_letter(c) ? c : '_');
   }
   return plain;
 }

@@ -14,6 +14,7 @@
 #include "models/layers/variants.h"
 #include "models/model_dims.h"
 #include "sim/base/error.h"
+#include "sim/base/parse.h"
 #include "sim/graph/layers/layer_program.h"
 #include "sim/spec/checks/plan_check.h"
 
@@ -28,13 +29,9 @@ class AxesSettings {
     return folder_.setting(row_, name).value_or(std::string());
   }
   std::int64_t number(std::string_view name) const {
-    const std::string word = text(name);
-    std::int64_t value = 0;
-    const auto [end, code] = std::from_chars(word.data(), word.data() + word.size(), value);
-    if (code != std::errc() || end != word.data() + word.size()) {
-      throw folder_.index().error(row_, folder_.index().at(name), "not a whole number");
-    }
-    return value;
+    const auto value = parse_number<std::int64_t>(text(name));
+    if (value) return *value;
+    throw folder_.index().error(row_, folder_.index().at(name), "not a whole number");
   }
   bool flag(std::string_view name) const { return text(name) == "True"; }
   DType dtype(std::string_view name) const {

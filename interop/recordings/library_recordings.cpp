@@ -10,15 +10,17 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <charconv>
 #include <optional>
 
 #include "interop/recordings/recorded_job.h"
 #include "models/recorded_library.h"
 #include "sim/base/config.h"
+#include "sim/base/parse.h"
 #include "sim/base/spelling.h"
 #include "sim/graph/training_step.h"
 #include "sim/spec/checks/plan_check.h"
+#include "sim/spec/plan_config.h"
+#include "sim/spec/plan_keys.h"
 
 namespace foreshard {
 namespace {
@@ -114,6 +116,17 @@ DType dtype_of(const std::string& option, const ConfigNode& value) {
   unknown(option, value);
 }
 
+// As the key of a plan that has the option's name.
+bool read_as_key(std::string_view group, const ConfigItem& option, Plan& plan) {
+  const PlanKey* key = find_plan_key(fmt::format("{}.{}", group, option.key));
+  if (key == nullptr) return false;
+  PlanDocument document;
+  document.plan = plan;
+  key->read(*key, option.value, document);
+  plan = std::move(document.plan);
+  return true;
+}
+
 void set_dtypes(Plan& plan, DType dtype) {
   plan.param_dtype = plan.reduce_dtype = plan.master_dtype = dtype;
 }
@@ -126,21 +139,9 @@ void apply_ddp(const ConfigNode& options, std::int64_t world, Plan& plan) {
     const ConfigNode& value = item.value;
     if (item.key == "model_dtype") {
       set_dtypes(plan, dtype_of(item.key, value));
-    } else if (item.key == "membership") {
-      continue;  // of the recorder alone
-    } else if (item.key == "bucket_cap_mb") {
-      if (!value.is_null()) plan.ddp.bucket_cap_mb = value.as_double(0, 1e9);
-    } else if (item.key == "static_graph") {
-      plan.ddp.static_graph = value.as_bool();
-    } else if (item.key == "find_unused_parameters") {
-      plan.ddp.find_unused_parameters = value.as_bool();
-    } else if (item.key == "gradient_as_bucket_view") {
-      plan.ddp.gradient_as_bucket_view = value.as_bool();
-    } else if (item.key == "broadcast_buffers") {
-      plan.ddp.broadcast_buffers = value.as_bool();
-    } else if (item.key == "norms_fp32") {
-      plan.ddp.norms_fp32 = value.as_bool();
-    } else {
+    } else if (item.key == "membership" || (item.key == "bucket_cap_mb" && value.is_null())) {
+      continue;  // membership: of the recorder alone
+    } else if (!read_as_key("ddp", item, plan)) {
       unknown(item.key, value);
     }
   }
@@ -178,10 +179,6 @@ void apply_fsdp1(const ConfigNode& options, std::int64_t world, Plan& plan) {
       }
     } else if (item.key == "forward_prefetch") {
       plan.prefetch.forward = value.as_bool() ? 1 : Prefetch::kImplicit;
-    } else if (item.key == "limit_all_gathers") {
-      plan.fsdp1.limit_all_gathers = value.as_bool();
-    } else if (item.key == "use_orig_params") {
-      plan.fsdp1.use_orig_params = value.as_bool();
     } else if (item.key == "cpu_offload") {
       plan.offload = value.as_bool() ? Offload::kCpu : Offload::kNone;
     } else if (item.key == "mp") {
@@ -196,7 +193,7 @@ void apply_fsdp1(const ConfigNode& options, std::int64_t world, Plan& plan) {
       if (const ConfigNode* keep = value.find("keep_low_precision_grads")) {
         plan.fsdp1.keep_low_precision_grads = keep->as_bool();
       }
-    } else {
+    } else if (!read_as_key("fsdp1", item, plan)) {
       unknown(item.key, value);
     }
   }
@@ -221,51 +218,12 @@ ZeroOffload offload_of(const ConfigNode& value, Plan& plan) {
 }
 
 void apply_zero_option(const ConfigItem& item, Plan& plan) {
-  ZeroOptions& zero = plan.zero;
-  struct Count {
-    const char* key;
-    std::int64_t* value;
-  };
-  struct Flag {
-    const char* key;
-    bool* value;
-  };
-  const Count counts[] = {
-      {"reduce_bucket_size", &zero.reduce_bucket_size},
-      {"allgather_bucket_size", &zero.allgather_bucket_size},
-      {"stage3_prefetch_bucket_size", &zero.stage3_prefetch_bucket_size},
-      {"stage3_max_live_parameters", &zero.stage3_max_live_parameters},
-      {"stage3_max_reuse_distance", &zero.stage3_max_reuse_distance},
-      {"stage3_param_persistence_threshold", &zero.stage3_param_persistence_threshold},
-      {"stage3_model_persistence_threshold", &zero.stage3_model_persistence_threshold},
-      {"sub_group_size", &zero.sub_group_size},
-      {"zero_hpz_partition_size", &zero.zero_hpz_partition_size}};
-  const Flag flags[] = {
-      {"contiguous_gradients", &zero.contiguous_gradients},
-      {"reduce_scatter", &zero.reduce_scatter},
-      {"round_robin_gradients", &zero.round_robin_gradients},
-      {"use_multi_rank_bucket_allreduce", &zero.use_multi_rank_bucket_allreduce},
-      {"stage3_use_all_reduce_for_fetch_params", &zero.stage3_use_all_reduce_for_fetch_params},
-      {"zero_quantized_weights", &zero.zero_quantized_weights},
-      {"zero_quantized_gradients", &zero.zero_quantized_gradients}};
-  for (const Count& count : counts) {
-    if (item.key != count.key) continue;
-    *count.value = item.value.as_int(0, ZeroOptions::kUnlimited);
-    return;
-  }
-  for (const Flag& flag : flags) {
-    if (item.key != flag.key) continue;
-    *flag.value = item.value.as_bool();
-    return;
-  }
   if (item.key.starts_with("mics_") || item.key == "zeropp_loco_param") refuse_removed(item);
-  if (item.key == "overlap_comm") {
-    zero.overlap_comm = item.value.as_bool();
-  } else if (item.key == "offload_optimizer") {
-    zero.offload_optimizer = offload_of(item.value, plan);
+  if (item.key == "offload_optimizer") {
+    plan.zero.offload_optimizer = offload_of(item.value, plan);
   } else if (item.key == "offload_param") {
-    zero.offload_param = offload_of(item.value, plan);
-  } else if (item.key != "stage") {
+    plan.zero.offload_param = offload_of(item.value, plan);
+  } else if (item.key != "stage" && !read_as_key("zero", item, plan)) {
     unknown("zero." + item.key, item.value);
   }
 }
@@ -326,26 +284,13 @@ void flatten(const ConfigNode& node, const std::string& path, LibraryRecording& 
     }
   } else if (node.is_scalar()) {
     const std::string_view text = node.text();
-    std::int64_t value = 0;
-    const auto [end, failure] = std::from_chars(text.data(), text.data() + text.size(), value);
-    const bool is_number =
-        !node.is_quoted() && failure == std::errc() && end == text.data() + text.size();
-    if (is_number) {
-      recording.facts[path] = value;
+    const auto value = parse_number<std::int64_t>(text);
+    if (value && !node.is_quoted()) {
+      recording.facts[path] = *value;
     } else {
       recording.words[path] = std::string(text);
     }
   }
-}
-
-std::vector<std::string> split(std::string_view text, char separator) {
-  std::vector<std::string> parts;
-  while (!text.empty()) {
-    const std::size_t end = std::min(text.find(separator), text.size());
-    parts.emplace_back(text.substr(0, end));
-    text.remove_prefix(std::min(end + 1, text.size()));
-  }
-  return parts;
 }
 
 Conformance conform_row(const RecordingFolder& folder, std::size_t row) {
@@ -483,7 +428,7 @@ LibraryRecording read_library_recording(const RecordingFolder& folder, std::size
     bucket.bytes = buckets.integer(r, buckets.at("bytes"));
     bucket.dtype = text("dtype");
     bucket.extra = text("extra");
-    bucket.parameters = split(text("params"), ';');
+    bucket.parameters = parts_of(text("params"), ";");
   }
   flatten(json_cell(folder, row, "facts"), "", recording);
   return recording;

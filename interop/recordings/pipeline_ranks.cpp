@@ -1,19 +1,20 @@
-// RankSettings are those of record/pp.py, whose DEFAULTS stand below. Every stage is split off as
+// Settings are those of record/pp.py (defaults.yaml). Every stage is split off as
 // torchtitan does and keeps a rotary table of its own. The recorder's categories beside FSDP2's
 // count among ours: what is received among inputs, what stages return among activations, the
 // gradients of their inputs among temporaries of backward.
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <charconv>
 #include <map>
 #include <utility>
 
 #include "interop/csv_file.h"
 #include "interop/recordings/pipeline_tables.h"
 #include "interop/recordings/recorded_job.h"
+#include "interop/recordings/recorded_settings.h"
 #include "sim/base/config.h"
 #include "sim/base/error.h"
+#include "sim/base/parse.h"
 #include "sim/graph/pipeline/stages.h"
 #include "sim/spec/checks/plan_check.h"
 
@@ -22,46 +23,12 @@ namespace {
 
 constexpr const char* kRecordedVersion = "2.11.0";  // of torch
 
-using RankSettings = std::map<std::string, std::string, std::less<>>;
-
-const RankSettings& rank_defaults() {
-  static const RankSettings kDefaults = {{"schedule", "1F1B"},
-                                         {"pp", "2"},
-                                         {"stages_per_rank", "1"},
-                                         {"microbatches", "4"},
-                                         {"dp", "2"},
-                                         {"layers", "4"},
-                                         {"dim", "256"},
-                                         {"ffn", "512"},
-                                         {"heads", "4"},
-                                         {"kv_heads", "2"},
-                                         {"vocab", "1024"},
-                                         {"seq", "64"},
-                                         {"microbatch_size", "1"},
-                                         {"input_weight", "1"},
-                                         {"output_weight", "1"},
-                                         {"attention", "flash"},
-                                         {"norm", "fused"},
-                                         {"reshard", "default"},
-                                         {"param_dtype", "bf16"},
-                                         {"reduce_dtype", "fp32"},
-                                         {"orig_dtype", "fp32"},
-                                         {"recompute", "none"},
-                                         {"divide_factor", "1.0"},
-                                         {"scale_grads", "false"},
-                                         {"return_outputs", "false"},
-                                         {"clip", "true"},
-                                         {"optimizer", "adamw_foreach"},
-                                         {"accumulation", "1"},
-                                         {"csv", ""}};
-  return kDefaults;
-}
-
-std::map<std::string, RankSettings> read_settings(const std::filesystem::path& file) {
-  std::map<std::string, RankSettings> all;
+std::map<std::string, SettingWords> read_settings(const std::filesystem::path& file) {
+  std::map<std::string, SettingWords> all;
+  const SettingWords defaults = recorder_defaults("stages");
   const ConfigNode root = read_json_file(file);
   for (const ConfigNode& config : root.elements()) {
-    RankSettings& settings = all[config.at("id").as_string()] = rank_defaults();
+    SettingWords& settings = all[config.at("id").as_string()] = defaults;
     for (const ConfigItem& item : config.items()) {
       if (item.value.is_null()) {
         settings[item.key] = "none";
@@ -79,7 +46,7 @@ std::map<std::string, RankSettings> read_settings(const std::filesystem::path& f
 
 class JobOfRank {
  public:
-  JobOfRank(const RankSettings& settings, std::int64_t rank) : s_(settings), rank_(rank) {}
+  JobOfRank(const SettingWords& settings, std::int64_t rank) : s_(settings), rank_(rank) {}
 
   RecordedJob read() {
     RecordedSettings& m = job_.settings;
@@ -138,10 +105,9 @@ class JobOfRank {
  private:
   const std::string& text(std::string_view name) const { return s_.find(name)->second; }
   static std::int64_t number(std::string_view name, std::string_view word) {
-    std::int64_t value = 0;
-    const auto [end, code] = std::from_chars(word.data(), word.data() + word.size(), value);
-    if (code != std::errc() || end != word.data() + word.size()) no_plan(name, word);
-    return value;
+    const auto value = parse_number<std::int64_t>(word);
+    if (!value) no_plan(name, word);
+    return *value;
   }
   std::int64_t number(std::string_view name) const { return number(name, text(name)); }
   DType dtype(std::string_view name, std::string_view otherwise) const {
@@ -171,7 +137,7 @@ class JobOfRank {
     return mesh;
   }
 
-  const RankSettings& s_;
+  const SettingWords& s_;
   std::int64_t rank_;
   RecordedJob job_;
 };
@@ -333,7 +299,7 @@ class PipelineRecordings {
     }
   }
 
-  std::map<std::string, RankSettings> settings_;
+  std::map<std::string, SettingWords> settings_;
   CsvFile ranks_;
   RankRows events_, memory_, units_;
 };

@@ -8,11 +8,11 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <charconv>
 #include <utility>
 
 #include "interop/recordings/library_recordings.h"
 #include "interop/recordings/recorded_settings.h"
+#include "sim/base/parse.h"
 #include "sim/base/spelling.h"
 #include "sim/graph/training_step.h"
 #include "sim/spec/checks/plan_check.h"
@@ -46,11 +46,8 @@ Mesh mesh_of(Settings s) {
   const std::string word = s.text("mesh");
   const std::size_t cross = word.find('x');
   const auto number = [&](std::string_view text) {
-    std::int64_t value = 0;
-    const auto [end, code] = std::from_chars(text.data(), text.data() + text.size(), value);
-    if (code != std::errc() || end != text.data() + text.size() || value < 1) {
-      s.fail("mesh", quote(word) + " is not a mesh", "for example 8 or 4x8");
-    }
+    const auto value = parse_number<std::int64_t>(text).value_or(0);
+    if (value < 1) s.fail("mesh", quote(word) + " is not a mesh", "for example 8 or 4x8");
     return value;
   };
   if (cross == std::string::npos) return {number(word), 1};
@@ -187,17 +184,6 @@ void apply_optimizer(Settings s, Plan& plan) {
   }
 }
 
-// "2.15.0" -> {2, 15}; {0, 0} where none is given.
-std::pair<int, int> version_numbers(const std::string& version) {
-  int major = 0;
-  int minor = 0;
-  const char* const end = version.data() + version.size();
-  const auto [dot, code] = std::from_chars(version.data(), end, major);
-  if (code != std::errc() || dot == end || *dot != '.') return {0, 0};
-  std::from_chars(dot + 1, end, minor);
-  return {major, minor};
-}
-
 void apply_dtypes(Settings s, Plan& plan) {
   const auto stored = s.dtype("orig_dtype");
   if (!stored) s.fail("orig_dtype", "is empty", "for example fp32");
@@ -206,7 +192,7 @@ void apply_dtypes(Settings s, Plan& plan) {
   // Without one, gradients are reduced as they come; from 2.15 in the stored dtype
   // (_fsdp_param.py, init_dtype_attrs).
   const std::string version = s.text_or("torch", "");
-  const bool as_stored = version_numbers(version) >= std::pair(2, 15);
+  const bool as_stored = parse_version(version).value_or(std::pair(0, 0)) >= std::pair(2, 15);
   plan.reduce_dtype = s.dtype("reduce_dtype").value_or(as_stored ? *stored : plan.param_dtype);
   plan.output_dtype = s.dtype("output_dtype");
 }
@@ -235,7 +221,7 @@ RecordedJob read_recorded_job(const RecordingFolder& folder, std::size_t row) {
   Plan& plan = job.plan;
   plan.model = job.model.name;
   // record_fsdp2.py, which writes no version, was run with 2.11.
-  const auto [major, minor] = version_numbers(s.text_or("torch", ""));
+  const auto [major, minor] = parse_version(s.text_or("torch", "")).value_or(std::pair(0, 0));
   plan.runtime.version = major > 0 ? fmt::format("{}.{}", major, minor) : "2.11";
   plan.batch = {job.settings.seq, job.settings.batch, s.number("accumulate")};
   plan.mesh = mesh_of(s);

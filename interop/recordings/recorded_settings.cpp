@@ -4,66 +4,21 @@
 
 #include <algorithm>
 #include <array>
-#include <charconv>
-#include <map>
+#include <span>
 
+#include "sim/base/config.h"
+#include "sim/base/embedded.h"
+#include "sim/base/parse.h"
 #include "sim/base/spelling.h"
 
 namespace foreshard {
+
+std::span<const EmbeddedFile> recorder_files();
+
 namespace {
 
-// DEFAULTS of record_fsdp2.py and record_versions.py.
-const std::map<std::string, std::string, std::less<>>& defaults() {
-  static const std::map<std::string, std::string, std::less<>> kDefaults = {
-      {"model", "llama"},
-      {"layers", "4"},
-      {"dim", "512"},
-      {"ffn", "1536"},
-      {"heads", "8"},
-      {"kv_heads", "4"},
-      {"vocab", "4096"},
-      {"seq", "128"},
-      {"batch", "2"},
-      {"experts", "8"},
-      {"top_k", "2"},
-      {"tied", "False"},
-      {"repeat", "1"},
-      {"attention", "flash"},
-      {"norm", "fused"},
-      {"mesh", "8"},
-      {"rank", "0"},
-      {"grouping", "titan"},
-      {"layers_per_unit", "1"},
-      {"expert_units", "False"},
-      {"reshard", ""},
-      {"reshard_head", "False"},
-      {"reshard_root", ""},
-      {"param_dtype", "bf16"},
-      {"reduce_dtype", "fp32"},
-      {"orig_dtype", "fp32"},
-      {"output_dtype", ""},
-      {"forward_prefetch", "0"},
-      {"backward_prefetch", "0"},
-      {"accumulate", "1"},
-      {"accumulate_mode", "reduce"},
-      {"recompute", "none"},
-      {"recompute_outside", "False"},
-      {"frozen", "none"},
-      {"offload", "False"},
-      {"embed_unshard_in_backward", "True"},
-      {"shard_dim1", "False"},
-      {"ignore_norms", "False"},
-      {"clip", "False"},
-      {"optimizer", "adamw_foreach"},
-      {"async_unshard", "False"},
-      {"divide_factor", ""},
-      {"force_sum", "False"},
-      {"eval_forward", "False"},
-      {"steps", "3"},
-      {"trace", "False"},
-      {"reduce_scatter_buffers", "1"},
-      {"separate_reduce_scatter_group", "False"},
-  };
+const SettingWords& defaults() {
+  static const SettingWords kDefaults = recorder_defaults("fsdp2");
   return kDefaults;
 }
 
@@ -72,15 +27,16 @@ const std::map<std::string, std::string, std::less<>>& defaults() {
               fmt::format("the setting {} is not known", quote(name)));
 }
 
-template <typename Number>
-std::optional<Number> parse(const std::string& word) {
-  Number value{};
-  const auto [end, code] = std::from_chars(word.data(), word.data() + word.size(), value);
-  if (code != std::errc() || end != word.data() + word.size()) return std::nullopt;
-  return value;
-}
-
 }  // namespace
+
+SettingWords recorder_defaults(std::string_view recorder) {
+  constexpr std::string_view kPath = "interop/recordings/defaults.yaml";
+  const ConfigNode root = parse_yaml(file_named(kPath, recorder_files()).content, kPath);
+  const ConfigNode words = root.at(recorder);
+  SettingWords defaults;
+  for (const ConfigItem& item : words.items()) defaults.emplace(item.key, item.value.text());
+  return defaults;
+}
 
 SettingsReader::SettingsReader(const RecordingFolder& folder, std::size_t row)
     : folder_(folder), row_(row) {
@@ -107,14 +63,14 @@ std::string SettingsReader::text_or(std::string_view name, const std::string& ot
 
 double SettingsReader::real(std::string_view name) const {
   const std::string word = text(name);
-  const auto value = parse<double>(word);
+  const auto value = parse_number<double>(word);
   if (!value) fail(name, quote(word) + " is not a number", "for example 2.5");
   return *value;
 }
 
 std::int64_t SettingsReader::number(std::string_view name) const {
   const std::string word = text(name);
-  const auto value = parse<std::int64_t>(word);
+  const auto value = parse_number<std::int64_t>(word);
   if (!value) fail(name, quote(word) + " is not a whole number", "for example 4");
   return *value;
 }

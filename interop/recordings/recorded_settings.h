@@ -2,6 +2,8 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
+#include <map>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -10,6 +12,10 @@
 #include "sim/spec/plan.h"
 
 namespace foreshard {
+
+using SettingWords = std::map<std::string, std::string, std::less<>>;
+// Of defaults.yaml: "fsdp2" or "stages".
+SettingWords recorder_defaults(std::string_view recorder);
 
 // What the index and configs.json do not say is the recorder's default. Failures to understand a
 // value are ConfigErrors at its cell.

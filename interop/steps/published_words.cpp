@@ -2,8 +2,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cctype>
-#include <charconv>
 #include <cmath>
 #include <map>
 #include <optional>
@@ -20,6 +18,7 @@
 #include "sim/base/config.h"
 #include "sim/base/embedded.h"
 #include "sim/base/letters.h"
+#include "sim/base/parse.h"
 
 namespace foreshard {
 
@@ -82,14 +81,6 @@ const Rule* rule_of(std::string_view subject, std::string_view text) {
   return found == rules.end() ? nullptr : &*found;
 }
 
-std::string letters_of(std::string_view text) {
-  std::string result;
-  for (const char c : lower(text)) {
-    if (std::isalnum(static_cast<unsigned char>(c)) != 0) result += c;
-  }
-  return result;
-}
-
 // Without what stands in brackets and, where that is no name, without its last word, a size
 // ("DeepSeek-V3 671B").
 std::optional<std::string> zoo_name(std::string_view text) {
@@ -98,7 +89,7 @@ std::optional<std::string> zoo_name(std::string_view text) {
   for (int words = 0; words < 2 && !name.empty(); ++words) {
     if (const auto found = published_name(name)) return found->zoo;
     for (const std::string& each : zoo_names()) {
-      if (letters_of(each) == letters_of(name)) return each;
+      if (squeezed(each) == squeezed(name)) return each;
     }
     const std::size_t space = name.find_last_of(" _");
     if (space == std::string::npos) break;
@@ -188,10 +179,7 @@ class RowReader {
     if (row_.refusal.empty()) row_.refusal = why;
   }
   std::optional<double> read(const char* said) const {
-    const std::string text = cell(said);
-    double value = 0;
-    const auto [end, failure] = std::from_chars(text.data(), text.data() + text.size(), value);
-    if (text.empty() || failure != std::errc() || end != text.data() + text.size()) return {};
+    const auto value = parse_number<double>(cell(said)).value_or(0);
     return std::isfinite(value) && value > 0 ? std::optional(value) : std::nullopt;
   }
   void number(const char* said, const char* column) {
@@ -322,8 +310,7 @@ class RowReader {
     const std::size_t host = gpu.find("/host");
     if (host == std::string::npos || host == 0) return;
     const std::size_t from = gpu.find_last_not_of("0123456789", host - 1) + 1;
-    double per_node = 0;
-    std::from_chars(gpu.data() + from, gpu.data() + host, per_node);
+    const auto per_node = leading_number<double>({gpu.data() + from, host - from});
     if (per_node >= 1) row_.numbers["gpus_per_node"] = per_node;
   }
 

@@ -1,104 +1,75 @@
-// One table lists the columns that programs read with the words or the range of each.
+// training_words.yaml lists the columns that programs read with the words or the range of each.
 #include "interop/steps/training_rows.h"
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <charconv>
 #include <cmath>
+#include <span>
+#include <utility>
+
+#include "sim/base/config.h"
+#include "sim/base/embedded.h"
+#include "sim/base/error.h"
+#include "sim/base/integers.h"
+#include "sim/base/parse.h"
 
 namespace foreshard {
+
+std::span<const EmbeddedFile> published_word_files();
+
 namespace {
 
 struct WordColumn {
-  std::string_view name;
-  std::vector<std::string_view> words;  // empty: any
+  std::string name;
+  std::vector<std::string> words;  // empty: any
+  // Of each word: keys of a plan with their values.
+  std::vector<std::vector<std::pair<std::string, std::string>>> keys;
 };
 
-const std::vector<WordColumn>& word_columns() {
-  static const std::vector<WordColumn> columns = {
-      {"runtime", {"fsdp1", "fsdp2", "ddp", "zero1", "zero2", "zero3", "xla_fsdp"}},
-      {"runtime_version", {}},
-      {"commit_date", {}},
-      {"stack", {}},
-      {"arch", {"mpt", "gpt", "llama", "internlm", "qwen3"}},
-      {"attention_kernel",
-       {"fa1", "fa2", "fa3", "triton", "cudnn", "sdpa_flash", "sdpa_efficient", "math", "sdpa"}},
-      {"norm_impl",
-       {"layer_norm_eager", "layer_norm_low_precision", "rms_eager", "rms_fused", "compiled"}},
-      {"rope_impl", {"none", "complex_eager", "real_eager", "fused", "compiled"}},
-      {"residual_dtype", {"bf16", "fp32"}},
-      {"loss_impl",
-       {"eager_fp32", "eager_bf16", "chunked_fp32", "fused", "fused_linear", "tiled_linear",
-        "compiled"}},
-      {"gather_dtype", {"bf16", "fp32"}},
-      {"reduction_dtype", {"bf16", "fp32"}},
-      {"master_dtype", {"fp32", "bf16"}},
-      {"optimizer_impl", {"adamw_loop", "adamw_foreach", "adamw_fused"}},
-      {"recompute", {"none", "full", "selective_op", "save_dots_except_mlp", "every_K"}},
-      {"compile", {"none", "block", "full", "loss_only"}},
-      {"fp8", {"none", "tensorwise", "rowwise", "rowwise_gw_hp", "delayed", "unspecified"}},
-      {"reshard", {"always", "never", "always_except_last", "N"}},
-      {"embedding_unit", {"root", "own"}},
-      {"prefetch_kind", {"implicit", "backward_pre", "backward_post", "none"}},
-      {"offload", {"none", "optimizer", "params"}},
-      {"sequence_parallel", {"yes", "no"}},
-      {"dispatcher", {"alltoall", "deepep"}},
-      {"cp_exchange", {"p2p", "all_gather", "a2a"}},
-      {"overlap", {"yes", "no"}},
-      {"expert_overlap", {"yes", "no"}},
-      {"cuda_graphs", {"none", "modules", "iteration", "routers"}},
-      {"gpu", {}},
-      {"zoo_model", {}},
-      {"score", {"yes", "flag", "no"}},
-      {"score_reason", {}},
-  };
-  return columns;
-}
-
 struct NumberColumn {
-  std::string_view name;
+  std::string name;
   double least = 1;
   double most = 1e15;
   bool whole = true;
 };
 
-constexpr NumberColumn kNumbers[] = {
-    {"n_layers"},
-    {"d_model"},
-    {"n_heads"},
-    {"n_kv_heads"},
-    {"head_dim"},
-    {"d_ff"},
-    {"vocab"},
-    {"tied_embeddings", 0, 1},
-    {"seq_len"},
-    {"micro_batch_per_gpu"},
-    {"grad_accum"},
-    {"global_batch_seqs"},
-    {"n_gpus", 1, 1'048'576},
-    {"gpus_per_node", 1, 1024},
-    {"train_metrics", 0, 64},
-    {"fp8_all_gather", 0, 1},
-    {"shard_group"},
-    {"replicate_group"},
-    {"tp"},
-    {"cp"},
-    {"ep"},
-    {"etp"},
-    {"pp"},
-    {"vp"},
-    {"async_tp", 0, 1},
-    {"forward_prefetch", 0, 1},
-    {"limit_all_gathers", 0, 1},
-    {"network_gbit_s_per_node", 1e-3, 1e7, false},
-    {"power_limit_w", 1, 1e5, false},
-    {"step_time_s", 1e-6, 1e6, false},
-    {"tokens_per_s_per_gpu", 1e-6, 1e12, false},
-    {"peak_mem_alloc_GiB", 1e-6, 1e5, false},
-    {"peak_mem_reserved_GiB", 1e-6, 1e5, false},
+struct Grammar {
+  std::vector<WordColumn> words;
+  std::vector<NumberColumn> numbers;
 };
+
+const Grammar& grammar() {
+  static const Grammar read = [] {
+    constexpr std::string_view kPath = "interop/steps/training_words.yaml";
+    const ConfigNode root = parse_yaml(file_named(kPath, published_word_files()).content, kPath);
+    const ConfigNode words = root.at("words"), numbers = root.at("numbers");
+    Grammar made;
+    for (const ConfigItem& item : words.items()) {
+      WordColumn& column = made.words.emplace_back();
+      column.name = item.key;
+      for (const ConfigItem& word : item.value.items()) {
+        column.words.push_back(word.key);
+        auto& keys = column.keys.emplace_back();
+        for (const ConfigItem& key : word.value.items()) {
+          keys.emplace_back(key.key, key.value.as_string());
+        }
+      }
+    }
+    for (const ConfigItem& item : numbers.items()) {
+      NumberColumn& column = made.numbers.emplace_back();
+      column.name = item.key;
+      const auto& range = item.value.elements();
+      if (range.empty()) continue;
+      column.least = range[0].as_double();
+      column.most = range[1].as_double();
+      column.whole = range.size() < 3;
+    }
+    return made;
+  }();
+  return read;
+}
 
 bool is_unpublished(std::string_view cell) {
   return cell.empty() || cell == "unknown" || cell == "Unknown" || cell == "UNKNOWN";
@@ -111,12 +82,8 @@ std::string_view trimmed(std::string_view text) {
 }
 
 std::optional<double> as_number(std::string_view text) {
-  double value = 0;
-  const auto [end, failure] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (failure != std::errc() || end != text.data() + text.size() || !std::isfinite(value)) {
-    return std::nullopt;
-  }
-  return value;
+  const std::optional<double> value = parse_number<double>(text);
+  return value && std::isfinite(*value) ? value : std::nullopt;
 }
 
 bool is_count_after(std::string_view text, std::string_view prefix) {
@@ -142,7 +109,7 @@ void read_cells(const CsvTable& table, std::size_t index, TrainingRow& row) {
     if (!row.problem.empty()) return;
     row.problem = fmt::format("{}: {}", column, why);
   };
-  for (const WordColumn& column : word_columns()) {
+  for (const WordColumn& column : grammar().words) {
     if (!table.has(column.name)) continue;
     const std::string_view cell = trimmed(table.text(index, column.name));
     if (is_unpublished(cell)) continue;
@@ -152,7 +119,7 @@ void read_cells(const CsvTable& table, std::size_t index, TrainingRow& row) {
       row.words.emplace(column.name, cell);
     }
   }
-  for (const NumberColumn& column : kNumbers) {
+  for (const NumberColumn& column : grammar().numbers) {
     if (!table.has(column.name)) continue;
     const std::string_view cell = trimmed(table.text(index, column.name));
     if (is_unpublished(cell)) continue;
@@ -200,8 +167,20 @@ bool is_training_table(const CsvTable& table) {
 }
 
 std::vector<std::string_view> words_of_column(std::string_view column) {
-  for (const WordColumn& each : word_columns()) {
-    if (each.name == column) return each.words;
+  const auto& columns = grammar().words;
+  const auto found = std::ranges::find(columns, column, &WordColumn::name);
+  if (found == columns.end()) return {};
+  return {found->words.begin(), found->words.end()};
+}
+
+std::string_view plan_value(const TrainingRow& row, std::string_view column, std::string_view key) {
+  const auto& columns = grammar().words;
+  const auto found = std::ranges::find(columns, column, &WordColumn::name);
+  FORESHARD_CHECK(found != columns.end(), "a column without words");
+  const auto word = std::ranges::find(found->words, row.word(column));
+  if (word == found->words.end()) return {};
+  for (const auto& [name, value] : found->keys[at(word - found->words.begin())]) {
+    if (name == key) return value;
   }
   return {};
 }
@@ -234,12 +213,9 @@ std::optional<TorchVersion> release_at(std::string_view date) {
 std::optional<TorchVersion> torch_version(const TrainingRow& row) {
   const std::string_view text = row.word("runtime_version");
   if (text.empty()) return release_at(row.word("commit_date"));
-  TorchVersion version;
-  const char* end = text.data() + text.size();
-  const auto [dot, failure] = std::from_chars(text.data(), end, version.major);
-  if (failure != std::errc() || dot == end || *dot != '.') return std::nullopt;
-  std::from_chars(dot + 1, end, version.minor);
-  return version;
+  const auto numbers = parse_version(text);
+  if (!numbers) return std::nullopt;
+  return TorchVersion{numbers->first, numbers->second};
 }
 
 std::string family_of(const std::string& id) { return id.substr(0, id.find('-')); }

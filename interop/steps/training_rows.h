@@ -1,22 +1,6 @@
 // Rows of a table of measured training steps: one run each, with what was run and what it took.
 //
-// Columns and their grammar (a contract; other columns are for people):
-//   shape     n_layers d_model n_heads n_kv_heads head_dim d_ff vocab tied_embeddings; or
-//   zoo_model, a
-//             name of the zoo
-//   batch     seq_len micro_batch_per_gpu grad_accum global_batch_seqs
-//   cluster   gpu n_gpus gpus_per_node network_gbit_s_per_node power_limit_w
-//   code      runtime runtime_version stack arch attention_kernel norm_impl rope_impl
-//             residual_dtype loss_impl train_metrics gather_dtype reduction_dtype master_dtype
-//             optimizer_impl recompute compile fp8 fp8_all_gather reshard shard_group
-//             replicate_group embedding_unit prefetch_kind forward_prefetch limit_all_gathers
-//             offload
-//   axes      tp cp ep etp pp vp (1: not cut) async_tp sequence_parallel (no) dispatcher
-//             (alltoall, deepep) overlap (no: of gradients and parameters, by Megatron-Core)
-//             expert_overlap (yes: overlap_moe_expert_parallel_comm) cuda_graphs (modules,
-//             iteration); shard_group and replicate_group are then of the axes shard and replicate
-//   measured  step_time_s or tokens_per_s_per_gpu; peak_mem_alloc_GiB peak_mem_reserved_GiB
-//   verdict   score (yes, flag, no) score_reason
+// Columns and their grammar are training_words.yaml's (a contract; other columns are for people).
 // An empty cell, `unknown` or a missing column: not published. Where global_batch_seqs is less than
 // micro_batch x grad_accum x GPUs it is right: the last micro-batch is smaller. Tables in the words
 // of those who publish them are read too (published_row()).
@@ -65,6 +49,8 @@ std::vector<TrainingRow> read_training_rows(const CsvTable& table);
 
 // The words that a column may hold, `every_K` and `N` standing for numbers; none: any, or a number.
 std::vector<std::string_view> words_of_column(std::string_view column);
+// What the row's word in a column of words says of a plan's key; "": nothing.
+std::string_view plan_value(const TrainingRow& row, std::string_view column, std::string_view key);
 
 struct TorchVersion {
   int major = 0, minor = 0;

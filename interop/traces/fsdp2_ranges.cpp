@@ -1,8 +1,9 @@
 // A range is named by what runs, and in brackets by the modules of the unit.
 #include "interop/traces/fsdp2_ranges.h"
 
-#include <charconv>
 #include <utility>
+
+#include "sim/base/parse.h"
 
 namespace foreshard {
 namespace {
@@ -50,8 +51,7 @@ FsdpRange read_fsdp_range(std::string_view text) {
   FsdpRange read;
   read.label = label_of(text.substr(0, bracket));
   if (read.label == Label::kProfilerStep) {
-    const std::string_view digits = text.substr(text.find('#') + 1);
-    std::from_chars(digits.data(), digits.data() + digits.size(), read.number);
+    read.number = leading_number(text.substr(text.find('#') + 1), read.number);
   }
   if (read.has_unit() && bracket != std::string_view::npos && text.ends_with(')')) {
     read.unit = module_name(text.substr(bracket + 2, text.size() - bracket - 3));

@@ -24,6 +24,7 @@
 
 #include "sim/base/error.h"
 #include "sim/base/json_document.h"
+#include "sim/base/parse.h"
 #include "sim/base/text_file.h"
 
 namespace foreshard {
@@ -86,10 +87,8 @@ bool is_time(Number microseconds) {
 // Microseconds as decimal text, to nanoseconds; further decimals are cut.
 std::optional<std::int64_t> nanoseconds_of(std::string_view text) {
   const std::size_t point = text.find('.');
-  std::int64_t whole = 0;
-  const char* whole_end = text.data() + std::min(point, text.size());
-  const auto [end, error] = std::from_chars(text.data(), whole_end, whole);
-  if (error != std::errc() || end != whole_end || !is_time(whole)) return std::nullopt;
+  const auto whole = parse_number<std::int64_t>(text.substr(0, point));
+  if (!whole || !is_time(*whole)) return std::nullopt;
   std::int64_t fraction = 0;
   if (point != std::string_view::npos) {
     std::int64_t unit = 100;
@@ -98,7 +97,7 @@ std::optional<std::int64_t> nanoseconds_of(std::string_view text) {
       fraction += (text[i] - '0') * unit;
     }
   }
-  return whole * 1000 + (text.starts_with('-') ? -fraction : fraction);
+  return *whole * 1000 + (text.starts_with('-') ? -fraction : fraction);
 }
 
 class Handler : public nlohmann::json_sax<nlohmann::json> {

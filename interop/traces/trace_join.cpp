@@ -9,7 +9,6 @@
 
 #include <algorithm>
 #include <array>
-#include <charconv>
 #include <map>
 #include <optional>
 #include <tuple>
@@ -17,6 +16,7 @@
 #include "reports/validate/measured.h"
 #include "reports/view/event_names.h"
 #include "sim/base/error.h"
+#include "sim/base/parse.h"
 
 namespace foreshard {
 namespace {
@@ -132,9 +132,7 @@ std::vector<std::size_t> pair_up(const std::vector<const Stretch*>& plan,
 std::optional<std::int64_t> number_in(std::string_view name) {
   const std::size_t first = name.find_first_of("0123456789");
   if (first == std::string_view::npos) return std::nullopt;
-  std::int64_t number = 0;
-  std::from_chars(name.data() + first, name.data() + name.size(), number);
-  return number;
+  return leading_number<std::int64_t>(name.substr(first));
 }
 
 std::string shown(const std::string& module) { return module.empty() ? "(root)" : module; }

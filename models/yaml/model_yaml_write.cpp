@@ -22,11 +22,8 @@ using Index = std::int16_t;
 bool is_plain(const std::string& text) {
   static const std::set<std::string> kWords = {"true", "false", "yes", "no", "on",
                                                "off",  "null",  "y",   "n",  "none"};
-  const auto word = [](unsigned char c) {
-    return std::isalnum(c) != 0 || c == '_' || c == '.' || c == '-';
-  };
   return !text.empty() && (std::isalpha(static_cast<unsigned char>(text[0])) != 0) &&
-         std::ranges::all_of(text, word) && kWords.count(lower(text)) == 0;
+         std::ranges::all_of(text, is_name_letter) && kWords.count(lower(text)) == 0;
 }
 
 std::string as_yaml(const std::string& text) {

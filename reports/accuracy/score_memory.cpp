@@ -13,6 +13,7 @@
 #include "calibration/published.h"
 #include "reports/accuracy/score_kernels.h"
 #include "reports/accuracy/score_rows.h"
+#include "sim/base/letters.h"
 
 namespace foreshard {
 namespace {
@@ -23,12 +24,6 @@ constexpr double kTimedOverhead = 7e-6;
 constexpr double kLaunchPeriod = 2.5e-6, kGraphPeriod = 1.3e-6;
 constexpr double kOwnSpread = 0.09, kOtherSource = 0.13, kOtherGpu = 0.15, kClass = 0.35,
                  kPeriod = 0.25;
-
-std::string lower_of(std::string_view text) {
-  std::string low(text);
-  for (char& c : low) c = c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c;
-  return low;
-}
 
 struct MemoryRead {
   std::string gpu, source, operation;
@@ -46,7 +41,7 @@ std::vector<MemoryRead> read_rows(const CsvTable& table, const std::vector<Machi
     const Machine* machine = match_gpu(cell_of(table, i, "gpu"), machines);
     row.gpu = machine == nullptr ? "" : machine->key;
     row.source = cell_of(table, i, "source");
-    row.operation = lower_of(cell_of(table, i, "op"));
+    row.operation = lower(cell_of(table, i, "op"));
     row.bytes = positive_of(table, i, "bytes_counted");
     row.seconds = positive_of(table, i, "latency_us") * 1e-6;
     const double rate = positive_of(table, i, "gbs") * kGiga;

@@ -10,6 +10,7 @@
 #include <nlohmann/json.hpp>
 #include <tuple>
 
+#include "sim/base/letters.h"
 #include "sim/base/unit_strings.h"
 #include "sim/graph/capture/captured_kernel.h"
 
@@ -193,13 +194,11 @@ std::vector<LintFinding> lint_capture(const Capture& capture) { return Linter(ca
 std::string own_place(std::string_view frames) {
   std::string first;
   while (!frames.empty()) {
-    const std::size_t end = std::min(frames.find(" < "), frames.size());
-    const std::string frame(frames.substr(0, end));
+    const std::string frame(cut(frames, " < "));
     if (first.empty()) first = frame;
     if (!has(frame, "site-packages") && !has(frame, "dist-packages") && !has(frame, "/torch/")) {
       return frame;
     }
-    frames.remove_prefix(std::min(end + 3, frames.size()));
   }
   return first;
 }

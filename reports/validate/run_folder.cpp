@@ -12,6 +12,7 @@
 
 #include "reports/validate/run_record.h"
 #include "reports/view/exact_seconds.h"
+#include "sim/base/fields.h"
 #include "sim/base/hash.h"
 #include "sim/base/json.h"
 
@@ -66,48 +67,23 @@ Json rank_json(const RankRecord& rank) {
                          {"seconds", step.duration.seconds()},
                          {"events", step.spans.size()}});
   }
-  return {{"rank", rank.rank},
-          {"clocks_shared", rank.clocks_shared},
-          {"rss_before_init_bytes", rank.rss_before_init.count()},
-          {"rss_after_init_bytes", rank.rss_after_init.count()},
-          {"peak_rss_bytes", rank.peak_rss.count()},
-          {"arena_bytes", rank.arena.count()},
-          {"activations_peak_bytes", rank.activations_peak.count()},
-          {"device_reserved_bytes", rank.device_reserved.count()},
-          {"device_used_bytes", rank.device_used.count()},
-          {"timelines", std::move(timelines)}};
+  FieldWriter writer;
+  rank_fields(writer, rank);
+  writer.out["timelines"] = std::move(timelines);
+  return std::move(writer.out);
 }
 
 Json run_json(const RunRecord& record) {
-  Json versions = Json::object();
-  for (const auto& [name, version] : record.versions) versions[name] = version;
-  Json evaluations = Json::array();
+  FieldWriter writer;
+  writer.schema(kRunSchema);
+  run_fields(writer, record);
+  Json& evaluations = writer.out["evaluations"] = Json::array();
   for (const auto& [step, loss] : record.evaluations) {
     evaluations.push_back({{"step", step}, {"loss", number(loss)}});
   }
-  Json ranks = Json::array();
+  Json& ranks = writer.out["ranks"] = Json::array();
   for (const RankRecord& rank : record.ranks) ranks.push_back(rank_json(rank));
-  Json json;
-  json["schema"] = kRunSchema;
-  json["created"] = record.created;
-  json["host"] = record.host;
-  json["cpu"] = record.cpu;
-  json["versions"] = std::move(versions);
-  json["command"] = record.command;
-  json["fingerprint"] = record.fingerprint;
-  json["device"] = record.device;
-  json["paced"] = record.paced;
-  json["launcher"] = record.launcher;
-  json["world"] = record.world;
-  json["threads"] = record.threads;
-  json["complete"] = record.complete;
-  if (!record.not_finite.empty()) json["not_finite"] = record.not_finite;
-  json["first_step"] = record.first_step;
-  json["tokens_per_step"] = record.tokens_per_step;
-  json["parameter_hash"] = record.parameter_hash;
-  json["evaluations"] = std::move(evaluations);
-  json["ranks"] = std::move(ranks);
-  return json;
+  return std::move(writer.out);
 }
 
 // Timelines of an older run with more ranks. What cannot be removed does no harm.

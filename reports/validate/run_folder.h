@@ -34,4 +34,42 @@ void write_whole_file(const std::filesystem::path& path, std::string_view text);
 // `most_bytes`.
 std::string read_whole_file(const std::filesystem::path& path, std::size_t most_bytes);
 
+inline constexpr std::int64_t kMostRanks = std::int64_t{1} << 20;
+inline constexpr std::int64_t kMostSteps = 1'000'000'000;
+
+// What run.json says of a rank beside its timelines, and of the run beside its evaluations, ranks
+// and files, as sim/base/fields.h lists it.
+template <typename Io, typename Rank>
+void rank_fields(Io& io, Rank& rank) {
+  constexpr std::int64_t kMostMemory = std::int64_t{1} << 56;
+  io("rank", rank.rank, 0, kMostRanks - 1);
+  io("clocks_shared", rank.clocks_shared);
+  io("rss_before_init_bytes", rank.rss_before_init, 0, kMostMemory);
+  io("rss_after_init_bytes", rank.rss_after_init, 0, kMostMemory);
+  io("peak_rss_bytes", rank.peak_rss, 0, kMostMemory);
+  io("arena_bytes", rank.arena, 0, kMostMemory);
+  io("activations_peak_bytes", rank.activations_peak, 0, kMostMemory);
+  io.optional(true, "device_reserved_bytes", rank.device_reserved, 0, kMostMemory);
+  io.optional(true, "device_used_bytes", rank.device_used, 0, kMostMemory);
+}
+template <typename Io, typename Run>
+void run_fields(Io& io, Run& run) {
+  io("created", run.created);
+  io("host", run.host);
+  io("cpu", run.cpu);
+  io("versions", run.versions);
+  io("command", run.command);
+  io("fingerprint", run.fingerprint);
+  io.optional(true, "device", run.device);
+  io.optional(true, "paced", run.paced);
+  io("launcher", run.launcher);
+  io("world", run.world, 1, kMostRanks);
+  io("threads", run.threads, 1, kMostRanks);
+  io("complete", run.complete);
+  io.optional(!run.not_finite.empty(), "not_finite", run.not_finite);
+  io("first_step", run.first_step, 1, kMostSteps);
+  io("tokens_per_step", run.tokens_per_step, 0, 1e18);
+  io("parameter_hash", run.parameter_hash);
+}
+
 }  // namespace foreshard

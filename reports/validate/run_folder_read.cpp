@@ -3,13 +3,14 @@
 // all the same: whoever writes a file can write its hash.
 #include <fmt/format.h>
 
-#include <charconv>
 #include <limits>
 #include <map>
 
 #include "reports/validate/run_folder.h"
 #include "reports/view/exact_seconds.h"
 #include "sim/base/config.h"
+#include "sim/base/fields.h"
+#include "sim/base/parse.h"
 #include "sim/base/spelling.h"
 
 namespace foreshard {
@@ -18,10 +19,7 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr std::size_t kMostBytes = std::size_t{1} << 30;  // of one file
-constexpr std::int64_t kMostRanks = std::int64_t{1} << 20;
-constexpr std::int64_t kMostSteps = 1'000'000'000;
 constexpr std::int64_t kMostEvents = std::int64_t{1} << 30;
-constexpr std::int64_t kMostMemory = std::int64_t{1} << 56;
 
 // Lines of comma-separated fields without quotes; a last line without its end was cut off.
 class CsvLines {
@@ -57,13 +55,9 @@ class CsvLines {
     fail(fmt::format("{} fields", fields_.size()), fmt::format("{}", count));
   }
   std::int64_t whole(std::size_t field) const {
-    const std::string_view text = fields_[field];
-    std::int64_t value = 0;
-    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-    if (error != std::errc() || end != text.data() + text.size()) {
-      fail(quote(text) + " is not a whole number", "for example 12");
-    }
-    return value;
+    const auto value = parse_number<std::int64_t>(fields_[field]);
+    if (!value) fail(quote(fields_[field]) + " is not a whole number", "for example 12");
+    return *value;
   }
   Time time(std::size_t field) const {
     const std::optional<Time> time = parse_exact_seconds(fields_[field]);
@@ -71,13 +65,9 @@ class CsvLines {
     return *time;
   }
   double real(std::size_t field) const {
-    const std::string_view text = fields_[field];
-    double value = 0;
-    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-    if (error != std::errc() || end != text.data() + text.size()) {
-      fail(quote(text) + " is not a number", "for example 5.25 or nan");
-    }
-    return value;
+    const auto value = parse_number<double>(fields_[field]);
+    if (!value) fail(quote(fields_[field]) + " is not a number", "for example 5.25 or nan");
+    return *value;
   }
   [[noreturn]] void fail(const std::string& what, const std::string& expected) const {
     throw ConfigError({file_, line_, 0, ""}, what, expected);
@@ -142,18 +132,8 @@ struct RankHead {
 RankHead read_rank(const ConfigNode& node) {
   RankHead head;
   RankRecord& rank = head.record;
-  rank.rank = static_cast<int>(node.at("rank").as_int(0, kMostRanks - 1));
-  rank.clocks_shared = node.at("clocks_shared").as_bool();
-  const auto bytes = [&](const char* key) { return Bytes(node.at(key).as_int(0, kMostMemory)); };
-  rank.rss_before_init = bytes("rss_before_init_bytes");
-  rank.rss_after_init = bytes("rss_after_init_bytes");
-  rank.peak_rss = bytes("peak_rss_bytes");
-  rank.arena = bytes("arena_bytes");
-  rank.activations_peak = bytes("activations_peak_bytes");
-  if (node.has("device_used_bytes")) {
-    rank.device_reserved = bytes("device_reserved_bytes");
-    rank.device_used = bytes("device_used_bytes");
-  }
+  FieldReader reader(node);
+  rank_fields(reader, rank);
   const double longest = kLongestTime.seconds();
   const ConfigNode timelines = node.at("timelines");
   for (const ConfigNode& entry : timelines.elements()) {
@@ -234,27 +214,8 @@ RunRecord read_run_folder(const fs::path& folder) {
   const Files files(folder, root.at("files"));
 
   RunRecord record;
-  record.created = root.at("created").as_string();
-  record.host = root.at("host").as_string();
-  record.cpu = root.at("cpu").as_string();
-  const ConfigNode versions = root.at("versions");
-  for (const ConfigItem& item : versions.items()) {
-    record.versions.emplace_back(item.key, item.value.as_string());
-  }
-  record.command = root.at("command").as_string();
-  record.fingerprint = root.at("fingerprint").as_string();
-  if (root.has("device")) {
-    record.device = root.at("device").as_string();
-    record.paced = root.at("paced").as_bool();
-  }
-  record.launcher = root.at("launcher").as_string();
-  record.world = static_cast<int>(root.at("world").as_int(1, kMostRanks));
-  record.threads = static_cast<int>(root.at("threads").as_int(1, kMostRanks));
-  record.complete = root.at("complete").as_bool();
-  if (root.has("not_finite")) record.not_finite = root.at("not_finite").as_string();
-  record.first_step = root.at("first_step").as_int(1, kMostSteps);
-  record.tokens_per_step = root.at("tokens_per_step").as_double(0, 1e18);
-  record.parameter_hash = root.at("parameter_hash").as_string();
+  FieldReader reader(root);
+  run_fields(reader, record);
   const ConfigNode evaluations = root.at("evaluations");
   for (const ConfigNode& entry : evaluations.elements()) {
     record.evaluations.emplace_back(entry.at("step").as_int(0, kMostSteps),

@@ -2,7 +2,7 @@
 
 #include <fmt/format.h>
 
-#include <charconv>
+#include "sim/base/parse.h"
 
 namespace foreshard {
 namespace {
@@ -13,10 +13,7 @@ constexpr std::size_t kDecimals = 9;
 // All of the text, digits only.
 std::optional<std::int64_t> digits(std::string_view text) {
   if (text.empty() || text.find_first_not_of("0123456789") != std::string_view::npos) return {};
-  std::int64_t value = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (error != std::errc() || end != text.data() + text.size()) return {};
-  return value;
+  return parse_number<std::int64_t>(text);
 }
 
 }  // namespace

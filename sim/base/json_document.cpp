@@ -4,9 +4,9 @@
 
 #include <fmt/format.h>
 
-#include <charconv>
 #include <nlohmann/json.hpp>
 
+#include "sim/base/parse.h"
 #include "sim/base/text_file.h"
 
 namespace foreshard {
@@ -20,9 +20,7 @@ int number_behind(std::string_view text, std::string_view word) {
   const std::size_t at = text.find(word);
   if (at == std::string_view::npos) return 0;
   text.remove_prefix(at + word.size());
-  int number = 0;
-  std::from_chars(text.data(), text.data() + text.size(), number);
-  return number;
+  return leading_number<int>(text);
 }
 
 }  // namespace

@@ -13,10 +13,28 @@ inline bool is_digit(char c) { return c >= '0' && c <= '9'; }
 inline bool is_letter(char c) { return c >= 'a' && c <= 'z'; }
 inline bool is_space(char c) { return c == ' ' || (c >= '\t' && c <= '\r'); }
 
+inline char lower(char c) { return c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c; }
+// A letter, a digit or one of "._-".
+inline bool is_name_letter(char c) {
+  return is_letter(lower(c)) || is_digit(c) || c == '.' || c == '_' || c == '-';
+}
+
 inline std::string lower(std::string_view text) {
   std::string low(text);
-  for (char& c : low) c = c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c;
+  for (char& c : low) c = lower(c);
   return low;
+}
+// Its letters, in lower case, and its digits alone.
+inline std::string squeezed(std::string_view text) {
+  std::string low = lower(text);
+  std::erase_if(low, [](char c) { return !is_letter(c) && !is_digit(c); });
+  return low;
+}
+
+template <typename Is>
+std::size_t skip(std::string_view text, std::size_t at, Is is) {
+  while (at < text.size() && is(text[at])) ++at;
+  return at;
 }
 
 inline bool has_any(std::string_view text, std::initializer_list<std::string_view> words) {

@@ -8,19 +8,13 @@
 #include <cstddef>
 #include <vector>
 
+#include "sim/base/letters.h"
+
 namespace foreshard {
 namespace {
 
 constexpr std::size_t kLongestWord = 100;  // bounds the work; no key or name is longer
 constexpr std::size_t kLongestQuote = 60;
-
-std::string to_lower(std::string_view word) {
-  std::string result(word);
-  for (char& c : result) {
-    if (c >= 'A' && c <= 'Z') c = static_cast<char>(c - 'A' + 'a');
-  }
-  return result;
-}
 
 std::size_t distance(std::string_view a, std::string_view b) {
   std::vector<std::size_t> before(b.size() + 1);
@@ -46,12 +40,12 @@ std::size_t distance(std::string_view a, std::string_view b) {
 
 std::string nearest_spelling(std::string_view word, std::span<const std::string> candidates) {
   if (word.empty() || word.size() > kLongestWord) return "";
-  const std::string lower = to_lower(word);
+  const std::string low = lower(word);
   std::string best;
   std::size_t best_distance = kLongestWord;
   for (const std::string& candidate : candidates) {
     if (candidate.empty() || candidate.size() > kLongestWord) continue;
-    const std::size_t d = distance(lower, to_lower(candidate));
+    const std::size_t d = distance(low, lower(candidate));
     if (d <= std::max(word.size(), candidate.size()) / 3 && d < best_distance) {
       best = candidate;
       best_distance = d;

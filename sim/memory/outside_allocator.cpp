@@ -26,8 +26,8 @@
 
 #include <algorithm>
 #include <array>
-#include <charconv>
 
+#include "sim/base/parse.h"
 #include "sim/cost/collective.h"
 #include "sim/spec/gpu_generation.h"
 
@@ -233,12 +233,8 @@ std::int64_t instances(const Communicator& communicator, const EventGraph& graph
 }
 
 int minor_of(const std::string& version) {
-  int major = 0, minor = 0;
-  const char* end = version.data() + version.size();
-  const auto [dot, failure] = std::from_chars(version.data(), end, major);
-  if (failure != std::errc() || dot == end || *dot != '.') return -1;
-  std::from_chars(dot + 1, end, minor);
-  return major == 2 ? minor : -1;
+  const auto numbers = parse_version(version);
+  return numbers && numbers->first == 2 ? numbers->second : -1;
 }
 
 }  // namespace

@@ -9,12 +9,12 @@
 #include <algorithm>
 #include <bit>
 #include <cctype>
-#include <charconv>
 #include <utility>
 #include <vector>
 
 #include "sim/base/error.h"
 #include "sim/base/integers.h"
+#include "sim/base/parse.h"
 
 namespace foreshard {
 namespace {
@@ -146,12 +146,9 @@ class ConfParser {
   template <typename Number>
   Number number(const std::string& key, const char* what) {
     const std::string& text = word(key);
-    Number value{};
-    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-    if (error != std::errc() || end != text.data() + text.size()) {
-      fail(fmt::format("{} takes {}, got '{}'", key, what, text));
-    }
-    return value;
+    const std::optional<Number> value = parse_number<Number>(text);
+    if (!value) fail(fmt::format("{} takes {}, got '{}'", key, what, text));
+    return *value;
   }
 
   std::int64_t integer(const std::string& key) {

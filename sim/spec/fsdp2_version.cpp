@@ -1,8 +1,7 @@
 #include "sim/spec/fsdp2_version.h"
 
-#include <charconv>
-
 #include "sim/base/error.h"
+#include "sim/base/parse.h"
 
 namespace foreshard {
 
@@ -17,11 +16,8 @@ std::optional<std::int32_t> fsdp2_minor(std::string_view version) {
     }
     version = version.substr(0, dot);
   }
-  std::int32_t minor = 0;
-  const auto [end, failure] =
-      std::from_chars(version.data(), version.data() + version.size(), minor);
-  if (failure != std::errc() || end != version.data() + version.size()) return std::nullopt;
-  if (minor < kOldestFsdp2 || minor > kNewestFsdp2) return std::nullopt;
+  const auto minor = parse_number<std::int32_t>(version);
+  if (!minor || *minor < kOldestFsdp2 || *minor > kNewestFsdp2) return std::nullopt;
   return minor;
 }
 

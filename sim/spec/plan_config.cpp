@@ -14,6 +14,7 @@
 #include <span>
 #include <utility>
 
+#include "sim/base/letters.h"
 #include "sim/base/spelling.h"
 #include "sim/spec/plan_keys.h"
 #include "sim/spec/plan_values.h"
@@ -175,10 +176,7 @@ std::string yaml_string(const std::string& text) {
   const bool starts_plain =
       !text.empty() && std::string_view("@+-.").find(text[0]) == std::string_view::npos;
   const bool is_number = text.find_first_not_of("0123456789.+-eExXinfaINFA_") == std::string::npos;
-  std::string lower = text;
-  std::transform(lower.begin(), lower.end(), lower.begin(),
-                 [](char c) { return c >= 'A' && c <= 'Z' ? static_cast<char>(c + 32) : c; });
-  const bool is_word = std::ranges::find(kWords, lower) != std::end(kWords);
+  const bool is_word = std::ranges::find(kWords, lower(text)) != std::end(kWords);
   if (starts_plain && !is_number && !is_word &&
       text.find_first_not_of(kPlain) == std::string::npos) {
     return text;

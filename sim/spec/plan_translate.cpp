@@ -12,6 +12,7 @@
 #include <string_view>
 #include <utility>
 
+#include "sim/base/letters.h"
 #include "sim/spec/checks/plan_check.h"
 #include "sim/spec/plan_keys.h"
 
@@ -63,12 +64,10 @@ struct Assignment {
 std::vector<Assignment> read_nearest(std::string_view text) {
   std::vector<Assignment> list;
   while (!text.empty()) {
-    const std::size_t end = std::min(text.find(" and "), text.size());
-    const std::string_view part = text.substr(0, end);
+    const std::string_view part = cut(text, " and ");
     const std::size_t colon = part.find(": ");
     if (colon == std::string_view::npos) return {};
     list.push_back({std::string(part.substr(0, colon)), std::string(part.substr(colon + 2))});
-    text.remove_prefix(std::min(end + 5, text.size()));
   }
   return list;
 }

@@ -3,11 +3,11 @@
 
 #include <fmt/format.h>
 
-#include <charconv>
 #include <utility>
 #include <vector>
 
 #include "sim/base/letters.h"
+#include "sim/base/parse.h"
 #include "sim/base/spelling.h"
 #include "sim/spec/checks/plan_check.h"
 
@@ -88,16 +88,13 @@ std::pair<std::int64_t, std::int64_t> read_numbers(const ConfigNode& node) {
     return {number, number};
   }
   const auto number = [&](std::string_view digits) -> std::int64_t {
-    std::int64_t value = -1;
-    const auto [end, failure] =
-        std::from_chars(digits.data(), digits.data() + digits.size(), value);
-    // from_chars takes a sign; a second dash must not pass for one.
-    if (failure != std::errc() || end != digits.data() + digits.size() || digits[0] == '-' ||
-        digits.size() > 7) {
+    const auto value = parse_number<std::int64_t>(digits);
+    // A sign is read; a second dash must not pass for one.
+    if (!value || digits[0] == '-' || digits.size() > 7) {
       throw node.error(node.is_scalar() ? quote(text) + " is no range" : "no range stands here",
                        kExpected);
     }
-    return value;
+    return *value;
   };
   const std::int64_t first = number(text.substr(0, dash));
   const std::int64_t last = dash == std::string_view::npos ? first : number(text.substr(dash + 1));
@@ -209,11 +206,8 @@ void read_recompute_policy(const ConfigNode& node, PlanDocument& document) {
   }
   const std::string_view text = node.text();
   if (text.starts_with(kEvery)) {
-    const std::string_view digits = text.substr(kEvery.size());
-    std::int64_t k = 0;
-    const auto [end, failure] = std::from_chars(digits.data(), digits.data() + digits.size(), k);
-    if (failure != std::errc() || end != digits.data() + digits.size() || k < 1 ||
-        k > plan_limits::kEvery) {
+    const auto k = parse_number<std::int64_t>(text.substr(kEvery.size())).value_or(0);
+    if (k < 1 || k > plan_limits::kEvery) {
       throw node.error(quote(text) + " names no number of blocks",
                        "every-K with K from 1 to " + std::to_string(plan_limits::kEvery) +
                            ", for example every-2");
@@ -232,29 +226,28 @@ void read_recompute_policy(const ConfigNode& node, PlanDocument& document) {
                    {"none", "full", "selective", "every-2"});
 }
 
+// In the order of Loss::Kind; of chunked-, the number follows.
+constexpr std::array<std::string_view, 8> kLosses = {
+    "eager", "eager-compute", "compiled",     "chunked-",
+    "fused", "fused-linear",  "tiled-linear", "smoothed"};
+
 Loss read_loss(const ConfigNode& node) {
   static constexpr const char* kExpected =
       "eager, eager-compute, compiled, fused, fused-linear, tiled-linear, smoothed or chunked-N, "
       "for example chunked-8";
-  static constexpr std::string_view kChunked = "chunked-";
+  static constexpr std::string_view kChunked = kLosses[at(Loss::Kind::kChunked)];
   const std::string_view text = node.text();
-  if (text == "eager") return {Loss::Kind::kEager, 0};
-  if (text == "eager-compute") return {Loss::Kind::kEagerCompute, 0};
-  if (text == "compiled") return {Loss::Kind::kCompiled, 0};
-  if (text == "fused") return {Loss::Kind::kFused, 0};
-  if (text == "fused-linear") return {Loss::Kind::kFusedLinear, 0};
-  if (text == "tiled-linear") return {Loss::Kind::kTiledLinear, 0};
-  if (text == "smoothed") return {Loss::Kind::kSmoothed, 0};
+  const auto word = std::ranges::find(kLosses, text);
+  if (word != kLosses.end() && text != kChunked) {
+    return {static_cast<Loss::Kind>(word - kLosses.begin()), 0};
+  }
   if (!text.starts_with(kChunked)) {
     throw wrong_word(node, kExpected,
                      {"eager", "eager-compute", "compiled", "fused", "fused-linear", "tiled-linear",
                       "smoothed", "chunked-8"});
   }
-  const std::string_view digits = text.substr(kChunked.size());
-  std::int64_t chunks = 0;
-  const auto [end, failure] = std::from_chars(digits.data(), digits.data() + digits.size(), chunks);
-  if (failure != std::errc() || end != digits.data() + digits.size() || chunks < 2 ||
-      chunks > plan_limits::kEvery) {
+  const auto chunks = parse_number<std::int64_t>(text.substr(kChunked.size())).value_or(0);
+  if (chunks < 2 || chunks > plan_limits::kEvery) {
     throw node.error(quote(text) + " names no number of chunks",
                      "chunked-N with N from 2 to " + std::to_string(plan_limits::kEvery));
   }
@@ -388,25 +381,8 @@ Json written(const Runtime& runtime) {
 }
 
 Json written(const Loss& loss) {
-  switch (loss.kind) {
-    case Loss::Kind::kEager:
-      return "eager";
-    case Loss::Kind::kEagerCompute:
-      return "eager-compute";
-    case Loss::Kind::kCompiled:
-      return "compiled";
-    case Loss::Kind::kChunked:
-      return fmt::format("chunked-{}", loss.chunks);
-    case Loss::Kind::kFused:
-      return "fused";
-    case Loss::Kind::kFusedLinear:
-      return "fused-linear";
-    case Loss::Kind::kTiledLinear:
-      return "tiled-linear";
-    case Loss::Kind::kSmoothed:
-      return "smoothed";
-  }
-  return "?";
+  std::string word(kLosses[at(loss.kind)]);
+  return loss.kind == Loss::Kind::kChunked ? word + std::to_string(loss.chunks) : word;
 }
 
 Json written_experts(UnitPlacement placement) {

@@ -7,7 +7,6 @@
 
 #include <algorithm>
 #include <array>
-#include <charconv>
 #include <deque>
 #include <limits>
 #include <mutex>
@@ -15,6 +14,7 @@
 #include <span>
 
 #include "sim/base/embedded.h"
+#include "sim/base/parse.h"
 #include "sim/base/spelling.h"
 #include "sim/spec/checks/capabilities.h"
 #include "sim/spec/checks/plan_check.h"
@@ -121,11 +121,7 @@ std::optional<std::int32_t> minor_of(std::string_view version, std::string_view 
   const std::string_view major = like.substr(0, like.find('.') + 1);
   if (major.empty() || !version.starts_with(major)) return std::nullopt;
   version.remove_prefix(major.size());
-  const std::string_view digits = version.substr(0, version.find('.'));
-  std::int32_t minor = 0;
-  const char* const end = digits.data() + digits.size();
-  const auto [at, failure] = std::from_chars(digits.data(), end, minor);
-  return failure == std::errc() && at == end ? std::optional(minor) : std::nullopt;
+  return parse_number<std::int32_t>(version.substr(0, version.find('.')));
 }
 
 // The value as a plan file would have it.

@@ -5,12 +5,12 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <charconv>
 #include <nlohmann/json.hpp>
 #include <string>
 
 #include "sim/base/error.h"
 #include "sim/base/letters.h"
+#include "sim/base/parse.h"
 #include "sim/spec/checks/plan_check.h"
 #include "sim/spec/fsdp2_version.h"
 #include "sim/spec/plan_keys.h"
@@ -97,10 +97,8 @@ Value find(const std::pair<std::string_view, Value> (&facts)[N], std::string_vie
 
 Json constant(std::string_view text) {
   if (text == "true" || text == "false") return text == "true";
-  std::int64_t number = 0;
-  const char* const end = text.data() + text.size();
-  const auto [at, failure] = std::from_chars(text.data(), end, number);
-  return failure == std::errc() && at == end ? Json(number) : Json(std::string(text));
+  const auto number = parse_number<std::int64_t>(text);
+  return number ? Json(*number) : Json(std::string(text));
 }
 
 bool compares(const Json& value, char comparison, const Json& with) {

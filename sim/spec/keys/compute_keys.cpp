@@ -7,53 +7,6 @@
 namespace foreshard {
 namespace {
 
-constexpr std::array kDTypes = {DType::kBf16, DType::kFp16, DType::kFp32};
-constexpr std::array kAccumulationModes = {AccumulationMode::kReduceEach,
-                                           AccumulationMode::kKeepUnsharded};
-constexpr std::array kOptimizers = {Optimizer::Kind::kAdamW,         Optimizer::Kind::kSgd,
-                                    Optimizer::Kind::kMomentum,      Optimizer::Kind::kAdafactor,
-                                    Optimizer::Kind::kAdamW8bit,     Optimizer::Kind::kPagedAdamW,
-                                    Optimizer::Kind::kPagedAdamW8bit};
-constexpr std::array kImplementations = {Optimizer::Implementation::kForeach,
-                                         Optimizer::Implementation::kFused,
-                                         Optimizer::Implementation::kLoop};
-constexpr std::array kGroups = {Optimizer::Groups::kOne, Optimizer::Groups::kDecay};
-constexpr std::array kBuiltOn = {BuiltOn::kMeta, BuiltOn::kHost, BuiltOn::kDevice};
-constexpr std::array kCompiles = {Compile::kNone, Compile::kBlocks, Compile::kModel};
-constexpr std::array kAttentionKernels = {
-    AttentionKernel::kFlash, AttentionKernel::kCudnn,        AttentionKernel::kEfficient,
-    AttentionKernel::kMath,  AttentionKernel::kFa1,          AttentionKernel::kFa2,
-    AttentionKernel::kFa3,   AttentionKernel::kTriton,       AttentionKernel::kEager,
-    AttentionKernel::kFlex,  AttentionKernel::kFlashAllHeads};
-constexpr std::array kNorms = {ModuleKernels::Norm::kCompute, ModuleKernels::Norm::kFp32,
-                               ModuleKernels::Norm::kEager, ModuleKernels::Norm::kEagerFp32};
-constexpr std::array kRopes = {ModuleKernels::Rope::kComplex, ModuleKernels::Rope::kReal,
-                               ModuleKernels::Rope::kFused};
-constexpr std::array kResiduals = {ModuleKernels::Residual::kCompute,
-                                   ModuleKernels::Residual::kFp32};
-constexpr std::array kActivations = {ModuleKernels::Activation::kFused,
-                                     ModuleKernels::Activation::kEager};
-constexpr std::array kLogits = {Logits::kReleased, Logits::kHeld};
-constexpr std::array kReferences = {Reference::kNone, Reference::kBase, Reference::kWhole,
-                                    Reference::kUnit, Reference::kUnits};
-constexpr std::array kFloat8 = {Float8::kNone,        Float8::kTensorwise, Float8::kRowwise,
-                                Float8::kRowwiseGwHp, Float8::kDelayed,    Float8::kCurrent};
-constexpr std::array kCollectiveKernels = {
-    CollectiveKernels::kDefault, CollectiveKernels::kSymmetric, CollectiveKernels::kCopyEngine};
-constexpr std::array kCommunicators = {Communicators::kShared, Communicators::kSeparate};
-constexpr std::array kHostSyncs = {HostSync::kNone, HostSync::kStep};
-constexpr std::array kReductionOrders = {ReductionOrder::kMicrobatch, ReductionOrder::kLibrary,
-                                         ReductionOrder::kMicrobatch2, ReductionOrder::kMicrobatch4,
-                                         ReductionOrder::kMicrobatch8};
-constexpr std::array kWhens = {When::kEach, When::kLast};
-constexpr std::array kCheckpointWraps = {CheckpointWraps::kModule, CheckpointWraps::kUnit};
-constexpr std::array kSelectivePolicies = {SelectivePolicy::kEverySecondMm, SelectivePolicy::kDots,
-                                           SelectivePolicy::kDotsExceptMlp};
-constexpr std::array kExpertKernels = {ExpertKernels::kGrouped, ExpertKernels::kLoop,
-                                       ExpertKernels::kTransformers};
-constexpr std::array kLoraBases = {Lora::Base::kMaster, Lora::Base::kParam, Lora::Base::kNf4};
-constexpr std::array kIgnored = {Ignored::kNone, Ignored::kNorms};
-constexpr std::array kOffloads = {Offload::kNone, Offload::kCpu, Offload::kCpuUnpinned};
 constexpr std::array kDTypeOrNone = {"bf16", "fp16", "fp32", "none"};
 
 constexpr PlanKeyType kPositiveOrNone =
@@ -100,26 +53,26 @@ constexpr PlanKey kComputeKeys[] = {
      .value = [](const Plan& p) { return written(p.recompute); },
      .says = "Activation checkpointing: none, full, selective (keeps attention and every second "
              "matrix product), every-K (blocks 0, K, 2K ... fully), or per range of blocks."},
-    FORESHARD_WORD(compile, kCompiles,
+    FORESHARD_WORD(compile, kUpTo<Compile::kModel>,
                    "torch.compile: of each block by itself, or of the whole model."),
     FORESHARD_WORD(
-        attention, kAttentionKernels,
+        attention, kUpTo<AttentionKernel::kFlashAllHeads>,
         "Kernel of attention: a backend of scaled_dot_product_attention (flash-all-heads: flash "
         "behind keys and values that the code repeats for every head), one that the training "
         "code calls itself, or the model's own products and softmax (eager: transformers' "
         "attn_implementation). What a fused kernel does not take (fp32 with fewer key heads than "
         "query heads, heads that are broadcast, a mask) runs as PyTorch dispatches it."),
-    FORESHARD_WORD(kernels.norm, kNorms,
+    FORESHARD_WORD(kernels.norm, kUpTo<ModuleKernels::Norm::kEagerFp32>,
                    "Norms: one kernel in the compute dtype, one kernel on fp32, or (RMSNorm) a "
                    "kernel for each operation on an fp32 copy, cast back before the weight or "
                    "(eager-fp32) behind it."),
-    FORESHARD_WORD(kernels.rope, kRopes,
+    FORESHARD_WORD(kernels.rope, kUpTo<ModuleKernels::Rope::kFused>,
                    "Rotary embedding: complex numbers in fp32, a rotated half with two products, "
                    "or one kernel."),
-    FORESHARD_WORD(kernels.residual, kResiduals,
+    FORESHARD_WORD(kernels.residual, kUpTo<ModuleKernels::Residual::kFp32>,
                    "Element type of the stream between blocks: dtype.param (with autocast: its "
                    "dtype), or fp32."),
-    FORESHARD_WORD(kernels.activation, kActivations,
+    FORESHARD_WORD(kernels.activation, kUpTo<ModuleKernels::Activation::kEager>,
                    "Activation functions: one kernel, or as transformers writes them (eager: "
                    "gelu_new is several operations)."),
     FORESHARD_FLAG(kernels.unpads,
@@ -152,10 +105,10 @@ constexpr PlanKey kComputeKeys[] = {
         "time, and no logits are kept (Liger). tiled-linear: tiles of tokens and words, made again "
         "in backward, which adds the gradients up in fp32 (TRL). chunked-N: eager over N parts of "
         "the sequence."),
-    FORESHARD_WORD(logits, kLogits,
+    FORESHARD_WORD(logits, kUpTo<Logits::kHeld>,
                    "held: the training loop keeps what the model returned while backward runs: "
                    "fp32 logits, or with loss_in_forward those of the head."),
-    FORESHARD_WORD(reference, kReferences,
+    FORESHARD_WORD(reference, kUpTo<Reference::kUnits>,
                    "A frozen second model of this shape, whose forward runs behind each forward "
                    "(DPO's reference, a teacher): whole on every rank, one unit of fully_shard "
                    "(TRL), or units as the trained one; base: none is held, the trained one "
@@ -165,22 +118,23 @@ constexpr PlanKey kComputeKeys[] = {
                    "The model computes its loss itself, as transformers' models that are given "
                    "labels: before the root's post-forward hook, not behind it.",
                    .quiet = true),
-    FORESHARD_WORD(float8, kFloat8, "Linear layers of the blocks in fp8, by scaling recipe."),
+    FORESHARD_WORD(float8, kUpTo<Float8::kCurrent>,
+                   "Linear layers of the blocks in fp8, by scaling recipe."),
     FORESHARD_FLAG(float8_all_gather,
                    "Their weights are gathered in fp8, with scales computed behind the optimizer's "
                    "step (torchao's enable_fsdp_float8_all_gather and "
                    "precompute_float8_dynamic_scale_for_fsdp). Tensorwise, fsdp2."),
-    FORESHARD_WORD(experts, kExpertKernels,
+    FORESHARD_WORD(experts, kUpTo<ExpertKernels::kTransformers>,
                    "How the products of experts are launched: one grouped product for all, or one "
                    "after the other, for which the host waits for the rows of each, or one for all "
                    "with what transformers' grouped_mm launches around it."),
-    FORESHARD_WORD(recompute_keeps, kSelectivePolicies,
+    FORESHARD_WORD(recompute_keeps, kUpTo<SelectivePolicy::kDotsExceptMlp>,
                    "What selective recompute keeps: attention and every second matrix product "
                    "(torchtitan), or attention and every one whose result backward needs (dots, "
                    "native), or the products around attention but not attention itself "
                    "(MaxText's save_dot_except_mlp).",
                    .quiet = true),
-    FORESHARD_WORD(recompute_wraps, kCheckpointWraps,
+    FORESHARD_WORD(recompute_wraps, kUpTo<CheckpointWraps::kUnit>,
                    "What activation checkpointing wraps: the module inside its unit, or the unit "
                    "with its hooks (fsdp2 only)."),
     FORESHARD_FLAG(recompute_early_stop,
@@ -191,7 +145,7 @@ constexpr PlanKey kComputeKeys[] = {
                    "Full recomputation by torch.utils.checkpoint(use_reentrant=True), whose "
                    "backward runs the whole block again, then a backward of its own, and keeps the "
                    "block's output and that one's gradient to its end."),
-    FORESHARD_WORD_AT("dtype.param", param_dtype, kDTypes,
+    FORESHARD_WORD_AT("dtype.param", param_dtype, kUpTo<DType::kFp32>,
                       "Of gathered parameters and, without autocast, of compute."),
     FORESHARD_KEY("dtype.autocast", words<kDTypeOrNone>(), d.plan.autocast = read_optional_dtype(n),
                   written(p.autocast),
@@ -203,25 +157,26 @@ constexpr PlanKey kComputeKeys[] = {
      .value = [](const Plan& p) { return Json(word_of(p.reduce_dtype)); },
      .says = "Of the gradient reduction. none: not given to PyTorch, which takes dtype.param, from "
              "2.15 on dtype.master."},
-    FORESHARD_WORD_AT("dtype.master", master_dtype, kDTypes,
+    FORESHARD_WORD_AT("dtype.master", master_dtype, kUpTo<DType::kFp32>,
                       "Of the stored, sharded parameters that the optimizer updates."),
     FORESHARD_KEY("dtype.output", words<kDTypeOrNone>(),
                   d.plan.output_dtype = read_optional_dtype(n), written(p.output_dtype),
                   "The outputs of the model are cast to it (fsdp2; fsdp1: fp32, as Accelerate does "
                   "under autocast); none: they stay."),
     FORESHARD_WORD_AT(
-        "accumulation.mode", accumulation, kAccumulationModes,
+        "accumulation.mode", accumulation, kUpTo<AccumulationMode::kKeepUnsharded>,
         "reduce_each: every micro-batch reduces; keep_unsharded: gradients stay whole "
         "until the last one."),
-    FORESHARD_WORD_AT("accumulation.all_reduce", accumulation_details.all_reduce, kWhens,
+    FORESHARD_WORD_AT("accumulation.all_reduce", accumulation_details.all_reduce,
+                      kUpTo<When::kLast>,
                       "With replicas: all-reduce in each micro-batch or only in the last "
                       "(set_requires_all_reduce; fsdp2 only)."),
     FORESHARD_WORD_AT("accumulation.reshard_after_backward",
-                      accumulation_details.reshard_after_backward, kWhens,
+                      accumulation_details.reshard_after_backward, kUpTo<When::kLast>,
                       "Parameters freed after each backward or only after the last "
                       "(set_reshard_after_backward; fsdp2 only)."),
     FORESHARD_WORD_AT("accumulation.is_last_backward", accumulation_details.is_last_backward,
-                      kWhens,
+                      kUpTo<When::kLast>,
                       "Each backward waits for its reductions and forgets the order of forward, or "
                       "only the last (set_is_last_backward; fsdp2 only)."),
     FORESHARD_KEY("frozen", kFrozenLayers, d.plan.frozen = read_frozen(n), written(p.frozen),
@@ -235,7 +190,7 @@ constexpr PlanKey kComputeKeys[] = {
                   "names, which match as suffixes."),
     FORESHARD_NUMBER(lora.dropout, number(0, 0.999),
                      "Of the adapters' input: 0, or a probability, which keeps a mask."),
-    FORESHARD_WORD(lora.base, kLoraBases,
+    FORESHARD_WORD(lora.base, kUpTo<Lora::Base::kNf4>,
                    "What frozen parameters are stored in: dtype.master, dtype.param, or (linear "
                    "layers but the head) 4-bit blocks, dequantized before each product."),
     FORESHARD_KEY("lora.modules_to_save", kSavedModules, read_saved_modules(n, d.plan.lora),
@@ -243,22 +198,22 @@ constexpr PlanKey kComputeKeys[] = {
                   "Modules of which a copy is trained whole beside the frozen one (PEFT's word): "
                   "none, or a list of embedding and head.",
                   .quiet = true),
-    FORESHARD_WORD(ignored, kIgnored,
+    FORESHARD_WORD(ignored, kUpTo<Ignored::kNorms>,
                    "Parameters that every rank keeps whole (ignored_params): none "
                    "or the weights of norms, which then cannot be clipped."),
     FORESHARD_WORD(
-        optimizer.kind, kOptimizers,
+        optimizer.kind, kUpTo<Optimizer::Kind::kPagedAdamW8bit>,
         "adamw keeps two states per parameter, sgd none, sgd-momentum one; adafactor "
         "(transformers') two vectors for a matrix. Of bitsandbytes: adamw-8bit, states of "
         "a byte an element; paged ones, states in managed memory."),
-    FORESHARD_WORD(optimizer.implementation, kImplementations,
+    FORESHARD_WORD(optimizer.implementation, kUpTo<Optimizer::Implementation::kLoop>,
                    "foreach: PyTorch's default on GPUs, one temporary of the size of one state; "
                    "fused: none; loop: one tensor after the other."),
-    FORESHARD_WORD(optimizer.groups, kGroups,
+    FORESHARD_WORD(optimizer.groups, kUpTo<Optimizer::Groups::kDecay>,
                    "Groups of parameters: one, or (decay) biases and norms in a second one, as "
                    "transformers' Trainer has it. Each is flat by itself under ZeRO.",
                    .quiet = true),
-    FORESHARD_WORD(optimizer.state, kDTypes, "Element type of the states."),
+    FORESHARD_WORD(optimizer.state, kUpTo<DType::kFp32>, "Element type of the states."),
     FORESHARD_KEY("optimizer.clip_norm", kPositiveOrNone,
                   d.plan.optimizer.clip_norm = read_optional_positive(n),
                   written(p.optimizer.clip_norm),
@@ -281,14 +236,14 @@ constexpr PlanKey kComputeKeys[] = {
         d.plan.optimizer.decay_steps = read_optional_steps(n), written(p.optimizer.decay_steps),
         "Steps after warm-up over which the rate falls along half a cosine; none: it stays."),
     FORESHARD_NUMBER(optimizer.min_learning_rate, number(0, 1e3), "Rate after the decay."),
-    FORESHARD_WORD(offload, kOffloads,
+    FORESHARD_WORD(offload, kUpTo<Offload::kCpuUnpinned>,
                    "Shards, gradients and states in host memory (CPUOffloadPolicy; fsdp2 only), "
                    "pinned or not."),
     FORESHARD_COUNT_AT("buffers.reduce_scatter", reduce_scatter_buffers, 1, plan_limits::kBuffers,
                        "Inputs of reduce-scatters alive at once."),
-    FORESHARD_WORD(communicators, kCommunicators,
+    FORESHARD_WORD(communicators, kUpTo<Communicators::kSeparate>,
                    "Whether reduce-scatters queue behind all-gathers (shared) or not (separate)."),
-    FORESHARD_WORD(collectives.kernels, kCollectiveKernels,
+    FORESHARD_WORD(collectives.kernels, kUpTo<CollectiveKernels::kCopyEngine>,
                    "Inside one NVLink domain: NCCL's choice, kernels on symmetric memory (2.27), "
                    "or all-gathers by copy engines (2.28), which hold no multiprocessor."),
     FORESHARD_COUNT(collectives.max_ctas, 0, plan_limits::kCtas,
@@ -308,15 +263,15 @@ constexpr PlanKey kComputeKeys[] = {
                    "torch.cuda.empty_cache() between forward and backward of every micro-batch "
                    "(transformers' torch_empty_cache_steps).",
                    .quiet = true),
-    FORESHARD_WORD(built_on, kBuiltOn,
+    FORESHARD_WORD(built_on, kUpTo<BuiltOn::kDevice>,
                    "Where the model was made before it was sharded, which stays in the caching "
                    "allocator as segments: on the host, on the device, or (meta) nowhere.",
                    .quiet = true),
     // fsdp1.*, ddp.*, zero.* stand here (library_keys.cpp).
-    FORESHARD_WORD(host_sync, kHostSyncs,
+    FORESHARD_WORD(host_sync, kUpTo<HostSync::kStep>,
                    "step: the host waits for the device once per step, as loss.item() does."),
     FORESHARD_WORD(
-        reduction_order, kReductionOrders,
+        reduction_order, kUpTo<ReductionOrder::kMicrobatch8>,
         "In which order gradients are summed. microbatch: in global micro-batch order, the same "
         "bits for any mesh.shard (the engine's default on CPU ranks); each replica sums its own "
         "share first, and with accumulation.mode keep_unsharded each rank does, so the bits are "

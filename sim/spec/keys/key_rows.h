@@ -5,6 +5,7 @@
 #include <nlohmann/json.hpp>
 #include <span>
 
+#include "sim/base/integers.h"
 #include "sim/spec/checks/plan_check.h"
 #include "sim/spec/plan_keys.h"
 #include "sim/spec/plan_values.h"
@@ -21,6 +22,14 @@ template <const auto& values>
 const char* word_at(std::size_t index) {
   return word_of(values[index]);
 }
+
+// All values of an enumeration, of which this is the last.
+template <auto last>
+inline constexpr auto kUpTo = [] {
+  std::array<decltype(last), at(last) + 1> values{};
+  for (std::size_t i = 0; i < values.size(); ++i) values[i] = static_cast<decltype(last)>(i);
+  return values;
+}();
 
 inline constexpr std::array kNone = {"none"};
 

@@ -17,10 +17,6 @@ constexpr RuntimeSet runtimes_of_group(std::string_view path) {
   return runtimes_of(RuntimeKind::kFsdp1);
 }
 
-constexpr std::array kZeroOffloads = {ZeroOffload::kNone, ZeroOffload::kCpu, ZeroOffload::kNvme};
-constexpr std::array kCudaGraphs = {
-    MegatronOptions::CudaGraphs::kNone, MegatronOptions::CudaGraphs::kModules,
-    MegatronOptions::CudaGraphs::kIteration, MegatronOptions::CudaGraphs::kRouters};
 constexpr std::array kPreOrPost = {"pre", "post"};
 constexpr std::array kMixedPrecisions = {"autocast", "parameters"};
 constexpr PlanKeyType kBucketOrNone = or_number<kNone>({.kind = PlanKeyType::Kind::kNumber});
@@ -125,9 +121,10 @@ constexpr auto kLibraryKeys = [] {
           "ZeRO++: ranks of the group that keeps a second copy of the shards; 1: none."),
       FORESHARD_FLAG(zero.zero_quantized_weights, "ZeRO++: gathers carry 8-bit weights."),
       FORESHARD_FLAG(zero.zero_quantized_gradients, "ZeRO++: gradients travel in 4 bits."),
-      FORESHARD_WORD(zero.offload_optimizer, kZeroOffloads,
+      FORESHARD_WORD(zero.offload_optimizer, kUpTo<ZeroOffload::kNvme>,
                      "Where optimizer states live and step."),
-      FORESHARD_WORD(zero.offload_param, kZeroOffloads, "Where partitions of the parameters live."),
+      FORESHARD_WORD(zero.offload_param, kUpTo<ZeroOffload::kNvme>,
+                     "Where partitions of the parameters live."),
       FORESHARD_FLAG(zero.pin_memory, "Host memory of offload is page-locked."),
       FORESHARD_FLAG(zero.fp32_gradient_accumulation, "data_types.grad_accum_dtype: fp32."),
       FORESHARD_FLAG(megatron.overlap_grad_reduce,
@@ -143,7 +140,7 @@ constexpr auto kLibraryKeys = [] {
       FORESHARD_FLAG(megatron.overlap_expert_parallel,
                      "overlap_moe_expert_parallel_comm: rows travel to and from the experts beside "
                      "what another micro-batch computes."),
-      FORESHARD_WORD(megatron.cuda_graphs, kCudaGraphs,
+      FORESHARD_WORD(megatron.cuda_graphs, kUpTo<MegatronOptions::CudaGraphs::kRouters>,
                      "What CUDA graphs replay: modules, what a layer computes before rows go to "
                      "experts; iteration, forward and backward of the whole step; routers, of a "
                      "mixture what decides where rows go (a fused router, too)."),

@@ -16,26 +16,6 @@ constexpr std::array kEmbeddingPlacements = {UnitPlacement::kOwn, UnitPlacement:
 constexpr std::array kBlockPlacements = {UnitPlacement::kOwn, UnitPlacement::kRoot};
 constexpr std::array kHeadPlacements = {UnitPlacement::kOwn, UnitPlacement::kRoot,
                                         UnitPlacement::kWithNorm, UnitPlacement::kNorm};
-constexpr std::array kMeshInners = {MeshInner::kShard, MeshInner::kReplicate};
-constexpr std::array kDispatchers = {ExpertParallel::Dispatcher::kAllToAll,
-                                     ExpertParallel::Dispatcher::kDeepEp};
-constexpr std::array kRotates = {ContextParallel::Rotate::kAllGather,
-                                 ContextParallel::Rotate::kAllToAll,
-                                 ContextParallel::Rotate::kUlysses};
-constexpr std::array kBalances = {ContextParallel::Balance::kHeadTail,
-                                  ContextParallel::Balance::kNone};
-constexpr std::array kPipelineSchedules = {PipelineSchedule::kGPipe,
-                                           PipelineSchedule::k1F1B,
-                                           PipelineSchedule::kInterleaved1F1B,
-                                           PipelineSchedule::kLoopedBfs,
-                                           PipelineSchedule::kInterleavedZeroBubble,
-                                           PipelineSchedule::kZbvZeroBubble,
-                                           PipelineSchedule::kDualPipeV,
-                                           PipelineSchedule::kCustom};
-constexpr std::array kStepFrames = {StepFrame::kPlain, StepFrame::kTorchtitan,
-                                    StepFrame::kTorchtitanLog};
-constexpr std::array kRankPlacementWords = {RankPlacement::kListed, RankPlacement::kByLeaf,
-                                            RankPlacement::kByPod, RankPlacement::kByRail};
 constexpr std::array kExpertWords = {"own", "block"};
 constexpr std::array kExpertsWord = {"experts"};
 constexpr std::array kImplicit = {"implicit"};
@@ -133,7 +113,7 @@ constexpr PlanKey kShapeKeys[] = {
                     "Copies; above 1 this is HSDP, with an all-reduce between the copies.",
                     .open = true),
     FORESHARD_WORD(
-        mesh.inner, kMeshInners,
+        mesh.inner, kUpTo<MeshInner::kReplicate>,
         "Whose groups are of consecutive ranks, inside the nodes as far as they fit: shard "
         "(PyTorch's order), or replicate (fsdp2: fully_shard on the transposed mesh).",
         .quiet = true),
@@ -153,7 +133,7 @@ constexpr PlanKey kShapeKeys[] = {
                     "Pipeline parallel: ranks, outside of all others, that have a part of the "
                     "layers each (fsdp2 from 2.11, megatron).",
                     .quiet = true),
-    FORESHARD_WORD(pipeline.schedule, kPipelineSchedules,
+    FORESHARD_WORD(pipeline.schedule, kUpTo<PipelineSchedule::kCustom>,
                    "In which order ranks run their stages, by torch.distributed.pipelining's "
                    "names. Its micro-batches are those of batch.accumulation.",
                    .quiet = true),
@@ -193,13 +173,13 @@ constexpr PlanKey kShapeKeys[] = {
         "Collectives run beside the products they belong to, chunk by chunk (torchtitan's "
         "enable_async_tensor_parallel, Megatron-Core's tp_comm_overlap); in compiled blocks.",
         .quiet = true),
-    FORESHARD_WORD(context_parallel.rotate, kRotates,
+    FORESHARD_WORD(context_parallel.rotate, kUpTo<ContextParallel::Rotate::kUlysses>,
                    "How keys and values come round; ulysses: none do, an all-to-all changes "
                    "between parts of the positions and parts of the heads. torchtitan 0.2.2 "
                    "trains with allgather whatever its option says.",
                    .quiet = true),
     FORESHARD_WORD(
-        context_parallel.balance, kBalances,
+        context_parallel.balance, kUpTo<ContextParallel::Balance::kNone>,
         "headtail: each rank has a chunk from the front of the sequence and one from its back.",
         .quiet = true),
     FORESHARD_KEY("expert_parallel.sent", kRowCounts, d.plan.expert_parallel.sent = read_rows(n),
@@ -213,7 +193,7 @@ constexpr PlanKey kShapeKeys[] = {
                      "forecast is that of the rank whose experts receive most, for which the "
                      "others wait.",
                      .quiet = true),
-    FORESHARD_WORD(expert_parallel.dispatcher, kDispatchers,
+    FORESHARD_WORD(expert_parallel.dispatcher, kUpTo<ExpertParallel::Dispatcher::kDeepEp>,
                    "How rows travel: a row for each expert, or once to each node and there once to "
                    "each rank, as DeepEP and HybridEP do (a price; memory is as with alltoall).",
                    .quiet = true),
@@ -221,13 +201,13 @@ constexpr PlanKey kShapeKeys[] = {
                   d.plan.expert_parallel.counts = read_rows(n), Json(p.expert_parallel.counts),
                   "Rows of each expert, as counted: experts are chosen in proportion to them.",
                   .quiet = true, .open = true),
-    FORESHARD_WORD(step_frame, kStepFrames,
+    FORESHARD_WORD(step_frame, kUpTo<StepFrame::kTorchtitanLog>,
                    "What stands around forward and backward: plain, or torchtitan's train_step "
                    "(zero_grad first, tokens counted over all samples and read by the host, "
                    "routers balanced before the optimizer), or such a step that logs its loss.",
                    .quiet = true),
     FORESHARD_WORD(
-        placement, kRankPlacementWords,
+        placement, kUpTo<RankPlacement::kByRail>,
         "Where ranks sit on the nodes of a cluster file: node by node as listed, node by node of "
         "each leaf or of each pod, or round the nodes so that neighbours share a rail.",
         .quiet = true),
