@@ -85,9 +85,11 @@ constexpr WideRope kWideRopes[] = {
     {.family = "ernie4_5_moe", .widens = true, .halves_first = true},
 };
 
-// What comes to a layer in fp32: its input, and what waited for it (LayerSpec::joins).
+// What comes to a layer in fp32: its input, what waited for it (LayerSpec::joins), and a stream
+// that fully_shard casts on the way, which the block widens again to add to it (Mamba's
+// residual_in_fp32).
 struct Arrives {
-  bool input = false, joined = false;
+  bool input = false, joined = false, narrowed = false;
 };
 
 class Rewriter {
@@ -105,7 +107,8 @@ class Rewriter {
         layer_(old_),
         renamed_(old_.tensors.size()),
         is_autocast_(is_under_autocast(plan)),
-        streams_fp32_(streams_fp32) {
+        streams_fp32_(streams_fp32),
+        is_narrowed_(arrives.narrowed) {
     layer_.operations.clear();
     for (std::size_t t = 0; t < renamed_.size(); ++t) renamed_[t] = static_cast<Index>(t);
     if (arrives.input) widen(0);
@@ -247,6 +250,12 @@ class Rewriter {
       replace(op, op.inputs.front(), wide);
       op.released.push_back(wide);
       layer_.tensors[at(op.outputs.front())].type = ElementType::kFp32;
+    }
+    const bool reads_stream = std::ranges::find(op.inputs, Index{0}) != op.inputs.end();
+    if (is_narrowed_ && op.function == Function::kAdd && reads_stream) {
+      const Index wide = cast(0, ElementType::kFp32);
+      replace(op, 0, wide);
+      op.released.push_back(wide);
     }
     const bool narrows = sums_wide_rows(op);
     push(std::move(op));
@@ -532,6 +541,7 @@ class Rewriter {
   std::vector<Index> renamed_;
   const bool is_autocast_;
   const bool streams_fp32_;
+  const bool is_narrowed_;
   std::vector<bool> fp32_;
   bool widens_rows_ = false;  // of this layer's experts
   bool hands_on_fp32_ = false;
@@ -587,8 +597,9 @@ bool rewrite(const ModelSpec& model, const Plan& plan, bool streams_fp32, ModelS
     const bool is_cast = plan.runtime.kind == RuntimeKind::kFsdp2 &&
                          plan.units.blocks == UnitPlacement::kOwn &&
                          layer.role == LayerRole::kBlock && !plan.autocast;
-    arrives.input =
-        !is_cast && l > 0 && layer.role != LayerRole::kEmbedding && hands_on[kind_of(l - 1)];
+    const bool comes = l > 0 && layer.role != LayerRole::kEmbedding && hands_on[kind_of(l - 1)];
+    arrives.input = comes && !is_cast;
+    arrives.narrowed = comes && is_cast;
     arrives.joined = layer.joins >= 0 && hands_on[kind_of(chain_joined_at(model, l) - 1)];
     Rewriter rewriter(layer, plan, model, arrives, streams_fp32);
     rewritten.kinds[kind] = rewriter.run();
