@@ -342,6 +342,19 @@ void hold_fp32(LayerSpec& layer) {
   ops.front().gradient = GradientRule::kNone;
 }
 
+// Logits that are fp32 by themselves (BART's) are cast with the other outputs by the hook of
+// fully_shard's root, and nobody holds them beyond that. (Of what is held, the runtime has them.)
+void cast_outputs(LayerSpec& layer) {
+  TensorSpec spec = tensor(layer, 0);
+  spec.name = "logits_returned";
+  spec.type = ElementType::kCompute;
+  const Index outputs = add_tensor(layer, std::move(spec));
+  std::vector<Operation>& ops = layer.operations;
+  ops.push_back(pass("outputs_cast", Function::kCast, 0, outputs));
+  ops.back().gradient = GradientRule::kNone;
+  ops.back().released = {0, outputs};
+}
+
 bool keeps_compute_dtype(const LayerSpec& loss) {
   const Operation& first = loss.operations.front();
   return first.function == Function::kLogSoftmax &&
@@ -358,6 +371,11 @@ void apply_loss(LayerSpec& layer, const Plan& plan) {
       return;
     case Loss::Kind::kEager:
       if (is_under_autocast(plan) && keeps_compute_dtype(layer)) return widen_losses(layer, plan);
+      if (plan.runtime.kind == RuntimeKind::kFsdp2 && plan.loss_in_forward &&
+          plan.output_dtype.value_or(DType::kFp32) != DType::kFp32 &&
+          tensor(layer, 0).type == ElementType::kFp32) {
+        return cast_outputs(layer);
+      }
       if (plan.logits == Logits::kHeld) {
         const bool returns_fp32 =
             plan.runtime.kind == RuntimeKind::kFsdp1 && plan.output_dtype == DType::kFp32;
