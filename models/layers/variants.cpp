@@ -580,30 +580,69 @@ void loop_over_experts(LayerSpec& layer) {
 
 // --- the cache of keys and values ---
 
+// Beside one tensor of queries, keys and values, which queries are a view of, the copies are two
+// more (eager attention copies its heads in any case).
+void cache_parts(LayerSpec& layer) {
+  std::vector<Operation>& ops = layer.operations;
+  const auto attends = std::ranges::find(ops, OperationKind::kAttention, &Operation::kind);
+  if (attends == ops.end() || attends->inputs.size() != 1) return;
+  const Index whole = attends->inputs.front();
+  std::vector<Operation> cached;
+  for (const std::size_t part : {1, 2}) {
+    TensorSpec spec = tensor(layer, attends->backward_temporaries[part]);
+    spec.name = std::string(kCached) + (part == 1 ? "k" : "v");
+    const Index to = add_tensor(layer, std::move(spec));
+    cached.push_back(pass(layer.tensors.back().name, Function::kCopy, whole, to));
+    cached.back().part = attends->part;
+    cached.back().gradient = GradientRule::kNone;  // (it is in the attention's, made apart)
+    attends->saved.push_back(to);
+    attends->released.push_back(to);
+  }
+  ops.insert(attends, cached.begin(), cached.end());
+}
+
 // What attention reads of keys and values are copies behind those of earlier tokens, of which there
 // are none (transformers, cache_utils.py, DynamicLayer.update). The cache has them until the
-// model's arguments go, with which a checkpointed block holds it.
-void cache_keys(LayerSpec& layer) {
+// model's arguments go, with which a checkpointed block holds it. Keys that the tables of an fp32
+// stream have rotated are fp32, and values are cached in the dtype of keys; autocast's attention
+// reads casts of both.
+void cache_keys(LayerSpec& layer, const Plan& plan) {
+  if (plan.attention != AttentionKernel::kEager) cache_parts(layer);
   std::vector<Operation>& ops = layer.operations;
+  const bool widens =
+      is_under_autocast(plan) && plan.kernels.residual == ModuleKernels::Residual::kFp32 &&
+      std::ranges::any_of(ops,
+                          [](const Operation& op) { return op.function == Function::kRotary; });
   for (const std::size_t input : {1, 2}) {
     const auto attends = std::find_if(ops.begin(), ops.end(), [&](const Operation& op) {
       return op.kind == OperationKind::kAttention && op.inputs.size() > input;
     });
     if (attends == ops.end()) return;
+    if (attends->attention.value_dim > 0) return;  // latents are cached, which nothing else keeps
     const Index from = attends->inputs[input];
-    TensorSpec spec = tensor(layer, from);
+    TensorSpec spec = tensor(layer, from), narrow = spec;
     spec.name.insert(0, kCached);
+    if (widens) spec.type = ElementType::kFp32;
     const Index to = add_tensor(layer, std::move(spec));
-    Operation copy = pass(layer.tensors.back().name, Function::kCopy, from, to);
-    copy.part = attends->part;
-    copy.gradient = GradientRule::kAlias;  // views
+    std::vector<Operation> cached = {pass(layer.tensors.back().name, Function::kCopy, from, to)};
+    Index read = to;
+    if (widens) {
+      narrow.name += "_cast";
+      read = add_tensor(layer, std::move(narrow));
+      cached.push_back(pass(layer.tensors.back().name, Function::kCast, to, read));
+      const bool is_held = plan.logits == Logits::kHeld;
+      (is_held ? cached.back().saved : cached.back().released) = {to};
+    }
+    for (Operation& op : cached) op.part = attends->part;
+    cached.front().gradient = GradientRule::kAlias;  // views
     for (auto op = attends; op != ops.end(); ++op) {
-      if (std::count(op->released.begin(), op->released.end(), from) > 0) copy.released = {from};
+      if (std::count(op->released.begin(), op->released.end(), from) > 0)
+        cached.front().released = {from};
       for (Indices* list : {&op->inputs, &op->saved, &op->released}) {
-        std::replace(list->begin(), list->end(), from, to);
+        std::replace(list->begin(), list->end(), from, read);
       }
     }
-    ops.insert(attends, std::move(copy));
+    ops.insert(attends, cached.begin(), cached.end());
   }
 }
 
@@ -785,7 +824,7 @@ ModelSpec with_variants(ModelSpec model, const Plan& plan) {
   if (plan.batch.documents > 1) pack(model, plan.batch.documents);
   if (plan.kernels.keeps_cache) {
     for (LayerSpec& layer : model.kinds) {
-      if (layer.role == LayerRole::kBlock) cache_keys(layer);
+      if (layer.role == LayerRole::kBlock) cache_keys(layer, plan);
     }
   }
   if (plan.experts == ExpertKernels::kLoop) {
