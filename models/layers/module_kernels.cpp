@@ -56,6 +56,7 @@ struct EagerNorms {
   bool normalizes_input = false;  // x itself is multiplied, not its fp32 copy
   bool centers = false;           // a LayerNorm without a kernel of its own
   bool widens = false;            // a LayerNorm's kernel, on an fp32 copy
+  bool narrows = false;           // the same on a copy of autocast's dtype
 };
 constexpr EagerNorms kEagerNorms[] = {
     {.family = "gemma", .weighs_in_fp32 = true},
@@ -69,6 +70,7 @@ constexpr EagerNorms kEagerNorms[] = {
     {.family = "gpt_oss", .weighs_in_fp32 = true},
     {.family = "cohere", .weighs_in_fp32 = true, .centers = true},
     {.family = "t5", .normalizes_input = true},
+    {.family = "nemotron", .narrows = true},
 };
 
 // Whose apply_rotary_pos_emb works in fp32; some turn halves before they are cast.
@@ -313,9 +315,10 @@ class Rewriter {
     const Index input = op.inputs.front();
     const bool by_operations = op.function == Function::kRmsNorm || norms_.centers;
     if (is_eager_ && by_operations) return add_eager(op);
-    const bool widens = is_eager_ && (is_autocast_ || norms_.widens);
+    const bool narrows = is_eager_ && is_autocast_ && norms_.narrows;
+    const bool widens = is_eager_ && (is_autocast_ || norms_.widens) && !narrows;
     const bool wants_fp32 = plan_.kernels.norm == Norm::kFp32 || widens;
-    if (wants_fp32 != is_fp32(input) && (!is_eager_ || widens)) {
+    if (wants_fp32 != is_fp32(input) && (!is_eager_ || widens || narrows)) {
       replace(op, input, cast(input, wants_fp32 ? ElementType::kFp32 : ElementType::kCompute));
     }
     const Index output = op.outputs.front();
