@@ -153,14 +153,22 @@ std::string trained_dtype(const Json& document) {
   return "";
 }
 
-// `master`: PyTorch's word for what the first trained parameter is stored in.
-std::string dtype_words(const Json& unit, const std::string& master) {
+// Master: what the first trained parameter is stored in. Autocast around the forward of
+// FullyShardedDataParallel is nothing that its units say (Accelerate's, which makes fp32 of the
+// outputs).
+std::string dtype_words(const Json& unit, const Json& document) {
+  const std::string master = trained_dtype(document);
   const auto word = [&](const char* key) { return dtype_of_torch(text_in(unit, key)); };
   std::vector<std::string> words = {"param: " + word("param_dtype"),
                                     "reduce: " + word("reduce_dtype")};
   if (!master.empty()) words.push_back("master: " + dtype_of_torch(master));
+  const std::string autocast = text_in(document, "autocast");
+  const bool is_autocast = document.contains("fsdp1") && !autocast.empty();
+  if (is_autocast) words.push_back("autocast: " + dtype_of_torch(autocast));
   const std::string output = text_in(unit, "output_dtype");
-  if (!output.empty()) {
+  if (is_autocast && text_in(document, "logits_dtype") == "torch.float32") {
+    words.push_back("output: fp32");
+  } else if (!output.empty()) {
     words.push_back("output: " + (output == "None" ? std::string("none") : word("output_dtype")));
   }
   return fmt::format("{{{}}}", fmt::join(words, ", "));
@@ -199,7 +207,7 @@ std::vector<UnitWords> words_of_units(const Json& document) {
        fmt::format("{} parameter groups of fully_shard", units.size())},
       {"units", words_of(place(document, units), second_table), "modules of the parameter groups"},
       {"reshard_after_forward", reshard_words(units), "post_forward_mesh_info of each"},
-      {"dtype", dtype_words(block, trained_dtype(document)), "mp_policy of the blocks"}};
+      {"dtype", dtype_words(block, document), "mp_policy of the blocks"}};
   if (block.value("offload", false)) {
     words.push_back({"offload", block.value("pinned", true) ? "cpu" : "cpu_unpinned",
                      "CPUOffloadPolicy of the blocks"});

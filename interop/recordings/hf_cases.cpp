@@ -145,6 +145,7 @@ PlanDocument document_of(const ConfigNode& node, const ConfigNode& versions) {
   if (words.flag("gc_reentrant", false)) plan.add("recompute_reentrant", "true");
   const bool holds = words.word("loop", "accelerate") == "accelerate" && words.flag("hold", true);
   if (holds) plan.add("logits", "held");
+  if (words.flag("use_cache", false)) plan.add("kernels.keeps_cache", "true");
   if (const ConfigNode* mesh = words.find("hsdp")) {
     const auto sides = mesh->elements();
     if (sides.size() != 2) throw mesh->error("no mesh stands here", "[replicate, shard]");

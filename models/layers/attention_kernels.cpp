@@ -88,9 +88,14 @@ ScoreBias bias_of(const FamilyCode& code, const Operation& op, const Plan& plan)
                                                                 : ScoreBias::kLearned;
 }
 
-// A cache that the program holds with the model's outputs has keys and values beside their repeats.
-bool holds_cache(const Plan& plan, const AttentionShape& shape) {
-  return plan.kernels.keeps_cache && plan.logits == Logits::kHeld && shape.kv_heads != shape.heads;
+// A cache that the program holds with the model's outputs has keys and values beside their repeats
+// (in fp32 beside what was cast of them: variants.cpp).
+bool holds_cache(const LayerSpec& layer, const Plan& plan, const AttentionShape& shape) {
+  return plan.kernels.keeps_cache && plan.logits == Logits::kHeld &&
+         shape.kv_heads != shape.heads &&
+         std::ranges::none_of(layer.tensors, [](const TensorSpec& tensor) {
+           return tensor.name.starts_with(kCached) && tensor.type == ElementType::kFp32;
+         });
 }
 
 // Kernels of packages of their own take the window's length and skip what lies outside of it.
@@ -337,10 +342,11 @@ std::vector<Operation> eager(LayerSpec& layer, const Operation& op, const Plan& 
     scores = out.pass(name, Function::kAdd, std::move(terms), out.scores(name, type));
     out.last().gradient = GradientRule::kAlias;
   };
-  // Embeddings under autocast are in fp32, and the mask is in their dtype.
+  // Embeddings of fp32 weights are in fp32, and the mask is in their dtype.
   const bool is_autocast = is_under_autocast(plan);
+  const bool embeds_fp32 = is_autocast && (!plan.autocast || plan.param_dtype == DType::kFp32);
   const bool masks = shape.causal || masked;
-  if (is_autocast && (masks || bias != ScoreBias::kNone)) type = ElementType::kFp32;
+  if (embeds_fp32 && (masks || bias != ScoreBias::kNone)) type = ElementType::kFp32;
   if (bias != ScoreBias::kNone) add_to_scores("biased_scores", with_bias(scores, op));
   if (masks) add_to_scores("masked_scores", {scores});
   if (code.bounded) {  // whose derivative compares what it was given
@@ -378,7 +384,7 @@ std::vector<Operation> eager(LayerSpec& layer, const Operation& op, const Plan& 
   const Index made =
       out.product({probabilities, values}, shape.values(),
                   out.activation("attention_heads", shape.heads * shape.values(), kCompute));
-  if (holds_cache(plan, shape)) {
+  if (holds_cache(layer, plan, shape)) {
     out.last().saved.insert(out.last().saved.end(), {qkv[1], qkv[2]});
   }
   out.pass("attention_rows", Function::kCopy, {made}, op.outputs.front());
@@ -465,7 +471,7 @@ std::vector<Operation> fused(LayerSpec& layer, Operation op, const Plan& plan, b
   const bool repeats = efficient || plan.attention == AttentionKernel::kFlashAllHeads;
   // (One head is expanded to all, a view: the kernel's gradients of all are summed up behind it.)
   if (repeats && op.inputs.size() == 3 && op.attention.kv_heads > 1) {
-    const bool holds = holds_cache(plan, op.attention);
+    const bool holds = holds_cache(layer, plan, op.attention);
     for (const std::size_t input : {std::size_t{1}, std::size_t{2}}) {
       const Index narrow = op.inputs[input];
       const std::int64_t width = input == 1 ? op.attention.head_dim : op.attention.values();

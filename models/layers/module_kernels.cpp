@@ -56,6 +56,7 @@ struct EagerNorms {
   bool normalizes_input = false;  // x itself is multiplied, not its fp32 copy
   bool centers = false;           // a LayerNorm without a kernel of its own
   bool widens = false;            // a LayerNorm's kernel, on an fp32 copy
+  bool narrows = false;           // the same on a copy of autocast's dtype
 };
 constexpr EagerNorms kEagerNorms[] = {
     {.family = "gemma", .weighs_in_fp32 = true},
@@ -69,6 +70,7 @@ constexpr EagerNorms kEagerNorms[] = {
     {.family = "gpt_oss", .weighs_in_fp32 = true},
     {.family = "cohere", .weighs_in_fp32 = true, .centers = true},
     {.family = "t5", .normalizes_input = true},
+    {.family = "nemotron", .narrows = true},
 };
 
 // Whose apply_rotary_pos_emb works in fp32; some turn halves before they are cast.
@@ -85,9 +87,11 @@ constexpr WideRope kWideRopes[] = {
     {.family = "ernie4_5_moe", .widens = true, .halves_first = true},
 };
 
-// What comes to a layer in fp32: its input, and what waited for it (LayerSpec::joins).
+// What comes to a layer in fp32: its input, what waited for it (LayerSpec::joins), and a stream
+// that fully_shard casts on the way, which the block widens again to add to it (Mamba's
+// residual_in_fp32).
 struct Arrives {
-  bool input = false, joined = false;
+  bool input = false, joined = false, narrowed = false;
 };
 
 class Rewriter {
@@ -105,7 +109,8 @@ class Rewriter {
         layer_(old_),
         renamed_(old_.tensors.size()),
         is_autocast_(is_under_autocast(plan)),
-        streams_fp32_(streams_fp32) {
+        streams_fp32_(streams_fp32),
+        is_narrowed_(arrives.narrowed) {
     layer_.operations.clear();
     for (std::size_t t = 0; t < renamed_.size(); ++t) renamed_[t] = static_cast<Index>(t);
     if (arrives.input) widen(0);
@@ -248,6 +253,12 @@ class Rewriter {
       op.released.push_back(wide);
       layer_.tensors[at(op.outputs.front())].type = ElementType::kFp32;
     }
+    const bool reads_stream = std::ranges::find(op.inputs, Index{0}) != op.inputs.end();
+    if (is_narrowed_ && op.function == Function::kAdd && reads_stream) {
+      const Index wide = cast(0, ElementType::kFp32);
+      replace(op, 0, wide);
+      op.released.push_back(wide);
+    }
     const bool narrows = sums_wide_rows(op);
     push(std::move(op));
     if (!narrows) return;
@@ -304,9 +315,10 @@ class Rewriter {
     const Index input = op.inputs.front();
     const bool by_operations = op.function == Function::kRmsNorm || norms_.centers;
     if (is_eager_ && by_operations) return add_eager(op);
-    const bool widens = is_eager_ && (is_autocast_ || norms_.widens);
+    const bool narrows = is_eager_ && is_autocast_ && norms_.narrows;
+    const bool widens = is_eager_ && (is_autocast_ || norms_.widens) && !narrows;
     const bool wants_fp32 = plan_.kernels.norm == Norm::kFp32 || widens;
-    if (wants_fp32 != is_fp32(input) && (!is_eager_ || widens)) {
+    if (wants_fp32 != is_fp32(input) && (!is_eager_ || widens || narrows)) {
       replace(op, input, cast(input, wants_fp32 ? ElementType::kFp32 : ElementType::kCompute));
     }
     const Index output = op.outputs.front();
@@ -532,6 +544,7 @@ class Rewriter {
   std::vector<Index> renamed_;
   const bool is_autocast_;
   const bool streams_fp32_;
+  const bool is_narrowed_;
   std::vector<bool> fp32_;
   bool widens_rows_ = false;  // of this layer's experts
   bool hands_on_fp32_ = false;
@@ -587,8 +600,9 @@ bool rewrite(const ModelSpec& model, const Plan& plan, bool streams_fp32, ModelS
     const bool is_cast = plan.runtime.kind == RuntimeKind::kFsdp2 &&
                          plan.units.blocks == UnitPlacement::kOwn &&
                          layer.role == LayerRole::kBlock && !plan.autocast;
-    arrives.input =
-        !is_cast && l > 0 && layer.role != LayerRole::kEmbedding && hands_on[kind_of(l - 1)];
+    const bool comes = l > 0 && layer.role != LayerRole::kEmbedding && hands_on[kind_of(l - 1)];
+    arrives.input = comes && !is_cast;
+    arrives.narrowed = comes && is_cast;
     arrives.joined = layer.joins >= 0 && hands_on[kind_of(chain_joined_at(model, l) - 1)];
     Rewriter rewriter(layer, plan, model, arrives, streams_fp32);
     rewritten.kinds[kind] = rewriter.run();

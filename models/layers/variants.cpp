@@ -342,6 +342,19 @@ void hold_fp32(LayerSpec& layer) {
   ops.front().gradient = GradientRule::kNone;
 }
 
+// Logits that are fp32 by themselves (BART's) are cast with the other outputs by the hook of
+// fully_shard's root, and nobody holds them beyond that. (Of what is held, the runtime has them.)
+void cast_outputs(LayerSpec& layer) {
+  TensorSpec spec = tensor(layer, 0);
+  spec.name = "logits_returned";
+  spec.type = ElementType::kCompute;
+  const Index outputs = add_tensor(layer, std::move(spec));
+  std::vector<Operation>& ops = layer.operations;
+  ops.push_back(pass("outputs_cast", Function::kCast, 0, outputs));
+  ops.back().gradient = GradientRule::kNone;
+  ops.back().released = {0, outputs};
+}
+
 bool keeps_compute_dtype(const LayerSpec& loss) {
   const Operation& first = loss.operations.front();
   return first.function == Function::kLogSoftmax &&
@@ -358,6 +371,11 @@ void apply_loss(LayerSpec& layer, const Plan& plan) {
       return;
     case Loss::Kind::kEager:
       if (is_under_autocast(plan) && keeps_compute_dtype(layer)) return widen_losses(layer, plan);
+      if (plan.runtime.kind == RuntimeKind::kFsdp2 && plan.loss_in_forward &&
+          plan.output_dtype.value_or(DType::kFp32) != DType::kFp32 &&
+          tensor(layer, 0).type == ElementType::kFp32) {
+        return cast_outputs(layer);
+      }
       if (plan.logits == Logits::kHeld) {
         const bool returns_fp32 =
             plan.runtime.kind == RuntimeKind::kFsdp1 && plan.output_dtype == DType::kFp32;
@@ -562,30 +580,69 @@ void loop_over_experts(LayerSpec& layer) {
 
 // --- the cache of keys and values ---
 
+// Beside one tensor of queries, keys and values, which queries are a view of, the copies are two
+// more (eager attention copies its heads in any case).
+void cache_parts(LayerSpec& layer) {
+  std::vector<Operation>& ops = layer.operations;
+  const auto attends = std::ranges::find(ops, OperationKind::kAttention, &Operation::kind);
+  if (attends == ops.end() || attends->inputs.size() != 1) return;
+  const Index whole = attends->inputs.front();
+  std::vector<Operation> cached;
+  for (const std::size_t part : {1, 2}) {
+    TensorSpec spec = tensor(layer, attends->backward_temporaries[part]);
+    spec.name = std::string(kCached) + (part == 1 ? "k" : "v");
+    const Index to = add_tensor(layer, std::move(spec));
+    cached.push_back(pass(layer.tensors.back().name, Function::kCopy, whole, to));
+    cached.back().part = attends->part;
+    cached.back().gradient = GradientRule::kNone;  // (it is in the attention's, made apart)
+    attends->saved.push_back(to);
+    attends->released.push_back(to);
+  }
+  ops.insert(attends, cached.begin(), cached.end());
+}
+
 // What attention reads of keys and values are copies behind those of earlier tokens, of which there
 // are none (transformers, cache_utils.py, DynamicLayer.update). The cache has them until the
-// model's arguments go, with which a checkpointed block holds it.
-void cache_keys(LayerSpec& layer) {
+// model's arguments go, with which a checkpointed block holds it. Keys that the tables of an fp32
+// stream have rotated are fp32, and values are cached in the dtype of keys; autocast's attention
+// reads casts of both.
+void cache_keys(LayerSpec& layer, const Plan& plan) {
+  if (plan.attention != AttentionKernel::kEager) cache_parts(layer);
   std::vector<Operation>& ops = layer.operations;
+  const bool widens =
+      is_under_autocast(plan) && plan.kernels.residual == ModuleKernels::Residual::kFp32 &&
+      std::ranges::any_of(ops,
+                          [](const Operation& op) { return op.function == Function::kRotary; });
   for (const std::size_t input : {1, 2}) {
     const auto attends = std::find_if(ops.begin(), ops.end(), [&](const Operation& op) {
       return op.kind == OperationKind::kAttention && op.inputs.size() > input;
     });
     if (attends == ops.end()) return;
+    if (attends->attention.value_dim > 0) return;  // latents are cached, which nothing else keeps
     const Index from = attends->inputs[input];
-    TensorSpec spec = tensor(layer, from);
+    TensorSpec spec = tensor(layer, from), narrow = spec;
     spec.name.insert(0, kCached);
+    if (widens) spec.type = ElementType::kFp32;
     const Index to = add_tensor(layer, std::move(spec));
-    Operation copy = pass(layer.tensors.back().name, Function::kCopy, from, to);
-    copy.part = attends->part;
-    copy.gradient = GradientRule::kAlias;  // views
+    std::vector<Operation> cached = {pass(layer.tensors.back().name, Function::kCopy, from, to)};
+    Index read = to;
+    if (widens) {
+      narrow.name += "_cast";
+      read = add_tensor(layer, std::move(narrow));
+      cached.push_back(pass(layer.tensors.back().name, Function::kCast, to, read));
+      const bool is_held = plan.logits == Logits::kHeld;
+      (is_held ? cached.back().saved : cached.back().released) = {to};
+    }
+    for (Operation& op : cached) op.part = attends->part;
+    cached.front().gradient = GradientRule::kAlias;  // views
     for (auto op = attends; op != ops.end(); ++op) {
-      if (std::count(op->released.begin(), op->released.end(), from) > 0) copy.released = {from};
+      if (std::count(op->released.begin(), op->released.end(), from) > 0)
+        cached.front().released = {from};
       for (Indices* list : {&op->inputs, &op->saved, &op->released}) {
-        std::replace(list->begin(), list->end(), from, to);
+        std::replace(list->begin(), list->end(), from, read);
       }
     }
-    ops.insert(attends, std::move(copy));
+    ops.insert(attends, cached.begin(), cached.end());
   }
 }
 
@@ -767,7 +824,7 @@ ModelSpec with_variants(ModelSpec model, const Plan& plan) {
   if (plan.batch.documents > 1) pack(model, plan.batch.documents);
   if (plan.kernels.keeps_cache) {
     for (LayerSpec& layer : model.kinds) {
-      if (layer.role == LayerRole::kBlock) cache_keys(layer);
+      if (layer.role == LayerRole::kBlock) cache_keys(layer, plan);
     }
   }
   if (plan.experts == ExpertKernels::kLoop) {

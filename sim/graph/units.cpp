@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "sim/graph/step_builder.h"
+#include "sim/spec/checks/condition.h"
 #include "sim/spec/checks/plan_check.h"
 
 namespace foreshard {
@@ -210,10 +211,15 @@ UnitParameter StepBuilder::sharded(std::int32_t layer, const ParameterSpec& para
   p.shard_numel = checked_multiply(chunk, rest);
   p.local_numel = std::clamp<std::int64_t>(rows - rank * chunk, 0, chunk) * rest;
   p.trainable = is_trained(layer, parameter);
-  // Tied after it was sharded, the table of the head is gone from the list that the optimizer gets.
+  // Tied after it was sharded, the table of the head is gone from the list that the optimizer gets;
+  // where stacks look the table up in modules of their own, theirs is.
   const LayerSpec& spec = spec_of(layer);
-  p.stepped = spec.role != LayerRole::kHead || spec.tower || parameter.shape.size() < 2 ||
-              !model_.tied_embeddings || parameter.tied;
+  const bool is_theirs = parts_tied(plan_.units) && stacks_share_table(model_);
+  const bool is_table = spec.role == LayerRole::kEmbedding &&
+                        parameter.name == spec.parameters.front().name &&
+                        std::ranges::count(model_.order, layer, &LayerInstance::same_as) > 0;
+  const bool is_head = spec.role == LayerRole::kHead && !spec.tower && parameter.shape.size() > 1;
+  p.stepped = !(is_theirs ? is_table : is_head) || !model_.tied_embeddings || parameter.tied;
   p.replicated = parameter.replicated;
   p.partial = parameter.partial;
   p.gradient_numel = parameter.gradient_numel;

@@ -47,6 +47,8 @@ def words(case, version):
             keys["recompute_reentrant"] = "true"
     if c["loop"] == "accelerate" and c["hold"]:
         keys["logits"] = "held"
+    if c["use_cache"]:
+        keys["kernels.keeps_cache"] = "true"
     if c["mask"] == "padded":
         keys["batch.padded"] = "true"
     if c["hsdp"]:

@@ -178,7 +178,11 @@ def watch(model):
     """What a forward is given and returns, and whether its logits still live when the optimizer steps."""
     import weakref
 
-    is_tensor = sys.modules["torch"].is_tensor
+    torch = sys.modules["torch"]
+    is_tensor = torch.is_tensor
+
+    def computes(module, positional):
+        SEEN["autocast"] = str(torch.get_autocast_gpu_dtype()) if torch.is_autocast_enabled() else None
 
     def given(module, positional, named):
         tensors = {**{str(i): t for i, t in enumerate(positional)}, **named}
@@ -188,7 +192,11 @@ def watch(model):
         SEEN["loss_in_forward"] = getattr(output, "loss", None) is not None
         logits = getattr(output, "logits", None)
         SEEN["logits"] = weakref.ref(logits) if is_tensor(logits) else None
+        SEEN["logits_dtype"] = str(logits.dtype) if is_tensor(logits) else None
 
+    # (Accelerate's autocast is around the forward of the outermost module, behind its hooks.)
+    leaf = next((m for m in model.modules() if isinstance(m, torch.nn.Embedding)), model)
+    leaf.register_forward_pre_hook(computes)
     model.register_forward_pre_hook(given, with_kwargs=True)
     model.register_forward_hook(returned)
 
@@ -247,6 +255,17 @@ def hook_clipping(module):
     module.clip_grad_norm_ = clipped
 
 
+def hook_flat_clipping(module):
+    """FullyShardedDataParallel's own."""
+    clip = module.FullyShardedDataParallel.clip_grad_norm_
+
+    def clipped(self, max_norm, *rest, **named):
+        mark("clip %g" % float(max_norm))
+        return clip(self, max_norm, *rest, **named)
+
+    module.FullyShardedDataParallel.clip_grad_norm_ = clipped
+
+
 # ---- functions that read data: their answer for batches without padding and without packing ----
 
 
@@ -266,6 +285,9 @@ def padded():
 def hook_masks(module):
     if hasattr(module, "fast_all"):
         module.fast_all = lambda tensor: not padded()
+    if hasattr(module, "_ignore_bidirectional_mask_sdpa"):  # (5.17's reads a mask of its model's own ones)
+        skips = module._ignore_bidirectional_mask_sdpa
+        module._ignore_bidirectional_mask_sdpa = lambda mask, *rest, **named: skips(mask if padded() else None, *rest, **named)
     if hasattr(module, "find_packed_sequence_indices"):
         module.find_packed_sequence_indices = lambda position_ids: None
 
@@ -325,6 +347,7 @@ HOOKS = {
     "torch.distributed.distributed_c10d": hook_groups,
     "torch.optim.optimizer": hook_optimizers,
     "torch.nn.utils.clip_grad": hook_clipping,
+    "torch.distributed.fsdp.fully_sharded_data_parallel": hook_flat_clipping,
     "transformers.masking_utils": hook_masks,
 }
 
@@ -488,7 +511,7 @@ def write_model():
         if root is None:
             return
         document = described_model(root)
-    document.update({key: SEEN[key] for key in ("inputs", "loss_in_forward", "logits_held", "peaks", "optimizers", "processor") if key in SEEN})
+    document.update({key: SEEN[key] for key in ("inputs", "loss_in_forward", "logits_held", "logits_dtype", "autocast", "peaks", "optimizers", "processor") if key in SEEN})
     with open(os.path.join(OUT, "model.json"), "w") as file:
         json.dump(document, file, indent=1)
 

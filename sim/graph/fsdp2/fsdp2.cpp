@@ -18,6 +18,8 @@
 #include "sim/graph/fsdp2/fsdp2_repeat.h"
 #include "sim/graph/fsdp2/fsdp2_scope.h"
 #include "sim/graph/runtimes.h"
+#include "sim/spec/checks/condition.h"
+#include "sim/spec/checks/plan_check.h"
 
 namespace foreshard {
 
@@ -200,8 +202,11 @@ void Fsdp2::run_forward(bool training) {
     log_where_ = "backward";
     state_pre_backward(root());
   }
+  // A loss behind which the root casts its outputs does not hold what they were cast of.
+  const bool casts_outputs = spec_of(last).operations.back().function == Function::kCast;
+  if (inside && casts_outputs) hold_logits();
   add_phase(EventKind::kBackward, last, Segments::kInside);
-  if (inside) hold_logits();
+  if (inside && !casts_outputs) hold_logits();
 }
 
 // A model that computes its loss holds the name of what went into its head till then; its base
@@ -249,7 +254,7 @@ void Fsdp2::forward_layer(std::int32_t layer) {
   run_border(EventKind::kForward, layer, LayerSegment::kBefore);
   if (is_called(layer)) enter_module(layer, 0);
   run_layer(EventKind::kForward, layer);
-  if (is_called(layer)) leave_module(layer, 0, /*in_backward=*/false);
+  if (ends_module(layer)) leave_module(layer, 0, /*in_backward=*/false);
   const LayerRole role = spec_of(layer).role;
   // One function calls norm and head: what went into the norm is let go of after the head. Where
   // the head is the root's, its output is cast with the root's hooks.
@@ -266,6 +271,14 @@ void Fsdp2::forward_layer(std::int32_t layer) {
 // and its unit, which other modules open, is never seen to end its forward.
 bool Fsdp2::is_called(std::int32_t layer) const {
   return !plan_.loss.has_product() || spec_of(layer).role != LayerRole::kHead;
+}
+
+// Nor is that of a list with a module that nobody calls: Accelerate's of the head and the table
+// that is tied to it, which stacks look up in modules of their own.
+bool Fsdp2::ends_module(std::int32_t layer) const {
+  const bool lists_table =
+      parts_tied(plan_.units) && model_.tied_embeddings && stacks_share_table(model_);
+  return is_called(layer) && !(lists_table && spec_of(layer).role == LayerRole::kHead);
 }
 
 // The hooks of a list of modules run with the first to begin and the last to end.
@@ -383,7 +396,7 @@ void Fsdp2::run_segment(EventKind kind, std::int32_t layer, std::size_t segment)
 
 // A gradient arrives at the outputs of the unit's last module.
 void Fsdp2::begin_backward(std::int32_t layer, std::int8_t part) {
-  if (!is_called(layer)) return;
+  if (!ends_module(layer)) return;
   const std::int32_t u = unit_of_part(layer, part);
   if (u != root() && modules_of(u).back() == Module{first_call(layer), part}) state_pre_backward(u);
 }

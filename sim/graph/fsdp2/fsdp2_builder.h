@@ -185,6 +185,7 @@ class Fsdp2 final : public StepBuilder {
   void leave_module(std::int32_t layer, std::int8_t part, bool in_backward);
   void begin_backward(std::int32_t layer, std::int8_t part);
   bool is_called(std::int32_t layer) const;
+  bool ends_module(std::int32_t layer) const;
   void end_backward(std::int32_t layer, std::int8_t part);
   void compute_loss(std::int32_t layer);
   void add_loss_backward(std::int32_t layer);

@@ -20,12 +20,14 @@ constexpr std::int64_t kPosition = 4;  // int32
 
 }  // namespace
 
-// An optimizer forgets the gradients of what it steps.
+// An optimizer forgets the gradients of what it steps; one that it does not step is a view of all
+// that its unit's first reduction made.
 void Fsdp2::hold_unstepped_gradients() {
   for (std::int32_t u = 0; u < count(); ++u) {
-    const std::int64_t elements = shape(u).unstepped_local_numel;
-    if (elements == 0) continue;
-    allocate_persistent(MemoryCategory::kShardedGrad, u, Bytes(elements * master_size()));
+    const UnitShape& s = shape(u);
+    if (s.unstepped == 0) continue;
+    allocate_persistent(MemoryCategory::kShardedGrad, u,
+                        Bytes(s.trained_shard_numel * master_size()));
   }
 }
 

@@ -107,16 +107,16 @@ std::vector<TensorElement> element_types(const LayerSpec& layer, const CastedLay
                                          const ProgramOptions& options) {
   std::vector<TensorElement> result(layer.tensors.size());
   const DType arrives = options.arrives.value_or(options.compute);
-  const DType inside =
-      options.begins_unit || layer.role == LayerRole::kEmbedding ? options.compute : arrives;
+  // (An fp32 stream between blocks arrives as it is, and what the layer narrows is of `compute`.)
+  const bool streams_fp32 = layer.tensors[0].type == ElementType::kFp32;
+  const bool narrows = options.begins_unit || layer.role == LayerRole::kEmbedding || streams_fp32;
+  const DType inside = narrows ? options.compute : arrives;
   for (std::size_t t = 0; t < result.size(); ++t) {
     const ElementType type = layer.tensors[t].type;
     result[t] = {type, inside};
     if (type == ElementType::kFp32) result[t] = {ElementType::kCompute, DType::kFp32};
     if (type == ElementType::kBf16) result[t] = {ElementType::kCompute, DType::kBf16};
   }
-  // (An fp32 stream between blocks arrives as it is.)
-  const bool streams_fp32 = layer.tensors[0].type == ElementType::kFp32;
   if (layer.role != LayerRole::kEmbedding && !streams_fp32) result[0].dtype = arrives;
   if (layer.joins >= 0) {
     result[at(layer.joins)].dtype = options.joined_dtype.value_or(options.compute);

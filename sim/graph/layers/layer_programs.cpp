@@ -139,6 +139,15 @@ std::optional<DType> output_of_units(const Plan& plan) {
   return plan.runtime.kind == RuntimeKind::kFsdp2 ? plan.output_dtype : std::nullopt;
 }
 
+// Whether fully_shard's casts of what enters and leaves a unit do anything: other outputs are asked
+// for, or an fp32 stream comes in.
+bool casts_at_borders(const Plan& plan) {
+  const std::optional<DType> output = output_of_units(plan);
+  if (output && *output != plan.param_dtype) return true;
+  return plan.runtime.kind == RuntimeKind::kFsdp2 && !plan.autocast &&
+         plan.kernels.residual == ModuleKernels::Residual::kFp32;
+}
+
 // Of what a layer hands on (a norm of an fp32 stream: fp32).
 DType handed_on(const LayerSpec& layer, const Variant& variant, const Plan& plan) {
   ProgramOptions options;
@@ -203,7 +212,7 @@ std::int64_t narrowed_elements(const LayerSpec& layer, const Plan& plan) {
 
 // Every layer's; without casts the borders do not matter.
 std::vector<Variant> variants_of(const ModelSpec& model, const Plan& plan) {
-  const bool casts = output_of_units(plan) && *output_of_units(plan) != plan.param_dtype;
+  const bool casts = casts_at_borders(plan);
   const bool repeats = std::ranges::any_of(
       model.order, [](const LayerInstance& layer) { return layer.same_as >= 0; });
   std::vector<Variant> variants;
@@ -261,12 +270,8 @@ std::vector<Variant> variants_of(const ModelSpec& model, const Plan& plan) {
       const bool nested = layer.role == LayerRole::kEmbedding && !layer.nested.empty() &&
                           plan.units.embedding == UnitPlacement::kOwn;
       if (nested) variant.ends_unit = false;
-      if (variant.begins_unit || layer.role == LayerRole::kEmbedding) {
-        arrives = plan.compute_dtype();
-      }
-      if (variant.ends_unit || (nested && *output_of_units(plan) == DType::kFp32)) {
-        arrives = *output_of_units(plan);
-      }
+      const bool casts_inside = nested && output_of_units(plan) == DType::kFp32;
+      arrives = casts_inside ? DType::kFp32 : handed_on(layer, variant, plan);
     }
     // A stage holds what it was given and what it returns.
     const bool is_loss = layer.role == LayerRole::kLoss;
@@ -332,7 +337,7 @@ LayerPrograms::Setting LayerPrograms::setting_of(const Plan& plan) {
   if (plan.compute_dtype() != plan.param_dtype) {
     setting.first_gradient = setting.later_gradient = plan.param_dtype;
   }
-  if (output_of_units(plan) && *output_of_units(plan) != plan.param_dtype) {
+  if (casts_at_borders(plan)) {
     setting.output_dtype = output_of_units(plan);
     setting.units = plan.units;
   }
@@ -457,7 +462,7 @@ LayerPrograms::LayerPrograms(const ModelSpec& whole, const Plan& plan)
     // Without axes what comes before is taken as small.
     options.recomputes_first =
         is_megatron || (plan.mesh.is_plain() && plan.step_frame == StepFrame::kPlain);
-    if (setting_.output_dtype) {
+    if (casts_at_borders(plan)) {
       options.arrives = variant.arrives;
       options.output_dtype = output_of_units(plan);
       options.begins_unit = variant.begins_unit;
