@@ -201,14 +201,24 @@ void read_dtypes(ForeignReader& reader) {
   }
 }
 
-void refuse_what_is_missing(ForeignReader& reader) {
-  for (const char* name :
-       {"pipeline_model_parallel_size", "virtual_pipeline_model_parallel_size"}) {
-    const auto [path, node] = find(reader, name);
-    if (node != nullptr && node->as_int(1) > 1) {
-      reader.unsupported(path, "pipeline stages are not modelled: the whole model on each rank");
-    }
+void read_pipeline(ForeignReader& reader) {
+  const auto [path, node] = find(reader, "pipeline_model_parallel_size");
+  if (node == nullptr || node->as_int(1) == 1) return;
+  reader.integer(path, "mesh.pp");
+  const auto [chunks, count] = find(reader, "virtual_pipeline_model_parallel_size");
+  if (count != nullptr && count->as_int(1) > 1) {
+    reader.integer(chunks, "pipeline.stages_per_rank");
+    reader.assume("pipeline.schedule", "Interleaved1F1B", "that of several chunks on a rank");
   }
+  const auto counts_as_layer = [&](std::string_view name, std::string_view key) {
+    const Found end = find(reader, name);
+    if (end.node != nullptr) reader.flag(end.path, key, "1", "0");
+  };
+  counts_as_layer("account_for_embedding_in_pipeline_split", "pipeline.first_stage_less_layers");
+  counts_as_layer("account_for_loss_in_pipeline_split", "pipeline.last_stage_less_layers");
+}
+
+void refuse_what_is_missing(ForeignReader& reader) {
   const ConfigNode* sharded = reader.find("ddp.use_distributed_optimizer");
   if (sharded != nullptr && !sharded->as_bool()) {
     reader.unsupported("ddp.use_distributed_optimizer", "the optimizer is modelled distributed");
@@ -254,6 +264,7 @@ ForeignPlan read_megatron(const ConfigNode& root) {
   read_dispatcher(reader);
   read_dtypes(reader);
   read_clipping(reader);
+  read_pipeline(reader);
   refuse_what_is_missing(reader);
   reader.finish(
       "_target_ checkpoint data dataset dist exp_manager logger model name log optim "

@@ -48,6 +48,66 @@ void read_model(ForeignReader& reader) {
                                        flavor.empty() ? "?" : flavor, model));
 }
 
+std::int64_t stages_of(ForeignReader& reader) {
+  const ConfigNode* const node = reader.find("parallelism.pipeline_parallel_degree");
+  return node == nullptr ? 1 : node->as_int(1);
+}
+
+// A pipeline cuts what is a micro-batch without one (build_pipeline_schedule), whose gradients
+// further ones may be added to.
+void read_microbatches(ForeignReader& reader, const char* path, std::int64_t local) {
+  static constexpr const char* kSize = "parallelism.pipeline_parallel_microbatch_size";
+  const ConfigNode* const node = reader.find(kSize);
+  const std::int64_t size = node == nullptr ? 1 : node->as_int(1);
+  if (local % size != 0) {
+    return reader.unsupported(kSize, fmt::format("{} does not divide {} of {}", size, path, local));
+  }
+  const std::string count = fmt::format("{}", local / size);
+  if (node == nullptr) {
+    reader.assume("batch.micro_batch", "1", "as torchtitan cuts the batch for a pipeline");
+  } else {
+    reader.integer(kSize, "batch.micro_batch");
+  }
+  reader.map(path, "pipeline.microbatches", count);
+  const ConfigNode* const global = reader.find("training.global_batch_size");
+  if (global == nullptr || global->as_int(-1) < 1) {
+    reader.assume("batch.accumulation", count, "one call of the schedule each step");
+  }
+}
+
+void read_stages(ForeignReader& reader) {
+  if (stages_of(reader) == 1) return;
+  const auto key = [](const char* name) {
+    return fmt::format("parallelism.pipeline_parallel_{}", name);
+  };
+  reader.integer(key("degree"), "mesh.pp");
+  reader.choice(key("schedule"), "pipeline.schedule",
+                {{"1F1B", "1F1B"},
+                 {"GPipe", "GPipe"},
+                 {"Interleaved1F1B", "Interleaved1F1B"},
+                 {"LoopedBFS", "LoopedBFS"},
+                 {"InterleavedZeroBubble", "InterleavedZeroBubble"},
+                 {"ZBVZeroBubble", "ZBVZeroBubble"},
+                 {"DualPipeV", "DualPipeV"}});
+  const ConfigNode* const schedule = reader.find(key("schedule"));
+  const bool is_single =
+      schedule == nullptr || schedule->as_string() == "1F1B" || schedule->as_string() == "GPipe";
+  if (reader.find(key("layers_per_stage")) != nullptr) {
+    reader.unsupported(key("layers_per_stage"),
+                       "how many stages that makes depends on the model's layers: give "
+                       "pipeline.stages_per_rank");
+  } else if (!is_single) {
+    reader.assume("pipeline.stages_per_rank", "2", "as torchtitan makes of schedules of several");
+  }
+  for (const char* end : {"first_stage_less_layers", "last_stage_less_layers"}) {
+    reader.integer(key(end), fmt::format("pipeline.{}", end), 0);
+  }
+  if (const ConfigNode* csv = reader.find(key("schedule_csv"));
+      csv != nullptr && !csv->as_string().empty()) {
+    reader.unsupported(key("schedule_csv"), "its rows are pipeline.orders of schedule custom");
+  }
+}
+
 void read_batch(ForeignReader& reader) {
   std::optional<std::int64_t> sequence;
   for (const char* key : {"training.seq_len", "training.max_context_length"}) {
@@ -56,8 +116,13 @@ void read_batch(ForeignReader& reader) {
       reader.integer(key, "batch.sequence");
     }
   }
+  const bool has_stages = stages_of(reader) > 1;
   for (const char* key : {"training.local_batch_size", "training.batch_size"}) {
-    reader.integer(key, "batch.micro_batch");
+    if (const ConfigNode* node = reader.find(key); node != nullptr && has_stages) {
+      read_microbatches(reader, key, node->as_int(1));
+    } else {
+      reader.integer(key, "batch.micro_batch");
+    }
   }
   const auto tokens = [&](const char* path, const char* key) {
     const ConfigNode* node = reader.find(path);
@@ -106,11 +171,7 @@ void read_parallelism(ForeignReader& reader) {
   }
   reader.choice(key("expert_parallel_comm_backend"), "expert_parallel.dispatcher",
                 {{"standard", "alltoall"}, {"deepep", "deepep"}});
-  const ConfigNode* stages = reader.find(key("pipeline_parallel_degree"));
-  if (stages != nullptr && stages->as_int(1) > 1) {
-    reader.unsupported(key("pipeline_parallel_degree"),
-                       "pipelines are not modelled: the forecast leaves it out");
-  }
+  read_stages(reader);
   reader.flag(key("disable_loss_parallel"), "tensor_parallel.loss", "false", "true");
   reader.flag(key("enable_async_tensor_parallel"), "tensor_parallel.async");
   if (const ConfigNode* node = reader.find(key("fsdp_reshard_after_forward"))) {
@@ -269,6 +330,33 @@ std::string recompute_lines(const Plan& plan) {
                      option);
 }
 
+std::int64_t local_batch(const Plan& plan) {
+  if (plan.mesh.pp == 1) return plan.batch.micro_batch;
+  const std::int64_t each = plan.pipeline.microbatches;
+  return plan.batch.micro_batch * (each > 0 ? each : plan.batch.accumulation);
+}
+
+std::string pipeline_lines(const ExportJob& job) {
+  const Plan& plan = job.plan;
+  std::string text = fmt::format("pipeline_parallel_degree = {}\n", plan.mesh.pp);
+  if (plan.mesh.pp == 1) return text;
+  const PipelineParallel& pipeline = plan.pipeline;
+  text += fmt::format(R"(pipeline_parallel_schedule = "{}"
+pipeline_parallel_microbatch_size = {}
+pipeline_parallel_first_stage_less_layers = {}
+pipeline_parallel_last_stage_less_layers = {}
+)",
+                      to_string(pipeline.schedule), plan.batch.micro_batch, pipeline.first_less,
+                      pipeline.last_less);
+  if (pipeline.stages_per_rank > 2) {  // else as by default
+    const std::int64_t stages = plan.mesh.pp * pipeline.stages_per_rank;
+    const std::int64_t layers = job.model.block_count() + pipeline.first_less + pipeline.last_less;
+    text +=
+        fmt::format("pipeline_parallel_layers_per_stage = {}\n", (layers + stages - 1) / stages);
+  }
+  return text;
+}
+
 // As TOML and Python write it.
 std::string number(double value) {
   const std::string text = fmt::format("{}", value);
@@ -307,8 +395,7 @@ data_parallel_shard_degree = {}
 fsdp_reshard_after_forward = "{}"
 tensor_parallel_degree = {}
 disable_loss_parallel = {}
-pipeline_parallel_degree = 1
-context_parallel_degree = {}
+{}context_parallel_degree = {}
 expert_parallel_degree = {}
 expert_tensor_parallel_degree = {}
 
@@ -316,13 +403,13 @@ expert_tensor_parallel_degree = {}
 [compile]
 enable = {}
 )",
-      model, plan.batch.micro_batch,
+      model, local_batch(plan),
       plan.batch.micro_batch * plan.batch.accumulation * plan.mesh.data_parallel(),
       plan.batch.sequence, number(o.clip_norm.value_or(1e9)), torch_name(plan.master_dtype),
       torch_name(plan.param_dtype), torch_name(plan.reduce_dtype), plan.offload == Offload::kCpu,
       plan.seed, plan.mesh.replicate, plan.mesh.shard, reshard, plan.mesh.tp,
-      !plan.tensor_parallel.loss, plan.mesh.cp, plan.mesh.ep, plan.mesh.etp, recompute_lines(plan),
-      plan.compile == Compile::kBlocks);
+      !plan.tensor_parallel.loss, pipeline_lines(job), plan.mesh.cp, plan.mesh.ep, plan.mesh.etp,
+      recompute_lines(plan), plan.compile == Compile::kBlocks);
   if (plan.compile == Compile::kBlocks) {
     text += fmt::format("components = [\"model\"{}]\n",
                         plan.loss.kind == Loss::Kind::kCompiled ? ", \"loss\"" : "");

@@ -130,8 +130,25 @@ RC_GTEST_PROP(ForeignPlanProperty, TorchTitanBringsBackEveryDegree, ()) {
   plan.mesh.ep = *rc::gen::element<std::int64_t>(1, 2, 16);
   plan.mesh.etp = plan.mesh.ep > 1 ? *rc::gen::element<std::int64_t>(1, plan.mesh.tp) : 1;
   plan.tensor_parallel.loss = *rc::gen::element(true, false);
+  plan.mesh.pp = *rc::gen::element<std::int64_t>(1, 2, 4);
+  if (plan.mesh.pp > 1) {
+    plan.pipeline.schedule = *rc::gen::element(
+        PipelineSchedule::k1F1B, PipelineSchedule::kInterleaved1F1B, PipelineSchedule::kDualPipeV);
+    const bool is_single = plan.pipeline.schedule == PipelineSchedule::k1F1B;
+    plan.pipeline.stages_per_rank = is_single ? 1 : 2;
+    plan.pipeline.microbatches = *rc::gen::element<std::int64_t>(1, 3);
+    plan.batch.accumulation = plan.pipeline.microbatches * *rc::gen::element<std::int64_t>(1, 2);
+    plan.pipeline.first_less = *rc::gen::element<std::int64_t>(0, 1);
+  }
   const Exported file = export_torchtitan({plan, step.model, cluster_of(plan)});
   Strings holds = {"mesh.shard", "mesh.replicate", "batch.micro_batch", "tensor_parallel.loss"};
+  if (plan.mesh.pp > 1) {
+    for (const char* key :
+         {"mesh.pp", "batch.accumulation", "pipeline.schedule", "pipeline.stages_per_rank",
+          "pipeline.microbatches", "pipeline.first_stage_less_layers"}) {
+      holds.push_back(key);
+    }
+  }
   const std::pair<const char*, std::int64_t> axes[] = {{"mesh.cp", plan.mesh.cp},
                                                        {"mesh.tp", plan.mesh.tp},
                                                        {"mesh.ep", plan.mesh.ep},
@@ -244,6 +261,42 @@ expert_parallel_comm_backend = "deepep"
 )");
   EXPECT_EQ(plan.value("context_parallel.balance"), "headtail");
   EXPECT_EQ(plan.value("expert_parallel.dispatcher"), "deepep");
+}
+
+// Of 8 sequences each call of the schedule has 4 micro-batches of 2.
+TEST(TorchTitan, ReadsStages) {
+  const ForeignPlan plan = titan(R"(
+[training]
+local_batch_size = 8
+seq_len = 4096
+[parallelism]
+pipeline_parallel_degree = 4
+pipeline_parallel_schedule = "Interleaved1F1B"
+pipeline_parallel_microbatch_size = 2
+pipeline_parallel_first_stage_less_layers = 0
+)");
+  EXPECT_EQ(plan.value("mesh.pp"), "4");
+  EXPECT_EQ(plan.value("batch.micro_batch"), "2");
+  EXPECT_EQ(plan.value("batch.accumulation"), "4");
+  EXPECT_EQ(plan.value("pipeline.microbatches"), "4");
+  EXPECT_EQ(plan.value("pipeline.schedule"), "Interleaved1F1B");
+  EXPECT_EQ(plan.value("pipeline.stages_per_rank"), "2");
+  EXPECT_EQ(plan.value("pipeline.first_stage_less_layers"), "0");
+  const ForeignPlan deep = titan(R"(
+[training]
+local_batch_size = 8
+global_batch_size = 512
+seq_len = 4096
+[parallelism]
+pipeline_parallel_degree = 4
+pipeline_parallel_layers_per_stage = 3
+)");
+  EXPECT_EQ(deep.value("batch.micro_batch"), "1");
+  EXPECT_EQ(deep.value("batch.global"), "512");
+  EXPECT_FALSE(deep.has("batch.accumulation"));
+  EXPECT_FALSE(deep.has("pipeline.stages_per_rank"));
+  EXPECT_EQ(entry(deep.ledger, "parallelism.pipeline_parallel_layers_per_stage").mapping,
+            Mapping::kUnsupported);
 }
 
 // The scales of fp8 gathers: once a step, or with an all-reduce for each weight before its gather.

@@ -123,15 +123,19 @@ TEST(ReadMegatron, RowsTravelAsTheDispatcherSends) {
   EXPECT_EQ(sent("allgather"), "");
 }
 
-TEST(ReadMegatron, StagesAreSaidNotToBeModelled) {
+TEST(ReadMegatron, StagesAndTheirChunksAreRead) {
   const ForeignPlan plan = read(R"(
-model: {tensor_model_parallel_size: 1, pipeline_model_parallel_size: 8}
+model: {tensor_model_parallel_size: 1, pipeline_model_parallel_size: 8,
+  virtual_pipeline_model_parallel_size: 4, account_for_loss_in_pipeline_split: true}
 )");
-  const auto entry = std::find_if(plan.ledger.begin(), plan.ledger.end(), [](const auto& each) {
-    return each.mapping == Mapping::kUnsupported;
-  });
-  ASSERT_NE(entry, plan.ledger.end());
-  EXPECT_TRUE(entry->what.starts_with("model.pipeline_model_parallel_size"));
+  EXPECT_EQ(plan.value("mesh.pp"), "8");
+  EXPECT_EQ(plan.value("pipeline.stages_per_rank"), "4");
+  EXPECT_EQ(plan.value("pipeline.schedule"), "Interleaved1F1B");
+  EXPECT_EQ(plan.value("pipeline.last_stage_less_layers"), "1");
+  EXPECT_FALSE(plan.has("pipeline.first_stage_less_layers"));  // 0, as by default
+  EXPECT_EQ(read("model: {tensor_model_parallel_size: 1, pipeline_model_parallel_size: 8}")
+                .value("pipeline.schedule"),
+            "");
 }
 
 TEST(ReadMegatron, BadInputIsNamed) {
