@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "sim/base/error.h"
+#include "sim/base/integers.h"
 
 namespace foreshard {
 namespace {
