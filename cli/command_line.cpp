@@ -390,7 +390,8 @@ class Tree {
   static void add_vary(CLI::App* verb, std::vector<std::string>& keys) {
     option(verb, "--vary", keys, "KEY",
            "A further key that varies, or axes: mesh.tp, mesh.cp, mesh.ep, mesh.etp; may be "
-           "repeated; axes vary by themselves where no plan holds without");
+           "repeated; axes vary by themselves where no plan holds without, mesh.pp (with "
+           "pipeline.schedule and .stages_per_rank) where it is named");
   }
 
   static void add_launcher(CLI::App* verb, ExportOptions& o) {

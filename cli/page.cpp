@@ -208,6 +208,7 @@ void add_search(PageDocument& page, const Job& job, const JobSearch& found) {
                                {"cp", mesh.cp},
                                {"ep", mesh.ep},
                                {"etp", mesh.etp},
+                               {"pp", mesh.pp},
                                {"seconds", seconds ? Json(*seconds) : Json(nullptr)}});
   }
   Json neighbours = Json::array();

@@ -12,6 +12,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <map>
 #include <tuple>
 #include <utility>
 
@@ -189,7 +190,7 @@ SearchVariants search_variants(const Job& job, const SpaceRequest& request) {
     const Mesh& mesh = job.resolved.plan.mesh;
     const std::int64_t ranks = job.cluster.gpus / mesh.sharing();
     if (batch < ranks || batch % ranks == 0) {
-      variants.otherwise = [over_axes] { return over_axes(axis_keys()); };
+      variants.otherwise = [over_axes] { return over_axes(inner_axis_keys()); };
     }
     return variants;
   }
@@ -247,6 +248,7 @@ class VariantSearch {
     answer.result.simulated = counts_.simulated;
     answer.result.pruned = counts_.pruned;
     if (each_mesh_ && meshes_.size() > 1) answer.meshes = std::move(meshes_);
+    for (const auto& [pp, step] : pipelines_) answer.pipelines.push_back(step);
     return answer;
   }
 
@@ -274,6 +276,7 @@ class VariantSearch {
     const bool has_limit = found_.best && options_.objective == Objective::kTime;
     const double tie = 1 + (at.number < best_.number ? options_.tie : -options_.tie);
     const double to_beat = has_limit ? found_.best->seconds * tie : kAnyStep;
+    note_pipeline(at);
     if (has_limit) {
       limit = to_beat;
       if (each_mesh_) limit = step_with(at.variant->space.base.mesh).value_or(kAnyStep) * tie;
@@ -288,6 +291,8 @@ class VariantSearch {
       SearchResult r = search_of(at, detail, limit);
       add_counts(counts_, r, 1);
       compare_mesh(*at.variant, r.best);
+      std::optional<double>& step = pipelines_[at.variant->space.base.mesh.pp].seconds;
+      if (r.best && (!step || r.best->seconds < *step)) step = r.best->seconds;
       const bool wins =
           best_.variant == nullptr ||
           (found_.best
@@ -307,7 +312,7 @@ class VariantSearch {
 
   // Of all variants with these axes so far.
   std::optional<double>& step_with(const Mesh& mesh) {
-    const auto axes = [](const Mesh& m) { return std::tuple(m.tp, m.cp, m.ep, m.etp); };
+    const auto axes = [](const Mesh& m) { return std::tuple(m.tp, m.cp, m.ep, m.etp, m.pp); };
     auto found = std::ranges::find_if(
         meshes_, [&](const MeshStep& known) { return axes(known.mesh) == axes(mesh); });
     if (found == meshes_.end()) found = meshes_.insert(found, {mesh, std::nullopt});
@@ -316,6 +321,13 @@ class VariantSearch {
   void compare_mesh(const JobVariant& variant, const std::optional<Candidate>& best) {
     std::optional<double>& step = step_with(variant.space.base.mesh);
     if (best && (!step || best->seconds < *step)) step = best->seconds;
+  }
+
+  void note_pipeline(const Numbered& at) {
+    const std::int64_t pp = at.variant->space.base.mesh.pp;
+    const double layers = at.layers.seconds();
+    const auto [known, is_new] = pipelines_.emplace(pp, PipelineStep{pp, std::nullopt, layers});
+    if (!is_new) known->second.at_least = std::min(known->second.at_least, layers);
   }
 
   SearchResult search_of(const Numbered& at, SearchDetail detail,
@@ -339,6 +351,7 @@ class VariantSearch {
   const std::function<SearchMemory(std::size_t)>& memory_after_;
   const bool each_mesh_;
   std::vector<MeshStep> meshes_;
+  std::map<std::int64_t, PipelineStep> pipelines_;  // by ranks
   const std::shared_ptr<ReservedMemory> replays_ = std::make_shared<ReservedMemory>();
   std::size_t looked_ = 0;  // variants
   std::size_t places_ = 0;  // of them, where their memory is asked

@@ -39,7 +39,7 @@ struct SearchVariants {
   bool each_mesh = false;  // none is given up for another's plan: JobSearch::meshes
 };
 
-// The best step of all variants with the mesh's tp, cp, ep and etp; nullopt: no plan holds.
+// The best step of all variants with the mesh's tp, cp, ep, etp and pp; nullopt: no plan holds.
 struct MeshStep {
   Mesh mesh;
   std::optional<double> seconds;
@@ -51,10 +51,11 @@ struct MeshStep {
 SearchVariants search_variants(const Job& job, const SpaceRequest& request);
 
 struct JobSearch {
-  JobVariant chosen;             // of the best plan, of the riskier or of the smallest
-  SearchResult result;           // its own; counts are of all variants
-  double seconds = 0;            // of all
-  std::vector<MeshStep> meshes;  // of several, where each was asked for
+  JobVariant chosen;                         // of the best plan, of the riskier or of the smallest
+  SearchResult result;                       // its own; counts are of all variants
+  double seconds = 0;                        // of all
+  std::vector<MeshStep> meshes;              // of several, where each was asked for
+  std::vector<PipelineStep> pipelines = {};  // of all numbers of ranks, fewest first
 };
 
 // `memory_after`: what an earlier search knows of the places that come after so many of the

@@ -1,7 +1,7 @@
 // A trial is a job with assignments over its own; its memory is asked of what is allocated first,
 // which rules most out, and then of the caching allocator. From the second micro-batch on all are
 // alike: three of them show the peak, but for what a trainer's frame fetches of all before the
-// first.
+// first, and of a pipeline, whose fullest rank decides.
 #include "planner/remedy.h"
 
 #include <fmt/format.h>
@@ -77,7 +77,9 @@ class Trials {
     Job bigger = job_;
     bigger.cluster.gpus = gpus;
     const Mesh& own = job_.resolved.plan.mesh;
-    const std::int64_t ranks = gpus / (own.cp * set_to(changes, "mesh.tp", own.tp));
+    const std::int64_t sharing = own.pp * own.cp * set_to(changes, "mesh.tp", own.tp);
+    if (gpus % sharing != 0) return std::nullopt;
+    const std::int64_t ranks = gpus / sharing;
     const std::int64_t wanted = set_to(changes, "mesh.replicate", own.replicate);
     const std::int64_t replicate = ranks % wanted == 0 ? wanted : 1;
     return on(bigger, joined(changes, {fmt::format("mesh.shard={}", ranks / replicate),
@@ -142,13 +144,16 @@ class Trials {
     if (!changed) return std::nullopt;
     const Plan& plan = changed->resolved.plan;
     Plan shorter = plan;
-    shorter.batch.accumulation = std::min(shorter.batch.accumulation, kShownMicroBatches);
+    shorter.batch.accumulation = plan.mesh.pp > 1
+                                     ? laid_out_of(plan).count
+                                     : std::min(shorter.batch.accumulation, kShownMicroBatches);
     const Cluster& cluster = job.cluster;
     EventGraph graph = build_training_step(changed->model, shorter);
+    take_fullest_rank(graph, shorter);
     Bytes peak = peak_allocated(graph);
     const Bytes outside = total(memory_outside(graph, cluster, plan.runtime));
     if (!holds(fit_in(cluster, peak, peak, outside), terms_)) return std::nullopt;
-    if (plan.step_frame != StepFrame::kPlain) {
+    if (plan.step_frame != StepFrame::kPlain && plan.mesh.pp == 1) {
       shorter.batch.accumulation = laid_out_of(plan).count;
       graph = build_training_step(changed->model, shorter);
       peak = peak_allocated(graph);
@@ -237,7 +242,6 @@ std::optional<Remedy> another_runtime(const Job& job, const Plan& plan, const Me
 
 RemedySearch find_remedy(const Job& job, const Plan& plan, const MemoryTerms& terms) {
   RemedySearch search;
-  if (plan.mesh.pp > 1) return search;  // ranks differ, and few micro-batches do not tell
   const Trials trials(job, plan, terms);
   const std::vector<MemoryKnob> knobs = trials.knobs();
   for (const MemoryKnob& knob : knobs) search.tried.push_back(knob.key);
@@ -253,7 +257,6 @@ RemedySearch find_remedy(const Job& job, const Plan& plan, const MemoryTerms& te
 }
 
 std::optional<Remedy> free_remedy(const Job& job, const Plan& plan, const MemoryTerms& terms) {
-  if (plan.mesh.pp > 1) return std::nullopt;
   const Trials trials(job, plan, terms);
   std::vector<MemoryKnob> knobs = trials.knobs();
   std::erase_if(knobs, [](const MemoryKnob& knob) { return !knob.is_free; });

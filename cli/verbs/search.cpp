@@ -106,7 +106,8 @@ ExitCode run_search(const SearchCommandOptions& options) {
   const SearchResult& result = timed.found.result;
   const Job job = without_choices(timed.found.chosen.job);
   // Axes change what the other keys are at first; what else was chosen is told beside that.
-  const bool has_axes = !job.resolved.plan.mesh.is_plain();
+  const Mesh& mesh = job.resolved.plan.mesh;
+  const bool has_axes = !mesh.is_plain() || mesh.pp > 1;
   const Job& around = has_axes ? job : asked;
   request.global_batch = std::to_string(timed.found.chosen.space.global_batch);
   const CostModel costs = cost_model(job);
@@ -127,6 +128,7 @@ ExitCode run_search(const SearchCommandOptions& options) {
                     around.resolved.plan,
                     timed.found.seconds + timed.deep_seconds,
                     options.confidence};
+  story.pipelines = timed.found.pipelines;
   story.alternatives = find_alternatives(around, request, result, how);
   if (result.riskier) story.riskier = best_of(job, result.riskier->plan, costs).report;
   std::string ending;

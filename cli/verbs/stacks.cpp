@@ -12,7 +12,7 @@ namespace {
 // Without what the allocator asks of the driver, which takes longer to tell than the rest.
 double step_seconds(const Job& job, const Calibration& calibration) {
   Plan plan = job.resolved.plan;
-  const std::int64_t all = plan.batch.accumulation;
+  const Plan whole = plan;
   const CostModel costs(job.cluster, calibration, cost_choices(plan));
   EventGraph graph;
   const auto step = [&](std::int64_t micro_batches) -> const EventGraph& {
@@ -20,11 +20,7 @@ double step_seconds(const Job& job, const Calibration& calibration) {
     return graph = build_training_step(job.model, plan);
   };
   Simulator simulator;
-  if (plan.mesh.pp > 1) {
-    const EventGraph& whole = step(all);
-    return simulator.period(whole, costs.price(whole)).seconds();
-  }
-  return folded_period(simulator, costs, all, step).seconds();
+  return period_of(simulator, costs, whole, step).seconds();
 }
 
 }  // namespace

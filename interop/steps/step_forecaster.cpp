@@ -12,13 +12,6 @@
 namespace foreshard {
 namespace {
 
-// Micro-batches that are simulated, and fewer that tell what more of them take.
-LaidOut simulated_of(const Plan& plan) {
-  const LaidOut few = plan.mesh.pp == 1 ? LaidOut{3, 2} : few_of_pipeline(plan);
-  const std::int64_t all = plan.batch.accumulation;
-  return all <= few.count ? LaidOut{all, all} : few;
-}
-
 Quantity combined(const Quantity& a, double factor, const Quantity& b) {
   return {a.value + factor * b.value, a.low + factor * b.low, a.high + factor * b.high,
           weaker(a.evidence, b.evidence)};
@@ -64,7 +57,7 @@ Report StepForecaster::report(std::int64_t micro_batch, std::int64_t accumulatio
 
 Report StepForecaster::step(int draws) const {
   const Batch& batch = job_.resolved.plan.batch;
-  const LaidOut few = simulated_of(job_.resolved.plan);
+  const LaidOut few = drawn_of(job_.resolved.plan);
   Report result = report(batch.micro_batch, few.count, draws);
   if (batch.accumulation > few.count) {
     const Quantity before = report(batch.micro_batch, few.fewer, draws).seconds;
@@ -96,7 +89,7 @@ double StepForecaster::seconds(std::int64_t micro_batch, std::int64_t accumulati
 
 double StepForecaster::seconds(const FactorDraw& draw) const {
   const Batch& batch = job_.resolved.plan.batch;
-  const LaidOut few = simulated_of(job_.resolved.plan);
+  const LaidOut few = drawn_of(job_.resolved.plan);
   double result = seconds(batch.micro_batch, few.count, draw);
   if (batch.accumulation > few.count) {
     result =

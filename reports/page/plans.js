@@ -53,7 +53,7 @@ function drawHeatmap(body) {
 function drawAxes(body) {
   const cells = doc.search.meshes, times = cells.filter(c => c.seconds != null).map(c => c.seconds);
   const values = key => [...new Set(cells.map(c => c[key]))].sort((a, b) => a - b);
-  const keys = ['tp', 'cp', 'ep', 'etp'].sort((a, b) => values(b).length - values(a).length);
+  const keys = ['tp', 'cp', 'ep', 'etp', 'pp'].sort((a, b) => values(b).length - values(a).length);
   const chosen = keys.slice(0, 2), map = el('div', {class: 'scroll'});
   const cell = (row, column) => {
     const some = cells.filter(c => c[chosen[0]] === row && c[chosen[1]] === column);

@@ -87,6 +87,33 @@ Json to_json(const std::vector<Alternative>& alternatives) {
   return list;
 }
 
+std::vector<std::string> pipeline_lines(const std::vector<PipelineStep>& steps) {
+  if (steps.size() < 2) return {};
+  std::vector<std::string> words;
+  for (const PipelineStep& step : steps) {
+    const std::string of = step.pp == 1 ? "none" : fmt::format("pp {}", step.pp);
+    if (step.seconds) {
+      words.push_back(fmt::format("{} {}", of, seconds_text(*step.seconds)));
+    } else if (step.at_least > 0) {
+      words.push_back(fmt::format("{} no faster (layers and bubble alone {})", of,
+                                  seconds_text(step.at_least)));
+    } else {
+      words.push_back(of + " no faster");
+    }
+  }
+  return indented(fmt::format("stages of a pipeline: {}", fmt::join(words, ", ")));
+}
+
+Json to_json(const std::vector<PipelineStep>& steps) {
+  Json list = Json::array();
+  for (const PipelineStep& step : steps) {
+    list.push_back({{"pp", step.pp},
+                    {"seconds", step.seconds ? Json(*step.seconds) : Json(nullptr)},
+                    {"at_least_seconds", step.at_least}});
+  }
+  return list;
+}
+
 bool prefetch_is_idle(const SearchResult& result) {
   std::map<std::int64_t, std::pair<double, double>> span;  // by shard group: fastest, slowest
   bool differs = false;

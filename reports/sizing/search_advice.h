@@ -2,6 +2,8 @@
 // another code would buy.
 #pragma once
 
+#include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -15,6 +17,14 @@ namespace foreshard {
 struct Alternative {
   std::vector<std::string> changes;  // "compile=blocks"
   Candidate candidate;
+};
+
+// Of all variants of a search with so many ranks of a pipeline: the best step among those that were
+// the fastest when they were looked at, and what no step is shorter than.
+struct PipelineStep {
+  std::int64_t pp = 1;
+  std::optional<double> seconds;  // nothing: none holds that is as fast as another's
+  double at_least = 0;            // s; 0: not known
 };
 
 // "fits with 97 %"; of a plan that does not fit by how much: "does not fit: 151 GiB more than there
@@ -34,6 +44,11 @@ std::vector<std::string> advice_lines(const SearchResult& result,
                                       const std::vector<Alternative>& alternatives,
                                       const Plan& base, const Paint& paint);
 Json to_json(const std::vector<Alternative>& alternatives);
+
+// What stages of a pipeline would do to the step, where a search looked at several numbers of them:
+// one paragraph; nothing else.
+std::vector<std::string> pipeline_lines(const std::vector<PipelineStep>& steps);
+Json to_json(const std::vector<PipelineStep>& steps);
 
 // Whether no prefetch depth changes the best step of any shard group by what two plans must differ
 // by to be told apart.

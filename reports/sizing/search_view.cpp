@@ -254,6 +254,7 @@ std::string search_text(const SearchStory& story, const Forecast* best, const Re
   if (best_report != nullptr && !best_report->open_stack.outcomes.empty()) {
     append(lines, indented(open_stack_text(best_report->open_stack)));
   }
+  append(lines, pipeline_lines(story.pipelines));
   append(lines, advice_lines(result, story.alternatives, story.base, paint));
   const Lines map = Heatmap(result).lines(paint);
   if (!map.empty()) lines.emplace_back();
@@ -295,6 +296,7 @@ Json search_json(const SearchStory& story, const std::vector<Report>& pareto_rep
   }
   Json& neighbours = json["neighbours"] = Json::array();
   for (const Candidate& c : result.neighbours) neighbours.push_back(candidate_json(c));
+  if (story.pipelines.size() > 1) json["pipelines"] = to_json(story.pipelines);
   json["smallest"] = result.smallest ? candidate_json(*result.smallest) : Json(nullptr);
   return json;
 }

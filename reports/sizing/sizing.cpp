@@ -30,8 +30,11 @@
 namespace foreshard {
 namespace {
 
-constexpr std::int64_t kDrawn = 3;  // micro-batches of the longer of the two
-constexpr std::int64_t kShown = 4;  // of the step whose memory and composition are told
+// Micro-batches of the step whose memory and composition are told; of a pipeline predict's.
+constexpr std::int64_t kShown = 4;
+std::int64_t shown_of(const Plan& plan) {
+  return plan.mesh.pp == 1 ? kShown : laid_out_of(plan).count;
+}
 
 Plan with_accumulation(Plan plan, std::int64_t most) {
   plan.batch.accumulation = std::min(plan.batch.accumulation, most);
@@ -47,28 +50,37 @@ double period(Simulator& simulator, const EventGraph& graph, CostTable costs,
 // A step that is drawn again and again.
 class DrawnStep {
  public:
-  // `shown`: of the step's first kShown micro-batches, or of all where the driver's calls in every
-  // step depend on the whole of it.
+  // `shown`: of the step's first micro-batches (shown_of), or of all where the driver's calls in
+  // every step depend on the whole of it.
   DrawnStep(const ModelSpec& model, const Plan& plan, const CostModel& costs,
             ReservedMemory* replays)
-      : accumulation_(plan.batch.accumulation), costs_(costs) {
-    shown_ = forecast(model, with_accumulation(plan, kShown), costs, replays);
-    if (accumulation_ > kShown && !shown_.costs.delays.empty()) {
-      shown_ = forecast(model, plan, costs, replays);
-    }
+      : accumulation_(plan.batch.accumulation), costs_(costs), drawn_(drawn_of(plan)) {
+    const std::int64_t shown = shown_of(plan);
+    const auto of = [&](std::int64_t micro_batches) {
+      return forecast(model, with_accumulation(plan, micro_batches), costs, replays);
+    };
+    shown_ = of(shown);
+    const bool is_alone = plan.mesh.pp == 1;
+    const bool has_calls = !shown_.costs.delays.empty();
+    if (accumulation_ > shown && has_calls && is_alone) shown_ = of(accumulation_);
     mfu_ = mfu_of(shown_, costs.cluster());
-    is_whole_ = accumulation_ <= kShown || !shown_.costs.delays.empty();
+    is_whole_ = accumulation_ <= shown || (has_calls && is_alone);
     if (is_whole_) return;
+    if (has_calls) {
+      const LaidOut few = laid_out_of(plan);
+      seconds_ = of_whole_step(few, shown_.timeline.period.seconds(),
+                               of(few.fewer).timeline.period.seconds(), accumulation_);
+    }
     const LayerPrograms programs(model, plan);
-    drawn_ = std::min(accumulation_, kDrawn);
-    longer_ = build_training_step(model, with_accumulation(plan, drawn_), programs);
-    shorter_ = build_training_step(model, with_accumulation(plan, drawn_ - 1), programs);
+    longer_ = build_training_step(model, with_accumulation(plan, drawn_.count), programs);
+    shorter_ = build_training_step(model, with_accumulation(plan, drawn_.fewer), programs);
+    if (has_calls) return;
     EventGraph graph;
     const auto step = [&](std::int64_t micro_batches) -> const EventGraph& {
       return graph = build_training_step(model, with_accumulation(plan, micro_batches), programs,
                                          std::move(graph));
     };
-    seconds_ = folded_period(simulator_, costs, accumulation_, step).seconds();
+    seconds_ = period_of(simulator_, costs, plan, step).seconds();
   }
 
   const Forecast& shown() const { return shown_; }
@@ -79,9 +91,8 @@ class DrawnStep {
       return period(simulator_, graph, costs_.price(graph, factors), delays);
     };
     if (is_whole_) return at(shown_.graph, shown_.costs.delays) * costs_.plan_draw(k, mfu_);
-    const double base = at(longer_, {});
-    const double one_more = base - at(shorter_, {});
-    return (base + as_double(accumulation_ - drawn_) * one_more) * costs_.plan_draw(k, mfu_);
+    return of_whole_step(drawn_, at(longer_, {}), at(shorter_, {}), accumulation_) *
+           costs_.plan_draw(k, mfu_);
   }
 
  private:
@@ -90,7 +101,7 @@ class DrawnStep {
   Forecast shown_;
   double mfu_ = 0;
   bool is_whole_ = true;
-  std::int64_t drawn_ = 0;
+  const LaidOut drawn_;
   EventGraph longer_, shorter_;
   double seconds_ = 0;
   Simulator simulator_;
@@ -98,20 +109,19 @@ class DrawnStep {
 
 // The step of another code that may run the job; of a long one by what a micro-batch more takes.
 StackOutcome outcome_of(const StackCase& other, ReservedMemory* replays) {
-  constexpr std::int64_t kTelling = 3;
   const std::int64_t accumulation = other.plan.batch.accumulation;
+  const LaidOut few = drawn_of(other.plan);
   const Forecast told =
-      forecast(other.model, with_accumulation(other.plan, kTelling), other.costs, replays);
+      forecast(other.model, with_accumulation(other.plan, few.count), other.costs, replays);
   StackOutcome outcome = outcome_of(told, other.costs.cluster(), &other);
-  if (accumulation <= kTelling) return outcome;
+  if (few.fewer == few.count) return outcome;
   Simulator simulator;
   const auto at = [&](const EventGraph& graph) {
     return period(simulator, graph, other.costs.price(graph), {});
   };
-  const double one_more =
-      at(told.graph) -
-      at(build_training_step(other.model, with_accumulation(other.plan, kTelling - 1)));
-  outcome.seconds += as_double(accumulation - kTelling) * one_more;
+  const double fewer =
+      at(build_training_step(other.model, with_accumulation(other.plan, few.fewer)));
+  outcome.seconds += of_whole_step(few, at(told.graph), fewer, accumulation) - at(told.graph);
   return outcome;
 }
 
@@ -278,7 +288,7 @@ bool least_holds(const SizedJob& job, const Cluster& cluster, const MemoryTerms&
   const SearchSpace& space = job.space;
   Plan plan = space.base;
   plan.batch.micro_batch = space.micro_batches.empty() ? 1 : space.micro_batches.front();
-  plan.batch.accumulation = 1;
+  plan.batch.accumulation = plan.mesh.pp;
   plan.reshard_after_forward =
       space.reshards.empty() ? RangedPolicy<Reshard>{} : space.base.reshard_after_forward;
   plan.recompute = space.recomputes.empty() ? RangedPolicy<Recompute>{Recompute::kFull, {}}
@@ -297,7 +307,8 @@ bool least_holds(const SizedJob& job, const Cluster& cluster, const MemoryTerms&
     if (knob.key == "units.shard_dim" && knob.matters(plan)) knob.values.back()(plan);
   }
   if (find_problem(plan, job.model, cluster)) return false;
-  const EventGraph graph = build_training_step(job.model, plan);
+  EventGraph graph = build_training_step(job.model, plan);
+  take_fullest_rank(graph, plan);
   const Bytes peak = peak_allocated(graph);
   const Bytes outside = total(memory_outside(graph, cluster, plan.runtime));
   if (!holds(fit_in(cluster, peak, peak, outside), terms)) return false;

@@ -65,6 +65,7 @@ struct SearchStory {
   double confidence = kConfidence;
   std::vector<Alternative> alternatives = {};
   std::optional<Report> riskier = {};
+  std::vector<PipelineStep> pipelines = {};
 };
 // Best plan with its odds, what is riskier, heatmap shard group x prefetch, Pareto, why it won in
 // numbers. `best`: its forecast and report; null where nothing holds.

@@ -46,10 +46,17 @@ EventGraph build_training_step(const ModelSpec& model, const Plan& plan,
       continue;
     }
     const Plan other = at_pipeline_rank(plan, r);
-    EventGraph peer = build_rank(model, other, LayerPrograms(model, other), {});
-    peer.pipeline_rank = static_cast<std::int32_t>(r);
-    graph.pipeline.push_back(std::make_shared<const EventGraph>(std::move(peer)));
+    graph.pipeline.push_back(
+        std::make_shared<const EventGraph>(build_pipeline_rank(model, other, programs)));
   }
+  return graph;
+}
+
+EventGraph build_pipeline_rank(const ModelSpec& model, const Plan& plan,
+                               const LayerPrograms& programs) {
+  const std::int64_t rank = plan.mesh.pp_index(plan.rank);
+  EventGraph graph = build_rank(model, plan, programs.of_pipeline_rank(rank), {});
+  graph.pipeline_rank = static_cast<std::int32_t>(rank);
   return graph;
 }
 

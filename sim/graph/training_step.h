@@ -30,8 +30,12 @@ struct Zero3Trace;
 // Layers of one kind that are trained, frozen and called alike share theirs.
 class LayerPrograms {
  public:
-  // Derives the programs of every recompute mode that `plan` uses.
+  // Derives the programs of every recompute mode that `plan` uses. Of a pipeline, refers to the
+  // model.
   LayerPrograms(const ModelSpec& model, const Plan& plan);
+  // Those of another rank of the pipeline (at_pipeline_rank), which share what is alike; made when
+  // they are first asked for, from any thread. Of the plan's own rank: these.
+  const LayerPrograms& of_pipeline_rank(std::int64_t rank) const;
   // What one rank computes of the model: with axes beside replicate and shard its own part of every
   // layer (sim/graph/axes.h), else nothing of its own.
   const ModelSpec& model_of(const ModelSpec& whole) const { return local_ ? *local_ : whole; }
@@ -87,6 +91,10 @@ class LayerPrograms {
     std::array<Modes, kStepMicroBatches> of;  // null: there is no such micro-batch
     std::shared_ptr<const LayerProgram> evaluation;
   };
+  // Programs by what they depend on, beside the setting.
+  struct Known;
+  struct Peers;
+  LayerPrograms(const ModelSpec& model, const Plan& plan, Known& known);
   static Setting setting_of(const Plan& plan);
   static void set_ddp(const Plan& plan, Setting& setting);
   static void set_zero(const Plan& plan, Setting& setting);
@@ -102,6 +110,7 @@ class LayerPrograms {
   std::vector<Programs> programs_;
   std::array<bool, 3> modes_{};
   std::shared_ptr<const Zero3Trace> zero3_trace_;
+  std::shared_ptr<Peers> peers_;  // null: there is no pipeline
 };
 
 // The rank with the same place in another stage's ranks.
@@ -113,6 +122,9 @@ Plan at_pipeline_rank(Plan plan, std::int64_t pipeline_rank);
 EventGraph build_training_step(const ModelSpec& model, const Plan& plan,
                                const LayerPrograms& programs, EventGraph recycled = {});
 EventGraph build_training_step(const ModelSpec& model, const Plan& plan);
+// Plan::rank's alone, without its peers.
+EventGraph build_pipeline_rank(const ModelSpec& model, const Plan& plan,
+                               const LayerPrograms& programs);
 
 // Runtime native: the loss of one micro-batch of held-back data, between two steps. Its persistent
 // buffers are the step's, in the same order; it frees whatever else it makes.

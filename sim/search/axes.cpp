@@ -68,6 +68,10 @@ bool is_sensible(const SearchSpace& space, const Cluster& cluster, const Place& 
   // With one rank per shard group nothing is gathered: resharding and prefetch change nothing.
   const bool is_whole = shard * space.base.mesh.cp == 1;
   if (is_whole && (at(place, Axis::kReshard) > 0 || at(place, Axis::kPrefetch) > 0)) return false;
+  // A stage that stays gathered is gathered once a step, whatever is prefetched.
+  const bool stays_whole = space.base.mesh.pp > 1 && reshard.kind == Reshard::Kind::kNever;
+  const auto own = usual_value(space, at(Axis::kPrefetch)).value_or(0);
+  if (stays_whole && at(place, Axis::kPrefetch) != own) return false;
   const std::int64_t micro_batch = get(space.micro_batches, at(place, Axis::kMicroBatch));
   return micro_batch > 0 && space.global_batch / data_ranks(space, cluster) % micro_batch == 0;
 }

@@ -94,27 +94,73 @@ Time contended_bound(const EventGraph& graph, const CostTable& costs) {
                    work.communicator, layers_bound(graph, costs)});
 }
 
+namespace {
+
+bool is_of_layers(EventKind kind) {
+  return kind == EventKind::kForward || kind == EventKind::kLoss || kind == EventKind::kRecompute ||
+         kind == EventKind::kBackward;
+}
+
 // The longest way along the rows of layers on the compute stream and the collectives inside of
-// layers between them. What such a collective queues behind is left out, so that every micro-batch
-// adds its own way; and so is one that follows from no row of the stream.
-Time layers_bound(const EventGraph& graph, const CostTable& costs) {
+// layers between them; `passed(row, time)` hears by how much each row of the stream lengthens it.
+// What such a collective queues behind is left out, so that every micro-batch adds its own way; and
+// so is one that follows from no row of the stream.
+template <typename Passed>
+Time pass_layers(const EventGraph& graph, const CostTable& costs, const Passed& passed) {
   std::vector<Time> ends(graph.rows.size());
   Time compute;
   for (std::size_t i = 0; i < graph.rows.size(); ++i) {
     const Row& row = graph.rows[i];
-    const bool is_of_layers = row.kind == EventKind::kForward || row.kind == EventKind::kLoss ||
-                              row.kind == EventKind::kRecompute || row.kind == EventKind::kBackward;
     const bool is_compute = row.stream == Stream::kCompute;
-    if (!is_compute && row.stream < Stream::kTensor) continue;
+    if (!is_compute && (row.stream < Stream::kTensor || row.stream >= Stream::kPipeline)) continue;
     Time start = is_compute ? compute : Time();
     for (std::uint32_t w = row.waits_begin; w < row.waits_begin + row.wait_count; ++w) {
       start = std::max(start, ends[at(graph.waits[w])]);
     }
-    const bool counts = is_compute ? is_of_layers : start > Time();
+    const bool counts = is_compute ? is_of_layers(row.kind) : start > Time();
     ends[i] = counts ? start + costs.works[row.work].duration : start;
-    if (is_compute) compute = ends[i];
+    if (!is_compute) continue;
+    passed(i, ends[i] - compute);
+    compute = ends[i];
   }
   return compute;
+}
+
+}  // namespace
+
+Time layers_bound(const EventGraph& graph, const CostTable& costs) {
+  return pass_layers(graph, costs, [](std::size_t, Time) {});
+}
+
+std::vector<StageFloor> stage_floors(const EventGraph& rank, const CostTable& costs,
+                                     std::span<const StageRange> stages) {
+  struct Pass {
+    Time forward, backward;
+  };
+  std::vector<std::vector<Pass>> passes(stages.size());  // by micro-batch
+  pass_layers(rank, costs, [&](std::size_t i, Time time) {
+    const RowDetail& detail = rank.details[i];
+    const auto has = [&](const StageRange& stage) {
+      return detail.layer >= stage.first && detail.layer < stage.second;
+    };
+    const auto of = std::ranges::find_if(stages, has) - stages.begin();
+    if (at(of) == stages.size() || !is_of_layers(rank.rows[i].kind)) return;
+    std::vector<Pass>& own = passes[at(of)];
+    if (own.size() <= at(detail.microbatch)) own.resize(at(detail.microbatch) + 1);
+    Pass& pass = own[at(detail.microbatch)];
+    (rank.rows[i].kind == EventKind::kForward ? pass.forward : pass.backward) += time;
+  });
+  std::vector<StageFloor> floors;
+  for (const std::vector<Pass>& own : passes) {
+    StageFloor& floor = floors.emplace_back();
+    for (const Pass& pass : own) {
+      const bool is_first = &pass == &own.front();
+      floor.forward = is_first ? pass.forward : std::min(floor.forward, pass.forward);
+      floor.backward = is_first ? pass.backward : std::min(floor.backward, pass.backward);
+      floor.all += pass.forward + pass.backward;
+    }
+  }
+  return floors;
 }
 
 Time extended_bound(Time at_two, Time at_three, std::int64_t micro_batches) {

@@ -14,6 +14,9 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
+#include <utility>
+#include <vector>
 
 #include "sim/cost/cost_table.h"
 #include "sim/graph/event_graph.h"
@@ -30,6 +33,16 @@ Time contended_bound(const EventGraph& graph, const CostTable& costs);
 // tp, cp, ep) that they wait for. The layers say it, so it is the same for every shard group,
 // prefetch, reshard and reduction.
 Time layers_bound(const EventGraph& graph, const CostTable& costs);
+
+// Layers of a rank's part of a pipeline, [begin, end) for each of its stages, in their order; and
+// what they take of layers_bound(): the least of any micro-batch, and of all that the graph has.
+using StageRange = std::pair<std::int32_t, std::int32_t>;
+struct StageFloor {
+  Time forward, backward;  // with loss and recomputation
+  Time all;
+};
+std::vector<StageFloor> stage_floors(const EventGraph& rank, const CostTable& costs,
+                                     std::span<const StageRange> stages);
 
 // Of a step of `micro_batches` >= 3, from its bounds at 2 and 3: from the second micro-batch on all
 // are alike, so each further one adds the difference.

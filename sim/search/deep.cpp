@@ -59,6 +59,7 @@ class Layers {
       choices_.recomputes.push_back(recompute.value);
     }
     possible_ &= space_.base.reshard_after_forward.ranges.empty();
+    possible_ &= space_.base.mesh.pp == 1;  // whose ranks have units of their own
     // Always first, groups by falling size, never last: by the memory they save.
     choices_.reshards = space_.reshards;
     std::ranges::stable_sort(

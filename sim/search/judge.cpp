@@ -21,14 +21,9 @@ Plan shortened(Plan plan, std::int64_t most) {
   return plan;
 }
 
-// Whether all parameters are trained and in the shards that the mesh says.
-bool has_plain_parameters(const Plan& plan) {
-  return is_fully_known(plan.runtime.kind) && plan.lora.rank == 0 && !plan.frozen.any() &&
-         plan.ignored == Ignored::kNone && plan.rank == 0;
-}
-
-bool has_simple_state(const Plan& plan) {
-  return has_plain_parameters(plan) && plan.offload == Offload::kNone;
+// Of the micro-batches that tell its memory.
+Plan told(const Plan& plan) {
+  return shortened(plan, plan.mesh.pp > 1 ? laid_out_of(plan).count : kTelling);
 }
 
 // With what the caching allocator reserves at the least: every stream has segments of its own, so
@@ -66,72 +61,7 @@ Fit least_fit_of(const EventGraph& graph, const Plan& plan, const Cluster& clust
   return pools.fits() ? pools : allocated;
 }
 
-// What activations hold together, of a graph whose buffers are all replayed.
-class ActivationLevel {
- public:
-  explicit ActivationLevel(const EventGraph& graph) : bytes_(at(graph.buffer_count())) {
-    const auto of = [](MemoryCategory category, Bytes bytes) {
-      return category == MemoryCategory::kActivation ? bytes.count() : 0;
-    };
-    auto next = bytes_.begin();
-    for (const LayerExecution& e : graph.executions) {
-      for (const Slot& slot : graph.program(e).slots) *next++ = of(slot.category, slot.bytes);
-    }
-    for (const Buffer& b : graph.buffers) *next++ = b.on_host ? 0 : of(b.category, b.bytes);
-    loss_ = static_cast<EventId>(std::ranges::find(graph.rows, EventKind::kLoss, &Row::kind) -
-                                 graph.rows.begin());
-    for (const std::int32_t buffer : graph.persistent) allocate(buffer);
-    for_each_action(graph, *this);
-  }
-
-  void row(EventId id) {
-    if (id == loss_) at_loss = Bytes(now_);
-  }
-  void allocate(std::int32_t id) {
-    now_ += bytes_[at(id)];
-    peak = std::max(peak, Bytes(now_));
-  }
-  void free(std::int32_t id) { now_ -= bytes_[at(id)]; }
-  void store(std::int32_t, MemoryCategory) {}  // gradients
-
-  Bytes peak, at_loss;
-
- private:
-  std::vector<std::int64_t> bytes_;  // by buffer; 0: not an activation
-  std::int64_t now_ = 0;
-  EventId loss_ = kNoEvent;
-};
-
-// When forward ends; the root stays whole whatever the policy.
-Bytes kept_after_forward(const Plan& plan, const ModelSpec& model) {
-  const Reshard& reshard = plan.reshard_after_forward.value;
-  if (plan.mesh.fsdp() == 1 || !plan.reshard_after_forward.ranges.empty()) return Bytes();
-  const std::int64_t element = plan.float8_all_gather ? 1 : size_of(plan.param_dtype);
-  const Bytes whole(model.parameters() * element / (plan.mesh.tp * plan.mesh.ep));
-  if (reshard.kind == Reshard::Kind::kNever) return whole;
-  return reshard.kind == Reshard::Kind::kGroup ? whole / reshard.group : Bytes();
-}
-
 }  // namespace
-
-Bytes state_floor(const Plan& plan, const ModelSpec& model) {
-  if (!has_simple_state(plan)) return Bytes();
-  std::int64_t each = size_of(plan.master_dtype);
-  if (plan.optimizer.kind == Optimizer::Kind::kAdamW) each += 2 * size_of(plan.optimizer.state);
-  return Bytes(model.parameters() * plan.mesh.replicate / plan.mesh.world() * each);
-}
-
-Bytes memory_floor(const Plan& plan, const ModelSpec& model, const LayersFloor& floor) {
-  Bytes most = floor.activations;
-  if (has_plain_parameters(plan)) {
-    most = std::max(most, kept_after_forward(plan, model) + floor.activations_at_loss);
-  }
-  if (has_simple_state(plan)) {
-    most = std::max(most, Bytes(model.parameters() * plan.mesh.replicate / plan.mesh.world() *
-                                size_of(plan.master_dtype)));
-  }
-  return state_floor(plan, model) + most;
-}
 
 const LayerPrograms& ProgramCache::add(const Plan& plan, std::int16_t recompute,
                                        std::int16_t micro_batch) {
@@ -154,18 +84,14 @@ const LayerPrograms& ProgramCache::at(const Plan& plan, std::int16_t recompute,
 }
 
 const EventGraph& Judge::build(const Plan& plan, const LayerPrograms& programs) {
-  // Ranks differ, and few micro-batches do not tell its step.
-  if (plan.mesh.pp > 1) {
-    throw Error(
-        ExitCode::kMissingCapability,
-        "mesh.pp: plans of a pipeline are predicted, not searched; nearest plan: mesh.pp: 1");
-  }
   graph_ = build_training_step(model_, plan, programs, std::move(graph_));
+  Plan of_fullest = plan;
+  take_fullest_rank(graph_, of_fullest);
   return graph_;
 }
 
 bool Judge::weigh(const Plan& plan, const LayerPrograms& programs, PlanOutcome& outcome) {
-  const EventGraph& graph = build(shortened(plan, kTelling), programs);
+  const EventGraph& graph = build(told(plan), programs);
   const Fit pools = least_fit_of(graph, plan, costs_.cluster());
   outcome.peak = pools.allocated;
   outcome.outside = pools.outside;
@@ -179,27 +105,26 @@ bool Judge::weigh(const Plan& plan, const LayerPrograms& programs, PlanOutcome& 
 }
 
 void Judge::time(const Plan& plan, const LayerPrograms& programs, PlanOutcome& outcome) {
-  outcome.step = plan.batch.accumulation > kTelling
-                     ? period(plan, programs)
-                     : simulator_.period(graph_, costs_.price(graph_));
+  const bool is_whole = told(plan).batch.accumulation == plan.batch.accumulation;
+  outcome.step =
+      is_whole ? simulator_.period(graph_, costs_.price(graph_)) : period(plan, programs);
   outcome.verdict = Verdict::kSimulated;
 }
 
 Time Judge::period(const Plan& plan, const LayerPrograms& programs) {
-  return folded_period(simulator_, costs_, plan.batch.accumulation,
-                       [&](std::int64_t micro_batches) -> const EventGraph& {
-                         return build(shortened(plan, micro_batches), programs);
-                       });
+  return period_of(simulator_, costs_, plan, [&](std::int64_t micro_batches) -> const EventGraph& {
+    return build(shortened(plan, micro_batches), programs);
+  });
 }
 
 LayersFloor Judge::floor(const Plan& plan, const LayerPrograms& programs) {
+  if (plan.mesh.pp > 1) return pipeline_floor(model_, plan, programs, costs_);
   const auto of = [&](std::int64_t micro_batches) {
     const EventGraph& graph = build(shortened(plan, micro_batches), programs);
     return layers_bound(graph, costs_.price(graph));
   };
   const Time step = of(kTelling);
-  const ActivationLevel activations(graph_);
-  LayersFloor floor{step, activations.peak, activations.at_loss};
+  LayersFloor floor{step, {activations_of(graph_)}};
   if (plan.batch.accumulation > kTelling) {
     floor.step = extended_bound(of(kTelling - 1), floor.step, plan.batch.accumulation);
   }
@@ -207,7 +132,7 @@ LayersFloor Judge::floor(const Plan& plan, const LayerPrograms& programs) {
 }
 
 Time Judge::bound(const Plan& plan, const LayerPrograms& programs) {
-  build(shortened(plan, kTelling), programs);
+  build(told(plan), programs);
   return extended(plan, programs, lower_bound);
 }
 
@@ -216,10 +141,30 @@ Time Judge::bound_weighed(const Plan& plan, const LayerPrograms& programs) {
 }
 
 Time Judge::extended(const Plan& plan, const LayerPrograms& programs, Bound* of) {
+  if (plan.mesh.pp > 1) return pipeline_bound(plan, programs, of);
   const Time at_telling = of(graph_, costs_.price(graph_));
   if (plan.batch.accumulation <= kTelling) return at_telling;
   const EventGraph& shorter = build(shortened(plan, kTelling - 1), programs);
   return extended_bound(of(shorter, costs_.price(shorter)), at_telling, plan.batch.accumulation);
+}
+
+// Of each of its ranks, beside what stages before it add.
+Time Judge::pipeline_bound(const Plan& plan, const LayerPrograms& programs, Bound* of) {
+  const auto of_ranks = [&](const EventGraph& graph) {
+    const CostTable table = costs_.price(graph);
+    Time most;
+    for (std::size_t r = 0; r < graph.pipeline.size(); ++r) {
+      const bool is_own = !graph.pipeline[r];
+      most = std::max(most,
+                      of(is_own ? graph : *graph.pipeline[r], is_own ? table : table.pipeline[r]));
+    }
+    return std::max(most, stages_bound(graph, table, model_, plan));
+  };
+  const LaidOut few = laid_out_of(plan);
+  const Time laid_out = of_ranks(graph_);
+  if (few.fewer == few.count) return laid_out;
+  const double fewer = of_ranks(build(shortened(plan, few.fewer), programs)).seconds();
+  return Time::seconds(of_whole_step(few, laid_out.seconds(), fewer, plan.batch.accumulation));
 }
 
 ReservedMemory::Answer Judge::reserved_of(const Plan& plan) {
@@ -231,7 +176,7 @@ ReservedMemory::Answer Judge::reserved_of(const Plan& plan) {
 }
 
 Fit Judge::least_fit(const Plan& plan, const LayerPrograms& programs) {
-  return least_fit_of(build(shortened(plan, kTelling), programs), plan, costs_.cluster());
+  return least_fit_of(build(told(plan), programs), plan, costs_.cluster());
 }
 
 Fit Judge::fit(const Plan& plan, const LayerPrograms& programs) {
@@ -242,7 +187,7 @@ Fit Judge::fit(const Plan& plan, const LayerPrograms& programs) {
 bool Judge::assess(const Plan& plan, const LayerPrograms& programs, PlanOutcome& outcome,
                    double enough) {
   // From the second micro-batch on all are alike: three of them show what is reserved.
-  build(shortened(plan, kTelling), programs);
+  build(told(plan), programs);
   const ReservedMemory::Answer reserved = reserved_of(plan);
   outcome.reserved = reserved.peak;
   outcome.stalls = reserved.stalls;
@@ -287,7 +232,7 @@ std::optional<Candidate> judge_plan(const Plan& plan, const ModelSpec& model,
   candidate.seconds = outcome.step.seconds();
   candidate.tokens_per_s_per_gpu =
       as_double(plan.batch.micro_batch * plan.batch.accumulation * plan.batch.sequence) /
-      candidate.seconds;
+      as_double(plan.mesh.sharing()) / candidate.seconds;
   candidate.peak_allocated = outcome.peak;
   candidate.outside_allocator = outcome.outside;
   candidate.peak_reserved = outcome.reserved;

@@ -10,6 +10,7 @@
 #include "sim/graph/training_step.h"
 #include "sim/memory/reserved_forecast.h"
 #include "sim/search/axes.h"
+#include "sim/search/layers_floor.h"
 #include "sim/simulate/simulate.h"
 
 namespace foreshard {
@@ -44,32 +45,8 @@ struct PlanOutcome {
   std::size_t allocator = 0;  // of SearchSpace::allocators
 };
 
-// Runtimes whose every row and buffer is told by the plan's own keys, so that bounds may lean on
-// it.
-inline bool is_fully_known(RuntimeKind runtime) {
-  return runtime == RuntimeKind::kFsdp2 || runtime == RuntimeKind::kNative;
-}
-
-// Bytes that a rank holds between steps at the least: its part of the stored parameters and their
-// optimizer state. 0 where that is not so simple: parts that are not trained, shards on the host,
-// runtimes that keep other things whole.
-Bytes state_floor(const Plan& plan, const ModelSpec& model);
-
-// What plans of FSDP2 with the same layer programs and micro-batches share, whatever their mesh,
-// prefetch, reshard and reductions: the time of their layers (layers_bound), and the activations,
-// at their most and when forward ends, which are on top of what lives between steps.
-struct LayersFloor {
-  Time step;
-  Bytes activations;
-  Bytes activations_at_loss;
-};
-
-// A lower bound of the peak, without a graph: what lives between steps, and on top of it the most
-// of what does not live at one time with certainty: the gradients that the optimizer reads;
-// activations; when forward ends, activations and the parameters that stay gathered.
-Bytes memory_floor(const Plan& plan, const ModelSpec& model, const LayersFloor& floor);
-
-// Micro-batches that show a step's peak and what each further one adds.
+// Micro-batches that show a step's peak and what each further one adds. Of a pipeline as many as
+// predict lays out.
 inline constexpr std::int64_t kTelling = 3;
 
 // Scratch of one thread.
@@ -109,11 +86,13 @@ class Judge {
 
   using Bound = Time(const EventGraph&, const CostTable&);
 
+  // Of a pipeline the fullest rank's, with those of its peers.
   const EventGraph& build(const Plan& plan, const LayerPrograms& programs);
   // The period of the plan's step, by one of fewer micro-batches where that shows it.
   Time period(const Plan& plan, const LayerPrograms& programs);
-  // Of the plan that was built last with at most kTelling micro-batches.
+  // Of the plan that was built last with told() micro-batches.
   Time extended(const Plan& plan, const LayerPrograms& programs, Bound* of);
+  Time pipeline_bound(const Plan& plan, const LayerPrograms& programs, Bound* of);
 
   const ModelSpec& model_;
   const CostModel& costs_;

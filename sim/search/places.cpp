@@ -63,7 +63,11 @@ void Places::judge_anew(std::size_t i) {
   } else {
     const LayerPrograms& programs = this->programs(i, plan);
     Judge& judge = judges_.local();
-    if (judge.weigh(plan, programs, outcomes_[i])) judge.time(plan, programs, outcomes_[i]);
+    const bool fits = judge.weigh(plan, programs, outcomes_[i]);
+    // All ranks of a pipeline together take longer to time than every code's memory to tell.
+    const bool needs_sure = riskier_ || !options_.fit.keeps_riskier;
+    const bool is_vain = plan.mesh.pp > 1 && needs_sure && !may_hold(i);
+    if (fits && !is_vain) judge.time(plan, programs, outcomes_[i]);
   }
   const PlanOutcome& outcome = outcomes_[i];
   if (options_.memory.remember) {

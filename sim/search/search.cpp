@@ -53,7 +53,11 @@ Time layers_of(const SearchSpace& space, const ModelSpec& model, const CostModel
   for (std::size_t m = 0; m < whole.micro_batches.size(); ++m) {
     place[at(Axis::kMicroBatch)] = static_cast<std::int16_t>(m);
     const Plan plan = plan_at(whole, costs.cluster(), place);
-    if (find_problem(plan, model, costs.cluster())) return Time();
+    if (const auto problem = find_problem(plan, model, costs.cluster())) {
+      // (A schedule that does not go with so many micro-batches does not whatever else varies.)
+      if (plan.mesh.pp > 1 && problem->key == "batch.accumulation") continue;
+      return Time();
+    }
     const Time layers = judge.floor(plan, LayerPrograms(model, plan)).step;
     if (!least || layers < *least) least = layers;
   }

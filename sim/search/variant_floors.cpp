@@ -10,8 +10,9 @@ namespace foreshard {
 
 std::vector<Time> variant_floors(std::span<const SearchSpace* const> spaces,
                                  const std::function<Time(std::size_t)>& layers, int threads) {
-  const bool has_axes = std::ranges::any_of(
-      spaces, [](const SearchSpace* space) { return !space->base.mesh.is_plain(); });
+  const bool has_axes = std::ranges::any_of(spaces, [](const SearchSpace* space) {
+    return !space->base.mesh.is_plain() || space->base.mesh.pp > 1;
+  });
   std::vector<Time> floors(spaces.size());
   if (!has_axes) return floors;
   oneapi::tbb::task_arena arena(threads > 0 ? threads : oneapi::tbb::task_arena::automatic);

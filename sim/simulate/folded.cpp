@@ -30,4 +30,18 @@ Time folded_period(Simulator& simulator, const CostModel& costs, std::int64_t mi
   return most + Time::seconds(halves * half.seconds());
 }
 
+Time period_of(Simulator& simulator, const CostModel& costs, const Plan& plan, const StepOf& step) {
+  const std::int64_t all = plan.batch.accumulation;
+  if (plan.mesh.pp == 1) return folded_period(simulator, costs, all, step);
+  const auto period = [&](std::int64_t micro_batches) {
+    const EventGraph& graph = step(micro_batches);
+    return simulator.period(graph, costs.price(graph));
+  };
+  const LaidOut few = laid_out_of(plan);
+  const Time laid_out = period(few.count);
+  if (few.fewer == few.count) return laid_out;
+  const double fewer = period(few.fewer).seconds();
+  return Time::seconds(of_whole_step(few, laid_out.seconds(), fewer, all));
+}
+
 }  // namespace foreshard

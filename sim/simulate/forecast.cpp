@@ -19,30 +19,6 @@ std::vector<HostDelay> delays_of(const std::vector<HostStall>& stalls) {
   return delays;
 }
 
-// The graph of the rank whose memory peaks highest, where the plan does not name another than the
-// first; its plan.
-void take_fullest_rank(EventGraph& graph, Plan& plan) {
-  if (graph.pipeline.empty() || plan.rank != 0) return;
-  std::size_t fullest = at(graph.pipeline_rank);
-  Bytes most = peak_allocated(graph);
-  for (std::size_t r = 0; r < graph.pipeline.size(); ++r) {
-    if (!graph.pipeline[r]) continue;
-    const Bytes peak = peak_allocated(*graph.pipeline[r]);
-    if (peak > most) fullest = r;
-    most = std::max(most, peak);
-  }
-  if (fullest == at(graph.pipeline_rank)) return;
-  EventGraph own = *graph.pipeline[fullest];
-  std::vector<std::shared_ptr<const EventGraph>> ranks = std::move(graph.pipeline);
-  const auto place = at(graph.pipeline_rank);
-  graph.pipeline.clear();
-  ranks[place] = std::make_shared<const EventGraph>(std::move(graph));
-  ranks[fullest] = nullptr;
-  own.pipeline = std::move(ranks);
-  graph = std::move(own);
-  plan = at_pipeline_rank(plan, static_cast<std::int64_t>(fullest));
-}
-
 // But for what is allocated. `simulate`: the costs' timeline.
 template <typename Simulate>
 Forecast forecast_by(const ModelSpec& model, const Plan& plan, const CostModel& costs,
@@ -78,6 +54,28 @@ Forecast forecast_by(const ModelSpec& model, const Plan& plan, const CostModel& 
 }
 
 }  // namespace
+
+void take_fullest_rank(EventGraph& graph, Plan& plan) {
+  if (graph.pipeline.empty() || plan.rank != 0) return;
+  std::size_t fullest = at(graph.pipeline_rank);
+  Bytes most = peak_allocated(graph);
+  for (std::size_t r = 0; r < graph.pipeline.size(); ++r) {
+    if (!graph.pipeline[r]) continue;
+    const Bytes peak = peak_allocated(*graph.pipeline[r]);
+    if (peak > most) fullest = r;
+    most = std::max(most, peak);
+  }
+  if (fullest == at(graph.pipeline_rank)) return;
+  EventGraph own = *graph.pipeline[fullest];
+  std::vector<std::shared_ptr<const EventGraph>> ranks = std::move(graph.pipeline);
+  const auto place = at(graph.pipeline_rank);
+  graph.pipeline.clear();
+  ranks[place] = std::make_shared<const EventGraph>(std::move(graph));
+  ranks[fullest] = nullptr;
+  own.pipeline = std::move(ranks);
+  graph = std::move(own);
+  plan = at_pipeline_rank(plan, static_cast<std::int64_t>(fullest));
+}
 
 RowTimes row_times(const Timeline& timeline) {
   RowTimes times;

@@ -27,6 +27,10 @@ struct Forecast {
 Forecast forecast(const ModelSpec& model, const Plan& plan, const CostModel& costs,
                   ReservedMemory* replays = nullptr);
 
+// A pipeline's graph as that of the rank whose memory peaks highest, where the plan does not name
+// another than the first; its plan.
+void take_fullest_rank(EventGraph& graph, Plan& plan);
+
 // What the replay of reserved memory asks of a timeline.
 RowTimes row_times(const Timeline& timeline);
 

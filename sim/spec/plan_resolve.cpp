@@ -117,7 +117,13 @@ void resolve_batch(const PlanDocument& document, const ModelSpec& model, Plan& p
     reasons["batch.sequence"] =
         fmt::format("min({} positions of the model, {})", model.max_positions, kDefaultSequence);
   }
-  if (!document.global_batch) return;
+  if (!document.global_batch) {
+    if (plan.mesh.pp == 1 || document.has("batch.accumulation")) return;
+    const bool has_two = plan.pipeline.schedule == PipelineSchedule::kDualPipeV;
+    plan.batch.accumulation = checked_multiply(plan.mesh.pp, has_two ? 2 : 1);
+    reasons["batch.accumulation"] = "as many as fill the stages of mesh.pp";
+    return;
+  }
   const std::int64_t global = *document.global_batch;
   const std::int64_t world = checked_multiply(plan.mesh.shard, plan.mesh.replicate);
   const std::int64_t round = checked_multiply(world, plan.batch.micro_batch);

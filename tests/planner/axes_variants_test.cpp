@@ -39,6 +39,8 @@ std::int64_t largest(const std::vector<Job>& jobs, std::int64_t Mesh::*axis) {
   return most;
 }
 
+std::int64_t best_ranks(const JobSearch& found) { return found.result.best->plan.mesh.pp; }
+
 SearchOptions one_thread() {
   SearchOptions options;
   options.threads = 1;
@@ -73,15 +75,16 @@ TEST(AxesVariants, AreLegalAndDifferAndShareTheBatch) {
     const Job job = job_of(model, cluster, "8192");
     const std::vector<Job> jobs = jobs_over_axes(job, axis_keys(), batch);
     ASSERT_FALSE(jobs.empty());
-    std::set<std::tuple<std::int64_t, std::int64_t, std::int64_t, std::int64_t>> seen;
+    std::set<std::vector<std::int64_t>> seen;
     for (const Job& other : jobs) {
       const Mesh& mesh = other.resolved.plan.mesh;
       EXPECT_FALSE(find_problem(other.resolved.plan, other.model, other.cluster));
       EXPECT_EQ(mesh.world(), job.cluster.gpus);
       EXPECT_EQ(batch % mesh.data_parallel(), 0);
       EXPECT_LE(mesh.tp, job.cluster.gpus_per_node());
-      EXPECT_FALSE(mesh.is_plain());
-      EXPECT_TRUE(seen.emplace(mesh.tp, mesh.cp, mesh.ep, mesh.etp).second);
+      EXPECT_FALSE(mesh.is_plain() && mesh.pp == 1);
+      const std::int64_t stages = other.resolved.plan.pipeline.stages_per_rank;
+      EXPECT_TRUE(seen.insert({mesh.tp, mesh.cp, mesh.ep, mesh.etp, mesh.pp, stages}).second);
     }
   }
 }
@@ -95,6 +98,7 @@ TEST(AxesVariants, FollowTheModel) {
   EXPECT_EQ(largest(dense, &Mesh::tp), 8);
   EXPECT_EQ(largest(dense, &Mesh::cp), 8);
   EXPECT_EQ(largest(dense, &Mesh::ep), 1);
+  EXPECT_GE(largest(dense, &Mesh::pp), 8);
   const std::vector<Job> latent = of("deepseek-v2-lite", "4096");
   EXPECT_EQ(largest(latent, &Mesh::cp), 2);
   EXPECT_EQ(largest(latent, &Mesh::ep), 64);
@@ -112,6 +116,59 @@ TEST(AxesVariants, WhatIsSetStaysAndOtherRuntimesHaveNone) {
   EXPECT_TRUE(
       jobs_over_axes(job_of("gpt2", "8xh100", "1024", {"runtime=ddp"}), axis_keys(), 8).empty());
   EXPECT_TRUE(jobs_over_axes(job_of("llama-3.1-405b", "8xh100", "4096"), axis_keys(), 8).empty());
+}
+
+// Stages are for who asks, and for models whose ends share no table.
+TEST(AxesVariants, StagesAreForWhereTheyMatter) {
+  const auto of = [](const char* model, const char* cluster, const std::vector<std::string>& keys,
+                     const std::vector<std::string>& set = {}) {
+    return jobs_over_axes(job_of(model, cluster, "2048", set), keys, 32);
+  };
+  EXPECT_EQ(largest(of("llama-3.1-8b", "16xh100", inner_axis_keys()), &Mesh::pp), 1);
+  EXPECT_EQ(largest(of("llama-3.1-8b", "8xh100", {"mesh.pp"}), &Mesh::pp), 8);
+  EXPECT_EQ(largest(of("llama-3.2-1b", "16xh100", {"mesh.pp"}), &Mesh::pp), 1);
+  const std::vector<Job> set =
+      of("llama-3.1-8b", "16xh100", {"mesh.pp"}, {"pipeline.schedule=GPipe"});
+  ASSERT_FALSE(set.empty());
+  for (const Job& job : set) {
+    EXPECT_EQ(job.resolved.plan.pipeline.schedule, PipelineSchedule::kGPipe);
+  }
+}
+
+// Of stages as of other axes; which number of them won is told beside.
+TEST(AxesVariants, StagesAreSearchedAndPredictedAlike) {
+  for (const std::vector<std::string>& set :
+       {std::vector<std::string>{"mesh.pp=2"},
+        std::vector<std::string>{"mesh.pp=2", "pipeline.schedule=Interleaved1F1B",
+                                 "pipeline.stages_per_rank=2", "mesh.tp=2"},
+        std::vector<std::string>{"mesh.pp=4", "runtime=megatron", "recompute=none"}}) {
+    const Job job = job_of("llama-3.1-8b", "16xh100", "2048", set);
+    const JobSearch found = search_job(search_variants(job, {"16", {}}), one_thread());
+    ASSERT_TRUE(found.result.best);
+    const Candidate& best = *found.result.best;
+    EXPECT_EQ(best.plan.mesh.pp, job.resolved.plan.mesh.pp);
+    EXPECT_EQ(global_batch(best.plan), 16);
+    const Job& chosen = found.chosen.job;
+    const auto predicted = changed_job(chosen, assignments_to(chosen, best.plan));
+    ASSERT_TRUE(predicted.has_value());
+    EXPECT_EQ(predicted->resolved.plan, best.plan);
+    const Forecast made = forecast(predicted->model, best.plan, cost_model(*predicted));
+    EXPECT_EQ(made.timeline.period.seconds(), best.seconds);
+    EXPECT_EQ(made.memory.peak, best.peak_allocated);
+    EXPECT_EQ(made.reserved.peak, best.peak_reserved);
+  }
+  const Job job = job_of("llama-3.1-8b", "16xh100", "2048");
+  const JobSearch found = search_job(search_variants(job, {"32", {"mesh.pp"}}), one_thread());
+  ASSERT_TRUE(found.result.best);
+  ASSERT_GE(found.pipelines.size(), 4U);  // 1, 2, 4, 8
+  for (const PipelineStep& step : found.pipelines) {
+    if (step.seconds) {
+      EXPECT_LE(step.at_least, *step.seconds);
+    }
+    if (step.pp == best_ranks(found)) {
+      EXPECT_EQ(step.seconds, found.result.best->seconds);
+    }
+  }
 }
 
 // Where the sides of the mesh are a plan file's, they give way; where they are set, they stay.
@@ -208,6 +265,7 @@ RC_GTEST_PROP(AxesVariantsProperty, NoStepUndercutsItsLayers, ()) {
   const std::vector<Job> jobs = jobs_over_axes(job, axis_keys(), 16);
   const Job& other = *rc::gen::elementOf(jobs);
   Plan plan = other.resolved.plan;
+  RC_PRE(plan.mesh.pp == 1);  // tests/sim/search/pipeline_search_test.cpp
   plan.batch.accumulation = *rc::gen::inRange<std::int64_t>(1, 6);
   plan.recompute.value =
       *rc::gen::element(Recompute::kNone, Recompute::kFull, Recompute::kSelective);

@@ -3,6 +3,7 @@
 // names. What later micro-batches add to and a forward without gradients are further ones.
 #include <algorithm>
 #include <memory>
+#include <mutex>
 #include <utility>
 
 #include "sim/base/error.h"
@@ -367,9 +368,14 @@ LayerPrograms::Setting LayerPrograms::setting_of(const Plan& plan) {
   if (plan.mesh.pp > 1) {
     setting.mesh = plan.mesh;
     setting.rank = plan.rank;
+    // Whole backwards of stages that go round and round: programs are the same in any order.
     setting.pipeline = plan.pipeline;
     setting.splits = plan.pipeline.splits_backward();
     if (setting.splits) setting.existing = ExistingGradients::kAll;
+    using enum PipelineSchedule;
+    const PipelineSchedule order = plan.pipeline.schedule;
+    if (order == kGPipe || order == kInterleaved1F1B || order == kLoopedBfs)
+      setting.pipeline.schedule = k1F1B;
   }
   if (plan.runtime.kind == RuntimeKind::kDdp) set_ddp(plan, setting);
   if (is_zero(plan.runtime.kind)) set_zero(plan, setting);
@@ -393,7 +399,41 @@ LayerPrograms::Setting LayerPrograms::setting_of(const Plan& plan) {
   return setting;
 }
 
-LayerPrograms::LayerPrograms(const ModelSpec& whole, const Plan& plan)
+struct LayerPrograms::Known {
+  std::vector<std::pair<Variant, Programs>> list;
+};
+
+struct LayerPrograms::Peers {
+  Peers(const ModelSpec& of, const Plan& by)
+      : whole(of), plan(by), of_rank(static_cast<std::size_t>(by.mesh.pp)) {}
+
+  const ModelSpec& whole;
+  const Plan plan;
+  std::mutex mutex;
+  Known known;
+  std::vector<std::unique_ptr<const LayerPrograms>> of_rank;
+};
+
+LayerPrograms::LayerPrograms(const ModelSpec& whole, const Plan& plan) {
+  std::shared_ptr<Peers> peers;
+  if (plan.mesh.pp > 1) peers = std::make_shared<Peers>(whole, plan);
+  Known known;
+  *this = LayerPrograms(whole, plan, peers ? peers->known : known);
+  peers_ = std::move(peers);
+}
+
+const LayerPrograms& LayerPrograms::of_pipeline_rank(std::int64_t rank) const {
+  if (!peers_ || rank == peers_->plan.mesh.pp_index(peers_->plan.rank)) return *this;
+  const std::lock_guard lock(peers_->mutex);
+  std::unique_ptr<const LayerPrograms>& peer = peers_->of_rank[static_cast<std::size_t>(rank)];
+  if (!peer) {
+    const Plan other = at_pipeline_rank(peers_->plan, rank);
+    peer.reset(new LayerPrograms(peers_->whole, other, peers_->known));
+  }
+  return *peer;
+}
+
+LayerPrograms::LayerPrograms(const ModelSpec& whole, const Plan& plan, Known& shared)
     : setting_(setting_of(plan)) {
   const bool is_megatron = plan.runtime.kind == RuntimeKind::kMegatron;
   if (plan.mesh.pp > 1) local_ = std::make_shared<const ModelSpec>(part_of_pipeline(whole, plan));
@@ -420,6 +460,11 @@ LayerPrograms::LayerPrograms(const ModelSpec& whole, const Plan& plan)
   programs_.resize(known.size());
   for (std::size_t v = 0; v < known.size(); ++v) {
     const Variant& variant = known[v];
+    const auto same = std::ranges::find(shared.list, variant, &std::pair<Variant, Programs>::first);
+    if (same != shared.list.end()) {
+      programs_[v] = same->second;
+      continue;
+    }
     const LayerSpec& layer = model.kinds[static_cast<std::size_t>(variant.kind)];
     ProgramOptions options;
     options.batch = layer.domain.sequences(plan.batch.micro_batch);
@@ -474,6 +519,7 @@ LayerPrograms::LayerPrograms(const ModelSpec& whole, const Plan& plan)
     } else {
       derive(layer, options, programs_[v]);
     }
+    shared.list.emplace_back(variant, programs_[v]);
   }
   if (plan.runtime.kind == RuntimeKind::kZero3) zero3_trace_ = trace_zero3(model, plan, *this);
 }

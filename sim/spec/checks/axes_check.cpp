@@ -300,6 +300,38 @@ Problem problem_of_expert_axes(const Plan& plan, const ModelSpec& model) {
   return std::nullopt;
 }
 
+// What torch.distributed.pipelining's schedules ask of micro-batches and stages (schedules.py).
+Problem problem_of_schedule(const Plan& plan) {
+  using enum PipelineSchedule;
+  const PipelineSchedule schedule = plan.pipeline.schedule;
+  const std::int64_t stages = plan.pipeline.stages_per_rank, ranks = plan.mesh.pp;
+  const bool is_call = plan.pipeline.microbatches > 0;
+  const std::int64_t all = is_call ? plan.pipeline.microbatches : plan.batch.accumulation;
+  const char* const key_of_all = is_call ? "pipeline.microbatches" : "batch.accumulation";
+  const auto refused = [&](const char* key, std::int64_t value, const char* of,
+                           const std::string& expected) {
+    return contradiction(key, fmt::format("{} {} under {}", value, of, to_string(schedule)),
+                         expected);
+  };
+  const bool is_v = schedule == kZbvZeroBubble || schedule == kDualPipeV;
+  const std::int64_t only = is_v ? 2 : 1;
+  if ((is_v || schedule == kGPipe || schedule == k1F1B) && stages != only) {
+    return refused("pipeline.stages_per_rank", stages, "stages on a rank", std::to_string(only));
+  }
+  const std::int64_t least = schedule == k1F1B ? ranks : schedule == kDualPipeV ? 2 * ranks : 1;
+  if (all < least) {
+    return refused(
+        key_of_all, all, "micro-batches",
+        fmt::format("as many as {}, {}, or more", schedule == k1F1B ? "mesh.pp" : "stages", least));
+  }
+  const bool has_rounds = schedule == kInterleaved1F1B || schedule == kInterleavedZeroBubble;
+  const std::int64_t rounds = has_rounds ? std::max<std::int64_t>(1, all / ranks) : 1;
+  if (all % rounds == 0) return std::nullopt;
+  return refused(key_of_all, all, "micro-batches",
+                 fmt::format("a multiple of mesh.pp, such as {} or {}", all / ranks * ranks,
+                             (all / ranks + 1) * ranks));
+}
+
 // Stages of a chain of blocks.
 Problem problem_of_pipeline(const Plan& plan, const ModelSpec& model) {
   if (plan.mesh.pp == 1) return std::nullopt;
@@ -356,7 +388,7 @@ Problem problem_of_pipeline(const Plan& plan, const ModelSpec& model) {
   const bool is_whole = blocks.front() >= 0 && blocks.back() >= 0 &&
                         std::all_of(blocks.begin() + 1, blocks.end() - 1,
                                     [](std::int64_t count) { return count > 0; });
-  if (is_whole) return std::nullopt;
+  if (is_whole) return problem_of_schedule(plan);
   return contradiction(
       "mesh.pp",
       fmt::format("the {} blocks of {} leave a stage of {} without one", model.block_count(),

@@ -198,7 +198,7 @@ RC_GTEST_PROP(Bounds, FloorsOfLayersHoldForEveryMesh, ()) {
   const CostModel costs(cluster, round_calibration());
   const LayersFloor floor = Judge(model, costs, FitRule()).floor(plan, LayerPrograms(model, plan));
   RC_ASSERT(floor.step > Time());
-  RC_ASSERT(floor.activations > Bytes());
+  RC_ASSERT(floor.ranks.at(0).activations > Bytes());
 
   const std::int64_t shard = *rc::gen::element<std::int64_t>(1, 2, 4, 8, 16);
   plan.mesh = {shard, 16 / shard, *rc::gen::element(MeshInner::kShard, MeshInner::kReplicate)};
