@@ -18,9 +18,7 @@ namespace {
 void answer_by_few(Answer& a, const CostModel& costs) {
   const Plan& whole = a.job.resolved.plan;
   const auto of = [&](std::int64_t micro_batches) {
-    Plan plan = whole;
-    plan.batch.accumulation = micro_batches;
-    return forecast(a.job.model, plan, costs);
+    return forecast(a.job.model, shortened(whole, micro_batches), costs);
   };
   const LaidOut few = laid_out_of(whole);
   a.forecast = of(few.count);

@@ -57,8 +57,7 @@ Assignments standing(const Assignments& changes) {
 
 // With the times of a simulation where blocks come back by them.
 Bytes reserved_of(const EventGraph& graph, const Plan& plan, const Job& job) {
-  Plan few = plan;
-  few.batch.accumulation = laid_out_of(few).count;
+  const Plan few = shortened(plan, laid_out_of(plan).count);
   if (records_streams(graph)) return forecast(job.model, few, cost_model(job)).reserved.peak;
   return forecast_reserved(graph, plan, job.cluster).peak;
 }
@@ -143,10 +142,7 @@ class Trials {
     const auto changed = changed_job(job, joined(own_, changes));
     if (!changed) return std::nullopt;
     const Plan& plan = changed->resolved.plan;
-    Plan shorter = plan;
-    shorter.batch.accumulation = plan.mesh.pp > 1
-                                     ? laid_out_of(plan).count
-                                     : std::min(shorter.batch.accumulation, kShownMicroBatches);
+    Plan shorter = shortened(plan, plan.mesh.pp > 1 ? laid_out_of(plan).count : kShownMicroBatches);
     const Cluster& cluster = job.cluster;
     EventGraph graph = build_training_step(changed->model, shorter);
     take_fullest_rank(graph, shorter);

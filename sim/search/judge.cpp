@@ -16,11 +16,6 @@
 namespace foreshard {
 namespace {
 
-Plan shortened(Plan plan, std::int64_t most) {
-  plan.batch.accumulation = std::min(plan.batch.accumulation, most);
-  return plan;
-}
-
 // Of the micro-batches that tell its memory.
 Plan told(const Plan& plan) {
   return shortened(plan, plan.mesh.pp > 1 ? laid_out_of(plan).count : kTelling);

@@ -27,15 +27,19 @@ struct LaidOut {
   std::int64_t count = 1, fewer = 1;  // equal: the whole step
 };
 inline constexpr std::int64_t kMostLaidOut = 64, kLaidOut = 16, kFewer = 8;
-inline constexpr std::int64_t kMostOfHalves = 512;
+inline constexpr std::int64_t kMostOfLong = 512;
 // A pipeline's micro-batches repeat, as many of its ranks at a time, from about twice as many on:
 // taken as such, not shown (of two cycles that are nearly equal the slower one may lead later).
 // Interleaved1F1B's go in rounds, of which all have as many.
 inline LaidOut few_of_pipeline(const Plan& plan) {
   const std::int64_t call = plan.pipeline.microbatches;
   if (call > 0) return {3 * call, 2 * call};
+  if (plan.pipeline.schedule == PipelineSchedule::kCustom) {  // orders are of all
+    return {plan.batch.accumulation, plan.batch.accumulation};
+  }
   const std::int64_t ranks = plan.mesh.pp, all = plan.batch.accumulation;
-  const bool has_rounds = plan.pipeline.schedule == PipelineSchedule::kInterleaved1F1B;
+  const bool has_rounds = plan.pipeline.schedule == PipelineSchedule::kInterleaved1F1B ||
+                          plan.pipeline.schedule == PipelineSchedule::kInterleavedZeroBubble;
   const std::int64_t at_once = has_rounds && all >= ranks ? all / (all / ranks) : ranks;
   return {3 * at_once + all % at_once, 2 * at_once + all % at_once};
 }
@@ -45,12 +49,16 @@ inline LaidOut laid_out_of(const Plan& plan) {
   if (plan.mesh.pp > 1) {
     few = few_of_pipeline(plan);
     const std::int64_t at_once = few.count - few.fewer;
-    // What halves of backwards keep to the end grows with every micro-batch, so that of many the
-    // peak is at another moment.
-    const bool keeps = plan.pipeline.splits_backward() && plan.pipeline.microbatches == 0;
-    if (keeps) few.fewer = few.count + (kMostOfHalves / at_once) * at_once;
-    if (keeps) few.count = few.fewer + at_once;
-    if (plan.pipeline.schedule == PipelineSchedule::kCustom) few.count = all;  // orders are of all
+    using enum PipelineSchedule;
+    const PipelineSchedule schedule = plan.pipeline.schedule;
+    // What of every micro-batch stays for long grows with them, and of many the peak may be at
+    // another moment.
+    const bool keeps = schedule == kGPipe || schedule == kLoopedBfs ||
+                       plan.pipeline.return_outputs || plan.pipeline.splits_backward();
+    if (keeps && at_once > 0 && plan.pipeline.microbatches == 0) {
+      few.fewer = few.count + kMostOfLong / at_once * at_once;
+      few.count = few.fewer + at_once;
+    }
   }
   return all <= kMostLaidOut || all <= few.count ? LaidOut{all, all} : few;
 }

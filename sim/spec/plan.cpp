@@ -45,6 +45,15 @@ bool PipelineParallel::splits_backward() const {
   });
 }
 
+Plan shortened(Plan plan, std::int64_t most) {
+  std::int64_t& all = plan.batch.accumulation;
+  if (all <= most) return plan;
+  if (plan.mesh.pp > 1 && plan.pipeline.microbatches == 0)
+    plan.pipeline.stands_for = std::max(plan.pipeline.stands_for, all);
+  all = most;
+  return plan;
+}
+
 std::vector<std::int64_t> blocks_of_stages(std::int64_t blocks, const Plan& plan) {
   const PipelineParallel& pipeline = plan.pipeline;
   const std::int64_t stages = checked_multiply(plan.mesh.pp, pipeline.stages_per_rank);

@@ -136,6 +136,9 @@ struct PipelineParallel {
   // What each rank computes, in its order ("0F0 0F1 0B0 0B1"), of schedule custom: the rows of a
   // CSV file of PyTorch's (_load_csv, compute_only).
   std::vector<std::string> orders;
+  // Micro-batches of the step that this one tells of (shortened()), all of which are received into
+  // buffers of their own; 0: its own.
+  std::int64_t stands_for = 0;
   bool splits_backward() const;  // gradients of inputs and of weights are made apart
   bool operator==(const PipelineParallel&) const = default;
 };
@@ -581,6 +584,9 @@ struct Plan {
   DType compute_dtype() const { return autocast.value_or(param_dtype); }
   bool operator==(const Plan&) const = default;
 };
+
+// The plan with at most so many micro-batches, as one that tells of it.
+Plan shortened(Plan plan, std::int64_t most);
 
 // What the plan cannot be, in the words of the user's keys. Throws ConfigError (exit 3: the values
 // contradict each other) or Error(kMissingCapability) (exit 6: the runtime cannot express it; the

@@ -283,6 +283,9 @@ class Fsdp2 final : public StepBuilder {
   void run_pipeline();
   void run_call();
   void run_rows();
+  std::int64_t given_microbatches() const {
+    return std::max<std::int64_t>(plan_.pipeline.stands_for, call_microbatches());
+  }
   std::int32_t call_microbatches() const { return stage_pipeline(plan_).microbatches; }
   // `given`: what it hands to a stage of this rank; null: nothing.
   void act(const PipelineAction& action, const PipelineAction* given);

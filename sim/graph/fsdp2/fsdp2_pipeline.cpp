@@ -73,7 +73,7 @@ void Fsdp2::hold_received(StepNumber step) {
     for (const std::int32_t other : {each.stage - 1, each.stage + 1}) {
       if (other < 0 || other >= static_cast<std::int32_t>(ranks.size())) continue;
       if (ranks[at(each.stage)] == ranks[at(other)]) continue;
-      for (std::int32_t m = 0; m < call_microbatches(); ++m) {
+      for (std::int64_t m = 0; m < given_microbatches(); ++m) {
         allocate_persistent(MemoryCategory::kInput, -1, boundary_);
       }
     }
@@ -136,7 +136,7 @@ void Fsdp2::run_call() {
     return allocate(MemoryCategory::kActivation, Stream::kCompute, -1, Bytes(bytes));
   };
   const bool is_fetched = !framed();
-  const std::int64_t samples = plan_.batch.micro_batch * call_microbatches();
+  const std::int64_t samples = plan_.batch.micro_batch * given_microbatches();
   if (is_fetched && has(LayerRole::kEmbedding)) {
     input_tokens_ = allocate(MemoryCategory::kInput, Stream::kCompute, -1,
                              Bytes(input_bytes(model_, samples, plan_.batch.sequence)));

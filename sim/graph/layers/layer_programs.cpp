@@ -370,6 +370,7 @@ LayerPrograms::Setting LayerPrograms::setting_of(const Plan& plan) {
     setting.rank = plan.rank;
     // Whole backwards of stages that go round and round: programs are the same in any order.
     setting.pipeline = plan.pipeline;
+    setting.pipeline.stands_for = setting.pipeline.microbatches = 0;
     setting.splits = plan.pipeline.splits_backward();
     if (setting.splits) setting.existing = ExistingGradients::kAll;
     using enum PipelineSchedule;

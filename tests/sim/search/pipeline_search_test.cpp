@@ -107,8 +107,8 @@ TEST(PipelineSearch, FindsTheFastestOfAll) {
     space.base = tiny_plan();
     space.base.units.embedding = UnitPlacement::kOwn;
     space.base.mesh.pp = 2;
-    space.base.pipeline = {
-        stages > 1 ? PipelineSchedule::kInterleaved1F1B : PipelineSchedule::k1F1B, stages};
+    space.base.pipeline.stages_per_rank = stages;
+    if (stages > 1) space.base.pipeline.schedule = PipelineSchedule::kInterleaved1F1B;
     space.global_batch = 64;
     SearchOptions options;
     options.threads = 1;

@@ -11,6 +11,7 @@
 #include "sim/base/error.h"
 #include "sim/graph/training_step.h"
 #include "sim/memory/memory_profile.h"
+#include "sim/simulate/folded.h"
 #include "sim/simulate/simulate.h"
 #include "sim/spec/checks/plan_check.h"
 #include "tests/support/fixtures.h"
@@ -157,6 +158,20 @@ TEST(Stages, HalvesOfBackwardsRecomputeForEachGroupOfWeights) {
   };
   // 4 blocks and 8 micro-batches: 10 times 6 more products for each block and micro-batch.
   EXPECT_EQ(products_of(Recompute::kFull) - products_of(Recompute::kNone), 4 * 8 * 10 * 6);
+}
+
+// Received into buffers for all of them.
+TEST(Stages, ManyMicroBatchesAreToldByFew) {
+  const ModelSpec model = tiny_model(14);
+  for (const PipelineSchedule schedule :
+       {PipelineSchedule::k1F1B, PipelineSchedule::kInterleaved1F1B}) {
+    Plan plan = pipelined_plan(RuntimeKind::kFsdp2, schedule);
+    plan.batch.accumulation = 80;
+    const LaidOut few = laid_out_of(plan);
+    ASSERT_EQ(few.count, 12);  // three times as many as ranks
+    EXPECT_EQ(peak_allocated(build_training_step(model, shortened(plan, few.count))),
+              peak_allocated(build_training_step(model, plan)));
+  }
 }
 
 TEST(Stages, WhatTheLibraryLosesIsRefused) {
