@@ -71,7 +71,7 @@ std::vector<PipelineOrder> read_orders(const Case& c, const std::vector<std::str
 // What the hosts do: by the schedule's rules, or of an order that a file gave, which the library
 // lowers where it says what is computed alone.
 std::vector<PipelineRows> rows_of(const Case& c, const Actions& actions) {
-  if (pipeline_schedule_of(c.schedule)) return pipeline_rows(c.pipeline);
+  if (c.pipeline.schedule != PipelineSchedule::kCustom) return pipeline_rows(c.pipeline);
   std::vector<PipelineOrder> orders = read_orders(c, actions.of(c.id, "compute"));
   orders = orders.empty() ? read_orders(c, actions.of(c.id, "comms"))
                           : lowered(orders, c.ranks, c.pipeline.microbatches);
@@ -137,7 +137,7 @@ std::vector<Case> cases_of(const CsvFile& file) {
            std::string(file.text(row, schedule)),
            {PipelineSchedule::k1F1B, number(ranks), number(microbatches), number(stages)},
            {}};
-    c.pipeline.schedule = pipeline_schedule_of(c.schedule).value_or(PipelineSchedule::k1F1B);
+    c.pipeline.schedule = pipeline_schedule_of(c.schedule).value_or(PipelineSchedule::kCustom);
     std::istringstream text{std::string(file.text(row, places))};
     for (int rank = 0; text >> rank;) c.ranks.push_back(rank);
     const bool are_ranks = std::ranges::all_of(

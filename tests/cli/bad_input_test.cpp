@@ -181,11 +181,15 @@ TEST(BadInput, MissingCapability) {
   expect_refused(kJob + "--runtime native --set offload=cpu_unpinned", 6, {"offload: cpu"});
   expect_refused(kJob + "--runtime fsdp2@2.7 --set reduction.force_sum=true", 6,
                  {"came with PyTorch 2.8", "reduction.force_sum: false"});
-  const std::string stages = kJob + "--set mesh.pp=8 --set units.head=with_norm ";
+  const std::string stages = kJob + "--set mesh.pp=4 --set units.head=with_norm ";
   expect_refused(stages + "--runtime ddp", 6, {"mesh.pp", "fsdp2@2.11"});
-  expect_refused(stages + "--set pipeline.schedule=ZBVZeroBubble", 6,
-                 {"pipeline.schedule", "Interleaved1F1B"});
-  expect_refused(stages + "--set pipeline.stages_per_rank=8", 3, {"mesh.pp", "stage"});
+  const std::string halves = stages + "--set pipeline.schedule=ZBVZeroBubble ";
+  expect_refused(halves + "--runtime megatron", 6, {"pipeline.schedule", "Interleaved1F1B"});
+  const std::string whole = halves + "--set pipeline.stages_per_rank=2 ";
+  expect_refused(whole + "--set recompute=selective", 6, {"recompute", "full"});
+  expect_refused(whole + "--set reshard_after_forward=always", 3, {"loses them", "never"});
+  expect_refused(stages + "--set pipeline.stages_per_rank=16", 3, {"mesh.pp", "stage"});
+  expect_refused(kJob + "--set mesh.pp=8", 6, {"mesh.pp without fully_shard", "mesh.shard: 2"});
 }
 
 TEST(BadInput, FilesThatCannotBeWritten) {

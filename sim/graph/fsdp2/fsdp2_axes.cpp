@@ -200,25 +200,28 @@ bool Fsdp2::recomputes_inside(std::int32_t layer) const {
 
 // --- post-backward ---
 
-// In the order of the unit's parameters.
+// In the order of the unit's parameters; sums that were kept, or this pass'.
 std::vector<std::int32_t> Fsdp2::complete_gradients(std::int32_t unit) {
-  std::vector<std::int32_t> gradients = gradient_buffers(unit, group(unit).gradient_pass);
+  Group& g = group(unit);
+  const DType dtype = gradients_dtype(g);
+  std::vector<std::int32_t> gradients =
+      g.accumulated.empty() ? gradient_buffers(unit, g.gradient_pass) : g.accumulated;
   std::size_t i = 0;
   for (const UnitParameter& p : shape(unit).list) {
     if (!p.trainable) continue;
     std::int32_t& gradient = gradients[i++];
     if (!p.partial && p.gradient_numel == 0) continue;
-    const std::int64_t bytes = p.numel * param_size();
+    const std::int64_t bytes = p.numel * size_of(dtype);
     const std::int32_t own =
         allocate(MemoryCategory::kAccumulatedGrad, Stream::kCompute, unit, Bytes(bytes));
     if (p.partial) {
       const EventId row =
           communicate({.kind = CollectiveKind::kAllReduce, .dim = MeshDim::kTp}, bytes, bytes,
-                      {.unit = unit, .dtype = to_string(plan_.param_dtype), .on = "SUM"});
+                      {.unit = unit, .dtype = to_string(dtype), .on = "SUM"});
       await_collective(row, CollectiveKind::kAllReduce, MeshDim::kTp, unit);
     } else {
       add_unit_row(EventKind::kGradientCopyIn, Stream::kCompute, unit, kSlice);
-      log_operator("clone", Stream::kCompute, bytes, plan_.param_dtype);
+      log_operator("clone", Stream::kCompute, bytes, dtype);
     }
     StepBuilder::free(gradient);
     gradient = own;

@@ -209,6 +209,7 @@ class Fsdp2 final : public StepBuilder {
                       std::int64_t bytes_out, HostEvent event);
   void await_collective(EventId row, CollectiveKind kind, MeshDim dim, std::int32_t unit);
   std::vector<std::int32_t> complete_gradients(std::int32_t unit);
+  DType gradients_dtype(const Group& g) const;
   void begin_step_frame();
   void end_step_frame();
   void log_step();

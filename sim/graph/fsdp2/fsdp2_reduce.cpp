@@ -140,6 +140,14 @@ void Fsdp2::rearrange_gradients(const UnitShape& shape, std::vector<std::int32_t
   }
 }
 
+// As they are when they are reduced.
+DType Fsdp2::gradients_dtype(const Group& g) const {
+  const bool wide = !g.accumulated.empty() || version_.autograd_accumulates;
+  const bool kept = !g.accumulated.empty() || g.gradient_pass != pass();
+  const bool narrowed = version_.autograd_accumulates && reduce_size() < param_size();
+  return (wide && kept) || narrowed ? plan_.reduce_dtype : plan_.param_dtype;
+}
+
 void Fsdp2::foreach_reduce(std::int32_t unit) {
   Group& g = group(unit);
   const UnitShape& s = shape(unit);
@@ -147,8 +155,7 @@ void Fsdp2::foreach_reduce(std::int32_t unit) {
   const std::int64_t shards = s.shards;
   const bool wide = !g.accumulated.empty() || version_.autograd_accumulates;
   const bool kept = !g.accumulated.empty() || g.gradient_pass != pass();
-  const bool narrowed = version_.autograd_accumulates && reduce_size() < param_size();
-  const DType gradient_dtype = (wide && kept) || narrowed ? plan_.reduce_dtype : plan_.param_dtype;
+  const DType gradient_dtype = gradients_dtype(g);
   if (version_.partial_waits_before_pack && g.partial != kNoBuffer) {
     Scope scope(*this, "post_backward", unit);
     wait_stream(Stream::kReduceScatter, Stream::kCompute);
@@ -165,6 +172,7 @@ void Fsdp2::foreach_reduce(std::int32_t unit) {
   std::vector<std::int32_t> one_by_one = std::exchange(g.whole, {});
   const bool completed = !one_by_one.empty();
   if (completed) {
+    g.accumulated.clear();
   } else if (from_accumulated) {
     one_by_one = std::exchange(g.accumulated, {});
   } else if (rearranges) {

@@ -50,10 +50,9 @@ Plan random_pipeline(const ModelSpec& model, const Cluster& cluster, std::int64_
   return plan;
 }
 
-Forecast predicted(const ModelSpec& model, Plan plan, const CostModel& costs,
+Forecast predicted(const ModelSpec& model, const Plan& plan, const CostModel& costs,
                    std::int64_t micro_batches) {
-  plan.batch.accumulation = micro_batches;
-  return forecast(model, plan, costs);
+  return forecast(model, shortened(plan, micro_batches), costs);
 }
 
 // Time, the fullest rank's memory, and the odds.

@@ -46,6 +46,8 @@ std::vector<Plan> some_plans() {
   plans.push_back(plans.back());
   plans.back().mesh.shard = 1;  // without fully_shard
   plans.back().param_dtype = plans.back().reduce_dtype = plans.back().master_dtype;
+  plans.push_back(pipelined_plan(RuntimeKind::kFsdp2, PipelineSchedule::kLoopedBfs));
+  plans.back().mesh.tp = 2;  // norms' gradients are summands of several
   plans.push_back(pipelined_plan(RuntimeKind::kFsdp2, PipelineSchedule::kInterleaved1F1B));
   plans.back().pipeline.microbatches = 4;  // two calls
   plans.push_back(pipelined_plan(RuntimeKind::kMegatron, PipelineSchedule::k1F1B));
