@@ -71,8 +71,8 @@ struct Report {
   Quantity seconds, tokens_per_s_per_gpu, mfu, hfu, communication, exposed_communication;
   double first_step_seconds = 0;
   int steady_step = 2;
-  // Each rank of a pipeline: its stages, what of the step (as it is laid out) its compute stream
-  // has nothing to do, the peak of what it allocates. Empty without.
+  // Each rank of a pipeline: its stages, what of the step its compute stream has nothing to do, the
+  // peak of what it allocates. Empty without.
   struct PipelineRank {
     std::vector<int> stages;
     double idle = 0;

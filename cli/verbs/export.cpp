@@ -65,11 +65,14 @@ Exported export_nearest(const Job& job, const char* runtime,
 Exported exported(const ExportOptions& options, const Job& job) {
   const Plan& plan = job.resolved.plan;
   const ExportJob as_it_is{plan, job.model, job.cluster};
-  if (!plan.mesh.is_plain() && options.to != "fsdp2" && options.to != "torchtitan") {
-    throw Error(ExitCode::kMissingCapability,
-                fmt::format("export --to {}: unsupported: mesh.tp, mesh.cp and mesh.ep are written "
-                            "for torchtitan and fsdp2 alone; nearest: --to torchtitan",
-                            options.to));
+  const bool has_axes = !plan.mesh.is_plain() || plan.mesh.pp > 1;
+  if (has_axes && options.to != "fsdp2" && options.to != "torchtitan") {
+    throw Error(
+        ExitCode::kMissingCapability,
+        fmt::format("export --to {}: unsupported: mesh.tp, mesh.cp, mesh.ep and mesh.pp are "
+                    "written for torchtitan, and all but mesh.pp for fsdp2; nearest: --to "
+                    "torchtitan",
+                    options.to));
   }
   if (options.to == "fsdp2") return export_script(job);
   if (options.to == "launch") {

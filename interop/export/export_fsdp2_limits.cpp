@@ -20,6 +20,9 @@ void check_script_can(const Plan& plan, const ModelDims& dims) {
     refuse_script("runtime", fmt::format("{} is not FSDP2", to_string(plan.runtime.kind)),
                   "runtime: fsdp2");
   }
+  if (plan.mesh.pp > 1) {
+    refuse_script("mesh.pp", "its model is in one piece", "mesh.pp: 1, or --to torchtitan");
+  }
   if (plan.lora.rank > 0) refuse_script("lora.rank", "adapters need PEFT", "lora.rank: 0");
   if (plan.float8 != Float8::kNone) refuse_script("float8", "fp8 needs torchao", "float8: none");
   if (plan.recompute_keeps != SelectivePolicy::kEverySecondMm) {

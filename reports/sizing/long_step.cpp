@@ -73,6 +73,11 @@ Report long_step_report(const ShortSteps& steps, const ModelSpec& model, const P
   report.seconds = covering(report.seconds, outcomes);
   report.first_step_seconds =
       laid_out.first_step_seconds + report.seconds.value - laid_out.seconds.value;
+  for (std::size_t r = 0; r < report.pipeline.size() && r < fewer.pipeline.size(); ++r) {
+    const auto idle = [&](const Report& of) { return of.pipeline[r].idle * of.seconds.value; };
+    report.pipeline[r].idle =
+        of_whole_step(few, idle(laid_out), idle(fewer), all) / report.seconds.value;
+  }
   const double times = as_double(all) / as_double(few.count);
   for (Quantity Report::*rate : {&Report::tokens_per_s_per_gpu, &Report::mfu, &Report::hfu}) {
     report.*rate = rate_of(laid_out.*rate, laid_out.seconds.value, report.seconds, times);

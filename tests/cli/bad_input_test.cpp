@@ -189,6 +189,11 @@ TEST(BadInput, MissingCapability) {
   expect_refused(whole + "--set recompute=selective", 6, {"recompute", "full"});
   expect_refused(whole + "--set reshard_after_forward=always", 3, {"loses them", "never"});
   expect_refused(stages + "--set pipeline.stages_per_rank=16", 3, {"mesh.pp", "stage"});
+  for (const char* to : {"fsdp2", "accelerate"}) {
+    expect_refused(
+        std::string("export --model llama-3.1-8b --cluster 8xh100 --set mesh.pp=4 --to ") + to, 6,
+        {"mesh.pp", "torchtitan"});
+  }
   expect_refused(kJob + "--set mesh.pp=8", 6, {"mesh.pp without fully_shard", "mesh.shard: 2"});
 }
 

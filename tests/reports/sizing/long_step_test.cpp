@@ -67,5 +67,30 @@ RC_GTEST_PROP(LongStep, IsTheWholeStep, ()) {
   RC_ASSERT(told.fingerprint != report(kLaidOut).fingerprint);
 }
 
+// 80 micro-batches through 4 stages, told by 12 and 8: each more adds what it takes, idle or not.
+TEST(LongStep, OfAPipelineIsTheWholeStep) {
+  const ModelSpec model = tiny_model(6);
+  const CostModel costs(round_cluster(8), round_calibration());
+  Plan plan = tiny_plan();
+  plan.mesh = {2, 1};
+  plan.mesh.pp = 4;
+  plan.units.embedding = UnitPlacement::kOwn;
+  plan.reshard_after_forward.value = {Reshard::Kind::kNever, 0};
+  plan.batch.accumulation = 80;
+  const LaidOut few = laid_out_of(plan);
+  const auto report = [&](std::int64_t micro_batches) {
+    return summarize(forecast(model, shortened(plan, micro_batches), costs), costs, 8);
+  };
+  const Report whole = report(80);
+  const Report told = long_step_report({report(few.count), report(few.fewer)}, model, plan, costs);
+  EXPECT_NEAR(told.seconds.value, whole.seconds.value, 1e-3 * whole.seconds.value);
+  EXPECT_EQ(told.peak_allocated.value, whole.peak_allocated.value);
+  ASSERT_EQ(told.pipeline.size(), 4U);
+  for (std::size_t r = 0; r < 4; ++r) {
+    EXPECT_NEAR(told.pipeline[r].idle, whole.pipeline[r].idle, 1e-3);
+    EXPECT_GT(told.pipeline[r].idle, 0.0);
+  }
+}
+
 }  // namespace
 }  // namespace foreshard
