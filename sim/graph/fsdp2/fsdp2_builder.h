@@ -10,6 +10,7 @@
 #include <deque>
 #include <map>
 #include <string_view>
+#include <tuple>
 #include <vector>
 
 #include "sim/graph/host_log.h"
@@ -383,8 +384,9 @@ class Fsdp2 final : public StepBuilder {
   std::vector<std::int32_t> sent_gradients_;  // that names of the schedule hold
   std::vector<std::int32_t> kept_;            // of the call before: gradients of inputs, outputs
   std::int32_t first_microbatch_ = 0, first_batch_ = 0;  // of the call
-  // What stages of this rank gave each other in the call before, by forward and micro-batch.
-  std::map<std::pair<bool, std::int32_t>, std::int32_t> given_;
+  // What stages of this rank were given by each other in the call before, by stage, forward and
+  // micro-batch.
+  std::map<std::tuple<std::int32_t, bool, std::int32_t>, std::int32_t> given_;
   bool overlaps_ = false;              // the action before is the first one of a pair
   bool is_half_ = false;               // backward runs for gradients of inputs
   std::int32_t returned_ = kNoBuffer;  // ... what the last forward returned

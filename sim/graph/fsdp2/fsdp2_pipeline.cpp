@@ -85,7 +85,8 @@ void Fsdp2::hold_received(StepNumber step) {
       const bool forward = action.kind == Kind::kForward;
       const MemoryCategory category =
           forward ? MemoryCategory::kActivation : MemoryCategory::kBackwardTemp;
-      given_[{forward, action.microbatch}] = allocate_persistent(category, -1, boundary_);
+      given_[{action.stage, forward, action.microbatch}] =
+          allocate_persistent(category, -1, boundary_);
     } else if (row.kind == PipelineRow::Kind::kAction && keeps_gradient(action)) {
       kept_.push_back(allocate_persistent(MemoryCategory::kBackwardTemp, -1, boundary_));
     }
@@ -103,7 +104,8 @@ void Fsdp2::give(const PipelineAction& action) {
         {.splits = fmt::format("stage {} microbatch {}", action.stage, action.microbatch)});
   }
   const bool forward = action.kind == Kind::kForward;
-  std::int32_t& place = given_.try_emplace({forward, action.microbatch}, kNoBuffer).first->second;
+  const std::tuple key(action.stage, forward, action.microbatch);
+  std::int32_t& place = given_.try_emplace(key, kNoBuffer).first->second;
   StepBuilder::free(place);
   place = forward ? output_buffer(end_ - 1) : input_gradient(begin_);
 }

@@ -2,6 +2,7 @@
 // do is held against recordings in tests/interop/recordings/pipeline_ranks_test.cpp.
 #include "sim/graph/pipeline/stages.h"
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <map>
@@ -35,6 +36,24 @@ Plan pipelined_plan(RuntimeKind runtime, PipelineSchedule schedule) {
   return plan;
 }
 
+// Three stages behind each other on every rank, which give each other what they make.
+Plan neighbours_on_a_rank() {
+  Plan plan = pipelined_plan(RuntimeKind::kFsdp2, PipelineSchedule::kCustom);
+  plan.pipeline.stages_per_rank = 3;
+  for (std::int64_t rank = 0; rank < plan.mesh.pp; ++rank) {
+    std::string order;
+    for (const char kind : {'F', 'B'}) {
+      for (std::int64_t k = 0; k < plan.batch.accumulation; ++k) {
+        for (std::int64_t s = 0; s < 3; ++s) {
+          order += fmt::format("{}{}{} ", 3 * rank + (kind == 'F' ? s : 2 - s), kind, k);
+        }
+      }
+    }
+    plan.pipeline.orders.push_back(std::move(order));
+  }
+  return plan;
+}
+
 std::vector<Plan> some_plans() {
   std::vector<Plan> plans;
   for (const PipelineSchedule schedule :
@@ -50,6 +69,7 @@ std::vector<Plan> some_plans() {
   plans.back().mesh.tp = 2;  // norms' gradients are summands of several
   plans.push_back(pipelined_plan(RuntimeKind::kFsdp2, PipelineSchedule::kInterleaved1F1B));
   plans.back().pipeline.microbatches = 4;  // two calls
+  plans.push_back(neighbours_on_a_rank());
   plans.push_back(pipelined_plan(RuntimeKind::kMegatron, PipelineSchedule::k1F1B));
   plans.push_back(pipelined_plan(RuntimeKind::kMegatron, PipelineSchedule::kInterleaved1F1B));
   return plans;
