@@ -296,17 +296,20 @@ void smooth_labels(LayerSpec& layer, const Plan& plan) {
   ops.insert(ops.begin() + at, pass("shift", Function::kCopy, logits, shifted));
 }
 
+// What a loss reads, once more.
+Index add_logits(LayerSpec& layer, const char* name, ElementType type) {
+  TensorSpec spec = tensor(layer, 0);
+  spec.name = name;
+  spec.type = type;
+  return add_tensor(layer, std::move(spec));
+}
+
 // A model that gives its loss the logits as they are, under autocast: log_softmax keeps their
 // dtype, nll_loss is one of the operations that autocast casts for. Then the model returns, and
 // Accelerate's prepare_model makes fp32 of its outputs, of which a DistributedDataParallel that
 // looks for unused parameters makes a copy (_DDPSink).
 void widen_losses(LayerSpec& layer, const Plan& plan) {
-  const auto fp32 = [&](const char* name) {
-    TensorSpec spec = tensor(layer, 0);
-    spec.name = name;
-    spec.type = ElementType::kFp32;
-    return add_tensor(layer, std::move(spec));
-  };
+  const auto fp32 = [&](const char* name) { return add_logits(layer, name, ElementType::kFp32); };
   const Index wide = fp32("log_probabilities_fp32"), outputs = fp32("logits_fp32");
   std::vector<Operation>& ops = layer.operations;
   const Index probabilities = ops.front().outputs.front();
@@ -331,10 +334,7 @@ void widen_losses(LayerSpec& layer, const Plan& plan) {
 
 // The same of a loss that is fp32 by itself, for who holds the outputs.
 void hold_fp32(LayerSpec& layer) {
-  TensorSpec spec = tensor(layer, 0);
-  spec.name = "logits_fp32_returned";
-  spec.type = ElementType::kFp32;
-  const Index outputs = add_tensor(layer, std::move(spec));
+  const Index outputs = add_logits(layer, "logits_fp32_returned", ElementType::kFp32);
   std::vector<Operation>& ops = layer.operations;
   ops.front().saved.push_back(outputs);
   ops.back().released.push_back(outputs);
@@ -345,10 +345,7 @@ void hold_fp32(LayerSpec& layer) {
 // Logits that are fp32 by themselves (BART's) are cast with the other outputs by the hook of
 // fully_shard's root, and nobody holds them beyond that. (Of what is held, the runtime has them.)
 void cast_outputs(LayerSpec& layer) {
-  TensorSpec spec = tensor(layer, 0);
-  spec.name = "logits_returned";
-  spec.type = ElementType::kCompute;
-  const Index outputs = add_tensor(layer, std::move(spec));
+  const Index outputs = add_logits(layer, "logits_returned", ElementType::kCompute);
   std::vector<Operation>& ops = layer.operations;
   ops.push_back(pass("outputs_cast", Function::kCast, 0, outputs));
   ops.back().gradient = GradientRule::kNone;

@@ -68,11 +68,11 @@ class WeightBackward {
     const Operation& op = graph_.operation(o);
     const std::int64_t bytes = graph_.bytes(op.outputs.front());
     LayerPhaseProgram& phase = writer_.phase();
-    Slots copy = {
-        writer_.make_temporary(bytes, graph_.tensor(op.outputs.front()).name + ".grad copy")};
+    const std::int32_t copy =
+        writer_.make_temporary(bytes, graph_.tensor(op.outputs.front()).name + ".grad copy");
     add_memory_kernel(phase, Function::kAdd, Pass::kBackward, 2 * bytes);
-    std::swap(copy, copy_);
-    free_all(copy);
+    free_all(copy_);
+    copy_ = {copy};
     if (graph_.is_checkpointed() && graph_.inside(o)) recompute();
     Slots unasked;
     for (std::size_t i = 0; op.makes_all && i < op.inputs.size(); ++i) {
@@ -90,9 +90,8 @@ class WeightBackward {
     free_all(unasked);
     free_all_of(weights_.settle(op));
     weights_.store(op);
-    Slots added = weights_.take_added();
-    std::swap(added, added_);
-    free_all(added);
+    free_all(added_);
+    added_ = weights_.take_added();
   }
 
   // Names of the group `g` are given to the next one.
