@@ -125,6 +125,17 @@ void read_expert_tensor_parallel(ForeignReader& reader) {
                 "no expert_tensor_parallel_size: as tensor_model_parallel_size");
 }
 
+// A null: core_attn, as the plan's own default.
+void read_recompute_modules(ForeignReader& reader) {
+  const ConfigNode* node = reader.find("model.recompute_modules");
+  if (node == nullptr || !node->is_sequence()) return;
+  std::string modules;
+  for (const ConfigNode& module : node->elements()) {
+    modules += (modules.empty() ? "" : ", ") + module.as_string();
+  }
+  reader.map("model.recompute_modules", "megatron.recompute_modules", "[" + modules + "]");
+}
+
 void read_recompute(ForeignReader& reader) {
   for (const char* path :
        {"model.recompute_granularity", "model.activations_checkpoint_granularity"}) {
@@ -133,8 +144,8 @@ void read_recompute(ForeignReader& reader) {
     if (node->as_string() == "full") {
       reader.map(path, "recompute", "full");
     } else if (node->as_string() == "selective") {
-      // core_attn: what flash attention never keeps.
-      reader.map(path, "recompute", "none");
+      reader.map(path, "recompute", "selective");
+      read_recompute_modules(reader);
     } else {
       throw node->error("is no granularity of recomputation", "full or selective");
     }

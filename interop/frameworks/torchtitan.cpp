@@ -429,8 +429,7 @@ warmup_steps = {}
 )",
                       number(o.learning_rate), number(o.beta1), number(o.beta2), number(o.epsilon),
                       number(o.weight_decay), implementation, o.warmup_steps);
-  if (plan.float8 != Float8::kNone && plan.float8 != Float8::kDelayed &&
-      plan.float8 != Float8::kCurrent) {
+  if (plan.float8 != Float8::kNone && plan.float8 < Float8::kDelayed) {
     const char* recipe = plan.float8 == Float8::kTensorwise ? "tensorwise"
                          : plan.float8 == Float8::kRowwise  ? "rowwise"
                                                             : "rowwise_with_gw_hp";

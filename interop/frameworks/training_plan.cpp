@@ -271,6 +271,11 @@ void add_recompute(const TrainingRow& row, Assignments& plan) {
   }
   plan.map("recompute", "recompute");
   plan.map("recompute", "recompute_keeps");
+  std::string modules(row.word("recompute_modules"));
+  if (modules.empty() || told_runtime(row) != "megatron") return;
+  std::replace(modules.begin(), modules.end(), ' ', ',');
+  plan.add("recompute=selective");
+  plan.add(fmt::format("megatron.recompute_modules=[{}]", modules));
 }
 
 // What a preset's code did until some day.
@@ -301,12 +306,14 @@ void add_dated_habits(const TrainingRow& row, Assignments& plan) {
 
 // What does not divide is taken off the ends. Two layers: the embedding and the loss count as one
 // each (account_for_embedding_in_pipeline_split and account_for_loss_in_pipeline_split, which
-// recipes set for Llama-3.1-405B's 126 and Qwen3-235B's 94 layers); else all are the last stage's
-// (for DeepSeek-V3's 61 on 16 stages its recipe's layout is "Et*4|(t*4|)*14tmL").
+// recipes set for Llama-3.1-405B's 126 and Qwen3-235B's 94 layers); else the last stage lacks as
+// many as it can (for DeepSeek-V3's 61 its recipe's layout is "Et*4|(t*4|)*14tmL" on 16 stages and
+// "Et|(tt|)*30mL" on 32).
 std::vector<std::string> pipeline_assignments(const TrainingRow& row, const ModelSpec& model) {
   const std::int64_t chunks = row.count("vp", 1), stages = row.count("pp", 1) * chunks;
   const std::int64_t missing = (stages - model.block_count() % stages) % stages;
-  const std::int64_t first = missing == 2 ? 1 : 0;
+  const std::int64_t share = (model.block_count() + missing) / stages;
+  const std::int64_t first = missing == 2 ? 1 : std::max<std::int64_t>(0, missing - share);
   std::vector<std::string> list = {
       fmt::format("pipeline.first_stage_less_layers={}", first),
       fmt::format("pipeline.last_stage_less_layers={}", missing - first)};

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "calibration/gpu_names.h"
+#include "interop/steps/bridge_recipes.h"
 #include "interop/steps/training_rows.h"
 #include "models/names.h"
 #include "models/zoo.h"
@@ -157,7 +158,10 @@ class RowReader {
     }
     read_column("recompute");
     apply(rule_of("attention", lower(cell("note"))), "note");
-    if (row_.word("runtime") == "zero1") add_recipe(lower(runtime), lower(cell("note")));
+    if (row_.word("runtime") == "zero1") {
+      add_modules(lower(cell("recompute")));
+      add_recipe(lower(runtime), lower(cell("note")));
+    }
     if (const std::string torch = torch_of(runtime); !torch.empty()) {
       row_.words["runtime_version"] = torch;
     }
@@ -236,6 +240,26 @@ class RowReader {
       row_.words["loss_impl"] = "tiled_linear";
     }
   }
+  // "(selective: layernorm moe_act)".
+  void add_modules(const std::string& recompute) {
+    constexpr std::string_view kBefore = "(selective: ", kAttention = "core attention";
+    const std::size_t at = recompute.find(kBefore);
+    if (at == std::string::npos) return;
+    const std::size_t from = at + kBefore.size();
+    const std::string modules = recompute.substr(from, recompute.find(')', from) - from);
+    row_.words["recompute_modules"] = modules == kAttention ? "core_attn" : modules;
+  }
+  // What the row does not say itself.
+  void add_from_recipe(const BridgeRecipe& recipe, bool says_dispatcher) {
+    if (!says_dispatcher) {
+      row_.words["dispatcher"] = recipe.dispatcher.empty() ? "alltoall" : "deepep";
+    }
+    for (const auto& [word, value] : {std::pair("cuda_graphs", &recipe.cuda_graphs),
+                                      {"expert_overlap", &recipe.expert_overlap},
+                                      {"recompute_modules", &recipe.recompute_modules}}) {
+      if (!value->empty() && !row_.has(word)) row_.words[word] = *value;
+    }
+  }
   // Recipes for speed of a release of Megatron-Bridge ("26.06", and cards of performance): MXFP8
   // with experts replays the whole iteration from 26.06 on (v0.5.0 to v0.6.0, scripts/performance
   // and perf_recipes: deepseek, qwen, gpt_oss; set_full_iter_cg_configs).
@@ -245,13 +269,12 @@ class RowReader {
     }
     // Experts of fixed capacity: whole layers are captured (v0.1.0,
     // scripts/performance/configs/qwen3, cuda_graphs: true where run_script.py drops tokens, on
-    // B200 and GB200).
-    if (lower(cell("model")).find("tokendrop") != std::string::npos) {
-      row_.words["cuda_graphs"] = "iteration";
-    }
+    // B200 and GB200), and rows travel by all-to-alls.
+    const bool drops = lower(cell("model")).find("tokendrop") != std::string::npos;
     // A recipe that is repeated in full without a flex backend has none: all-to-alls.
     const bool has_backend = note.find("moe_flex_dispatcher_backend") != std::string::npos;
-    if (note.starts_with("full; recipe") && cell("dispatcher").empty() && !has_backend) {
+    const bool says_dispatcher = has_backend || !cell("dispatcher").empty();
+    if ((drops || note.starts_with("full; recipe")) && !says_dispatcher) {
       row_.words["dispatcher"] = "alltoall";
     }
     // A release ("26.06") publishes recipes for speed, which fuse the router (perf_recipes:
@@ -263,10 +286,23 @@ class RowReader {
     const bool is_release = release.size() == 5 && release[2] == '.';
     const bool is_recipe = (is_release && release >= "26.06") ||
                            note.find("pretrain_performance") != std::string::npos;
+    const bool is_told =
+        note.starts_with("full; recipe") || note.find("cuda_graph") != std::string::npos;
+    const std::string model = zoo_name(cell("model")).value_or("");
+    const BridgeRecipe* recipe =
+        is_told ? nullptr
+                : find_bridge_recipe({release, model, cell("gpu"), cell("dtype"),
+                                      row_.count("micro_batch_per_gpu", 1), row_.count("pp", 1),
+                                      row_.count("vp", 1), row_.count("ep", 1)});
+    if (recipe != nullptr) {
+      add_from_recipe(*recipe, says_dispatcher);
+    } else if (drops) {
+      row_.words["cuda_graphs"] = "iteration";
+    }
     if (row_.has("cuda_graphs")) return;
     if (is_release || is_recipe) row_.words["cuda_graphs"] = "routers";
-    if (!is_recipe || lower(cell("dtype")) != "mxfp8") return;
-    if (note.find("cuda_graph") != std::string::npos) return;  // told
+    if (!is_recipe || recipe != nullptr || lower(cell("dtype")) != "mxfp8") return;
+    if (is_told) return;
     row_.words["cuda_graphs"] = "iteration";
     row_.words["expert_overlap"] = "yes";
   }

@@ -417,6 +417,8 @@ Fp8Recipe recipe_of(Float8 float8) {
       return Fp8Recipe::kDelayed;
     case Float8::kCurrent:
       return Fp8Recipe::kCurrent;
+    case Float8::kMxfp8:
+      return Fp8Recipe::kMxfp8;
   }
   return Fp8Recipe::kNone;
 }

@@ -17,6 +17,12 @@ namespace {
 // of small models say the same of whole layers, mixtures too (docs/host.md).
 constexpr double kEngineTimes = 2.7;
 
+// What Megatron-Core's checkpoint around a module takes the host besides what runs again, on the
+// processor of the fit: CheckpointFunction 51 us, CheckpointWithoutOutput 79 (0.16.1,
+// core/tensor_parallel/random.py, around one product with a number on the null GPU: docs/host.md).
+// It has none of the hooks that PyTorch's goes through for each operation.
+constexpr double kEngineCheckpoint = 79e-6;
+
 // How many times as long DeepSpeed's hook around a module takes the host as one of fully_shard's,
 // and its collective with the Python around it as that of a unit: 50 us where that takes 256, 52
 // where that takes 172 (ZeRO-3 with and without parameters that persist against ZeRO-2 on the null
@@ -81,7 +87,7 @@ void add_layer(const EventGraph& graph, const Work& work, Counter& counter) {
     return;
   }
   const bool again = work.kind == EventKind::kRecompute && work.begins;
-  counter.add(HostCall::kRecomputed, again ? 1 : 0);
+  counter.add(HostCall::kRecomputed, again && !graph.host.engine ? 1 : 0);
   for (const Kernel& kernel : graph.kernels_of(work)) counter.add(call_of(kernel), 1);
 }
 
@@ -103,11 +109,15 @@ std::int64_t dtensor_operations(const EventGraph& graph, const Work& work) {
 }
 
 // TransformerEngine multiplies group by group, from a loop of C++ over several streams
-// (common/gemm/cublaslt_gemm.cu, multi_stream_cublas_gemm): launches beyond the first of each.
-std::int64_t launches_of_groups(const EventGraph& graph, const Work& work) {
-  std::int64_t sum = 0;
+// (common/gemm/cublaslt_gemm.cu, multi_stream_cublas_gemm): launches beyond the first of each. So
+// it casts what they read: forward the rows, backward the gradient that both products read.
+double launches_of_groups(const EventGraph& graph, const Work& work) {
+  double sum = 0;
   for (const Kernel& kernel : graph.kernels_of(work)) {
-    if (kernel.kind == KernelKind::kGemm) sum += kernel.groups - 1;
+    if (kernel.kind != KernelKind::kGemm || kernel.groups == 1) continue;
+    const double cast = kernel.pass == Pass::kForward ? 1 : 0.5;
+    const double each = kernel.fp8 ? 1 + cast * graph.host.cast_launches : 1;
+    sum += each * static_cast<double>(kernel.groups - 1);
   }
   return sum;
 }
@@ -182,8 +192,9 @@ HostSeconds host_seconds(const EventGraph& graph, const Work& work, const HostCu
   const int launches = work.captured ? 1 : work.launches;
   const double python = curve.processor * (all - hooks) + curve.per_driver_launch * launches;
   if (!graph.host.engine || !is_layer(work.kind) || work.captured) return {before, python};
-  const auto of_groups = static_cast<double>(launches_of_groups(graph, work));
-  return {before, kEngineTimes * python + curve.per_driver_launch * of_groups};
+  const double checkpoint = again && work.begins ? curve.processor * kEngineCheckpoint : 0;
+  return {before, kEngineTimes * python + checkpoint +
+                      curve.per_driver_launch * launches_of_groups(graph, work)};
 }
 
 }  // namespace foreshard

@@ -268,6 +268,7 @@ struct HostCode {
   bool python = false;    // an interpreter and autograd, call by call; else the engine
   bool compiled = false;  // its layers by torch.compile
   bool engine = false;    // its layers are modules of TransformerEngine and Megatron-Core
+  std::uint8_t cast_launches = 0;  // kernels that cast an operand to fp8, group by group
   bool captured = false;  // forward and backward of all micro-batches are one CUDA graph
   bool dtensors = false;  // its parameters are DTensors outside of forward and backward
   bool reducer = false;   // its gradients are reduced by DDP's reducer, in C++

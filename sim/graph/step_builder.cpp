@@ -40,6 +40,15 @@ bool has_beginning(EventKind kind) {
   return kind == EventKind::kLoss || kind == EventKind::kRecompute;
 }
 
+// Kernels that TransformerEngine casts the rows of one group with: one for all groups with scales of
+// earlier steps; else group by group, with a scale for the whole in front of that a zero, the
+// greatest value and what follows from it (2.9, csrc/extensions/cast.cpp, multi_tensor_quantize_impl;
+// common/recipe/current_scaling.cu).
+std::uint8_t cast_launches(Float8 recipe) {
+  if (recipe == Float8::kCurrent) return 4;
+  return recipe == Float8::kMxfp8 ? 1 : 0;
+}
+
 }  // namespace
 
 StepBuilder::StepBuilder(const ModelSpec& model, const Plan& plan, const LayerPrograms& programs,
@@ -49,6 +58,7 @@ StepBuilder::StepBuilder(const ModelSpec& model, const Plan& plan, const LayerPr
   graph_.host.python = plan.runtime.kind != RuntimeKind::kNative;
   // What compile: blocks says of Megatron-Core is which kernels it fuses.
   graph_.host.engine = plan.runtime.kind == RuntimeKind::kMegatron;
+  if (graph_.host.engine) graph_.host.cast_launches = cast_launches(plan.float8);
   graph_.host.compiled = plan.compile != Compile::kNone && !graph_.host.engine;
   graph_.host.captured = plan.megatron.cuda_graphs == MegatronOptions::CudaGraphs::kIteration;
   // Megatron-Core, too, calls c10d itself, from its own buckets and autograd functions.

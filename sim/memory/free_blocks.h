@@ -14,6 +14,8 @@
 #include <cstdint>
 #include <vector>
 
+#include "sim/base/integers.h"
+
 namespace foreshard {
 
 class FreeBlocks {

@@ -160,14 +160,16 @@ enum class GradientRule : std::uint8_t {
 
 // A linear layer whose products run in fp8, by how it scales its operands: with one factor per
 // tensor or per row (torchao.float8; rowwise_gw_hp: the weight's gradient in the compute dtype), or
-// with factors of earlier steps or of this one (TransformerEngine's delayed and current scaling).
+// with factors of earlier steps, of this one, or of every 32 elements (TransformerEngine's delayed
+// and current scaling, and MXFP8).
 enum class Fp8Recipe : std::uint8_t {
   kNone,
   kTensorwise,
   kRowwise,
   kRowwiseGwHp,
   kDelayed,
-  kCurrent
+  kCurrent,
+  kMxfp8,
 };
 
 enum class CollectiveKind : std::uint8_t {

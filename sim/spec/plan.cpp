@@ -20,6 +20,11 @@ const char* to_string(MegatronOptions::CudaGraphs graphs) {
   return word_at(graphs, {"none", "modules", "iteration", "routers"});
 }
 
+const char* to_string(MegatronOptions::Module module) {
+  return word_at(module, {"core_attn", "moe_act", "layernorm", "mla_up_proj", "mlp", "moe",
+                          "shared_experts"});
+}
+
 const char* to_string(ContextParallel::Rotate rotate) {
   return word_at(rotate, {"allgather", "alltoall", "ulysses"});
 }
@@ -126,7 +131,7 @@ const char* to_string(BuiltOn place) {
 
 const char* to_string(Float8 recipe) {
   static constexpr const char* kWords[] = {"none",          "tensorwise", "rowwise",
-                                           "rowwise_gw_hp", "delayed",    "current"};
+                                           "rowwise_gw_hp", "delayed",    "current",  "mxfp8"};
   return kWords[at(recipe)];
 }
 

@@ -348,8 +348,17 @@ enum class ExpertKernels : std::uint8_t { kGrouped, kLoop, kTransformers };
 const char* to_string(ExpertKernels kernels);
 
 // Linear layers of the blocks in fp8: torchao.float8's recipes (gw_hp: the weight's gradient in the
-// compute dtype), and TransformerEngine's delayed and current scaling.
-enum class Float8 : std::uint8_t { kNone, kTensorwise, kRowwise, kRowwiseGwHp, kDelayed, kCurrent };
+// compute dtype), and TransformerEngine's: delayed and current scaling, and a scale for every 32
+// elements (MXFP8).
+enum class Float8 : std::uint8_t {
+  kNone,
+  kTensorwise,
+  kRowwise,
+  kRowwiseGwHp,
+  kDelayed,
+  kCurrent,
+  kMxfp8,
+};
 const char* to_string(Float8 recipe);
 
 enum class AccumulationMode : std::uint8_t { kReduceEach, kKeepUnsharded };

@@ -19,6 +19,7 @@
 #include <cstdint>
 #include <limits>
 #include <optional>
+#include <vector>
 
 namespace foreshard {
 
@@ -114,10 +115,25 @@ struct MegatronOptions {
   // (scopes moe_router and moe_preprocess), as a fused router does it in few launches.
   enum class CudaGraphs : std::uint8_t { kNone, kModules, kIteration, kRouters };
   CudaGraphs cuda_graphs = CudaGraphs::kNone;
+  // What selective recompute runs again (transformer_config.py, recompute_modules): attention
+  // itself, the activation of experts, norms that are no part of a linear layer, the products that
+  // widen latents with what follows them to attention, the dense feed-forward, all of a mixture, its
+  // shared experts.
+  enum class Module : std::uint8_t {
+    kCoreAttn,
+    kMoeAct,
+    kLayernorm,
+    kMlaUpProj,
+    kMlp,
+    kMoe,
+    kSharedExperts,
+  };
+  std::vector<Module> recompute_modules = {Module::kCoreAttn};
   // Elements of a bucket; 0: max(40 M, 1 M x ranks that a buffer is sharded over).
   std::int64_t bucket_size = 0;
   bool operator==(const MegatronOptions&) const = default;
 };
 const char* to_string(MegatronOptions::CudaGraphs graphs);
+const char* to_string(MegatronOptions::Module module);
 
 }  // namespace foreshard

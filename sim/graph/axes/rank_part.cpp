@@ -28,6 +28,7 @@
 
 #include "sim/base/error.h"
 #include "sim/graph/axes/dispatched_rows.h"
+#include "sim/graph/axes/recompute_modules.h"
 #include "sim/graph/axes/fused_columns.h"
 #include "sim/graph/axes/layer_cutter.h"
 #include "sim/spec/latent_attention.h"
@@ -130,6 +131,9 @@ void cut_kinds(const ModelSpec& model, const Plan& plan, const Visit& visit) {
       continue;
     }
     CutLayer cut = cut_layer(as_executed(layer, plan), plan, arrives, joined);
+    if (plan.runtime.kind == RuntimeKind::kMegatron && layer.role == LayerRole::kBlock) {
+      recompute_modules(cut.layer, plan.megatron.recompute_modules);
+    }
     handed_on.push_back(outputs[key] = cut.output);
     if (!done[kind]) visit(kind, std::move(cut));
     done[kind] = true;

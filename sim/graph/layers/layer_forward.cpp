@@ -36,7 +36,9 @@ class Forward {
       const bool keeps = is_kept(op);
       make_outputs(op, MemoryCategory::kActivation);
       if (keeps) {
-        for (Index t : op.outputs) writer_.keep(t);
+        for (Index t : op.outputs) {
+          if (is_wanted(t)) writer_.keep(t);
+        }
       }
       save(o);
       if (!graph_.is_checkpointed() || !graph_.inside(o)) hold_unread(o);
@@ -71,7 +73,9 @@ class Forward {
       writer_.enter_modules(graph_.modules().beginning(o));
       LayerStep step = LayerProgramWriter::begin_step(LayerStep::Kind::kForward, o);
       if (from_cache) {
-        for (Index t : op.outputs) writer_.pop(t);
+        for (Index t : op.outputs) {
+          if (is_wanted(t)) writer_.pop(t);
+        }
       } else {
         settle_inputs(op);
         step.inputs = writer_.slots_of(op.inputs);
@@ -134,6 +138,17 @@ class Forward {
       return !op.outputs.empty() && tensors[at(op.outputs.front())].name.starts_with(kCached);
     }
     return op.kept_by_selective || (op.in_place && writer_.is_kept(op.inputs.front()));
+  }
+
+  // What a kept operation made; one that is not under checkpointing leaves what backward or what
+  // runs again reads.
+  bool is_wanted(Index t) const {
+    if (!graph_.options().keeps_read || graph_.is_saved(t)) return true;
+    for (std::size_t o = 0; o < graph_.operations(); ++o) {
+      const Operation& op = graph_.operation(o);
+      if (!is_kept(op) && std::ranges::find(op.inputs, t) != op.inputs.end()) return true;
+    }
+    return false;
   }
 
   // What an operation reads must have arrived; views do not read.

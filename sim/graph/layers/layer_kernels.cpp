@@ -84,7 +84,7 @@ void add_padding(const KernelCounts& counts, const Operation& op, Pass pass,
 
 // TransformerEngine casts and transposes at once and keeps both.
 bool keeps_transposes(const Operation& op) {
-  return op.fp8 == Fp8Recipe::kDelayed || op.fp8 == Fp8Recipe::kCurrent;
+  return op.fp8 >= Fp8Recipe::kDelayed;
 }
 
 struct Product {

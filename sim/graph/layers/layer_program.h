@@ -281,6 +281,9 @@ struct ProgramOptions {
   bool fused_gradients = false;
   // A recomputation is over before backward begins (Megatron-Core's CheckpointFunction).
   bool recomputes_first = false;
+  // Under selective recompute only what is read of kept operations' outputs is kept: they are
+  // outside of what is checkpointed (Megatron-Core's modules), not in its cache.
+  bool keeps_read = false;
   // Of a pipeline's stage: somebody else holds the layer's input (the first layer's, and the
   // loss'); its output and that one's gradient are slots of its own, behind all others, and
   // somebody else's, too (the last layer).

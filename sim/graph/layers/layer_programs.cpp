@@ -504,7 +504,7 @@ LayerPrograms::LayerPrograms(const ModelSpec& whole, const Plan& plan, Known& sh
     options.stacked = setting_.stacked && layer.role == LayerRole::kBlock;
     options.hooks =
         plan.runtime.kind == RuntimeKind::kDdp || is_megatron || is_zero(plan.runtime.kind);
-    options.fused_gradients = is_megatron;
+    options.fused_gradients = options.keeps_read = is_megatron;
     // Without axes what comes before is taken as small.
     options.recomputes_first =
         is_megatron || (plan.mesh.is_plain() && plan.step_frame == StepFrame::kPlain);

@@ -118,7 +118,7 @@ constexpr PlanKey kComputeKeys[] = {
                    "The model computes its loss itself, as transformers' models that are given "
                    "labels: before the root's post-forward hook, not behind it.",
                    .quiet = true),
-    FORESHARD_WORD(float8, kUpTo<Float8::kCurrent>,
+    FORESHARD_WORD(float8, kUpTo<Float8::kMxfp8>,
                    "Linear layers of the blocks in fp8, by scaling recipe."),
     FORESHARD_FLAG(float8_all_gather,
                    "Their weights are gathered in fp8, with scales computed behind the optimizer's "

@@ -26,6 +26,26 @@ void read_bucket(const PlanKey&, const ConfigNode& n, PlanDocument& d) {
   d.plan.ddp.bucket_cap_mb = none ? 0.0 : read_optional_positive(n);
 }
 
+using Module = MegatronOptions::Module;
+constexpr auto& kModules = kUpTo<Module::kSharedExperts>;
+constexpr PlanKeyType kModuleList = other(R"({"type": "array", "items": {"enum":
+  ["core_attn", "moe_act", "layernorm", "mla_up_proj", "mlp", "moe", "shared_experts"]}})");
+
+std::vector<Module> read_modules(const ConfigNode& node) {
+  if (!node.is_sequence()) {
+    throw node.error("this is no list", "modules of Megatron-Core, for example [moe_act]");
+  }
+  std::vector<Module> modules;
+  for (const ConfigNode& item : node.elements()) modules.push_back(read_word(item, kModules));
+  return modules;
+}
+
+Json written_modules(const std::vector<Module>& modules) {
+  Json words = Json::array();
+  for (const Module module : modules) words.push_back(to_string(module));
+  return words;
+}
+
 constexpr auto kLibraryKeys = [] {
   auto keys = std::to_array<PlanKey>({
       FORESHARD_KEY("fsdp1.backward_prefetch", words<kPreOrPost>(),
@@ -144,6 +164,12 @@ constexpr auto kLibraryKeys = [] {
                      "What CUDA graphs replay: modules, what a layer computes before rows go to "
                      "experts; iteration, forward and backward of the whole step; routers, of a "
                      "mixture what decides where rows go (a fused router, too)."),
+      FORESHARD_KEY("megatron.recompute_modules", kModuleList,
+                    d.plan.megatron.recompute_modules = read_modules(n),
+                    written_modules(p.megatron.recompute_modules),
+                    "What recompute: selective runs again, in Megatron-Core's words: core_attn, "
+                    "moe_act, layernorm, mla_up_proj, mlp, moe, shared_experts.",
+                    .quiet = true),
   });
   for (PlanKey& key : keys) key.runtimes = runtimes_of_group(key.path);
   return keys;

@@ -41,6 +41,23 @@ mixed_precision: bf16_mixed
   EXPECT_NO_THROW(document_of(PlanDocument{}, plan));
 }
 
+TEST(ReadMegatron, SelectiveRecomputeIsOfModules) {
+  const ForeignPlan plan = read(
+      "model: {tensor_model_parallel_size: 1, recompute_granularity: selective,\n"
+      "        recompute_modules: [moe_act, layernorm]}\n");
+  EXPECT_EQ(plan.value("recompute"), "selective");
+  EXPECT_EQ(plan.value("megatron.recompute_modules"), "[moe_act, layernorm]");
+  const Plan read_back = document_of(PlanDocument{}, plan).plan;
+  using Module = MegatronOptions::Module;
+  EXPECT_EQ(read_back.megatron.recompute_modules,
+            (std::vector{Module::kMoeAct, Module::kLayernorm}));
+  // Megatron-Core's own default.
+  const ForeignPlan bare = read(
+      "model: {tensor_model_parallel_size: 1, recompute_granularity: selective}\n");
+  EXPECT_EQ(document_of(PlanDocument{}, bare).plan.megatron.recompute_modules,
+            std::vector{Module::kCoreAttn});
+}
+
 TEST(ReadMegatron, ExpertsGraphsAndDispatchers) {
   const auto job = [](const std::string& settings) {
     return read("model: {tensor_model_parallel_size: 1, expert_model_parallel_size: 8, " +

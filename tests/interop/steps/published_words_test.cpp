@@ -96,6 +96,49 @@ TEST(PublishedWords, NamesAreReadAsPeopleWriteThem) {
   EXPECT_EQ(model("DeepSeek-V3 671B"), "deepseek-v3");
 }
 
+// What a row leaves to its release's recipe (megatron_bridge_recipes.csv; there: the scripts of
+// Megatron-Bridge v0.3.0 and v0.1.0): dispatcher, graphs, overlap, modules that run again.
+TEST(PublishedWords, TablesOfMegatronBridgeLeaveTheRestToItsRecipes) {
+  const auto said = [](const std::string& cells, const std::string& release) {
+    return row(cells + ",no,,\"Megatron-Bridge " + release +
+               " (DDP, distributed optimizer)\",1000,,,");
+  };
+  const TrainingRow oss =
+      said("GPT OSS 120B,DGX-GB200,64,4096,4,1280,64,1,1,1,1,,64,see the recipe,BF16", "26.02");
+  EXPECT_EQ(oss.word("dispatcher"), "alltoall");
+  EXPECT_EQ(oss.word("recompute_modules"), "layernorm moe_act");
+  const Plan plan = training_job(oss).resolved.plan;
+  EXPECT_EQ(plan.recompute.value, Recompute::kSelective);
+  using Module = MegatronOptions::Module;
+  EXPECT_EQ(plan.megatron.recompute_modules, (std::vector{Module::kLayernorm, Module::kMoeAct}));
+  EXPECT_EQ(plan.expert_parallel.dispatcher, ExpertParallel::Dispatcher::kAllToAll);
+  // "FP8" of an H100 is its FP8_CS; no CUDA graph, but a fused router.
+  const TrainingRow qwen =
+      said("Qwen3_30B_a3B,DGX-H100,16,4096,1,1024,8,1,1,1,2,12,8,see the recipe,FP8", "26.02");
+  EXPECT_EQ(qwen.word("dispatcher"), "deepep");
+  EXPECT_EQ(qwen.word("expert_overlap"), "yes");
+  EXPECT_EQ(qwen.word("cuda_graphs"), "routers");
+  EXPECT_FALSE(qwen.has("recompute_modules"));
+  // 61 blocks on 8 x 4 stages: "Et|(tt|)*30mL".
+  const TrainingRow deepseek = said(
+      "DeepSeekV3,DGX-H100,1024,4096,1,8192,64,1,2,1,8,4,64,see the recipe,FP8-CS", "25.09");
+  const Plan stages = training_job(deepseek).resolved.plan;
+  EXPECT_EQ(stages.pipeline.first_less, 1);
+  EXPECT_EQ(stages.pipeline.last_less, 2);
+  EXPECT_EQ(deepseek.word("recompute_modules"), "mla_up_proj mlp");
+  // Another micro-batch than any recipe's: what a release's recipes have in common.
+  const TrainingRow other =
+      said("GPT OSS 120B,DGX-GB200,64,4096,7,1280,64,1,1,1,1,,64,see the recipe,BF16", "26.02");
+  EXPECT_EQ(other.word("dispatcher"), "deepep");
+  EXPECT_FALSE(other.has("recompute_modules"));
+  // A cell that names modules.
+  EXPECT_EQ(said("GPT OSS 120B,DGX-GB200,64,4096,7,1280,64,1,1,1,1,,64,"
+                 "see the recipe (selective: moe_act),BF16",
+                 "26.02")
+                .word("recompute_modules"),
+            "moe_act");
+}
+
 // Megatron-Core's distributed optimizer over axes is its own runtime; tensor parallel's collectives
 // run beside products.
 TEST(PublishedWords, MegatronsDistributedOptimizerOverAxesIsRuntimeMegatron) {
@@ -201,7 +244,8 @@ TEST(PublishedWords, WhatCodesDoBesidesTheirColumns) {
     return row(model + ",DGX-B200,8,4096,1,512,1,8,1,1,1,,8,none,BF16,no,no,\"" + code +
                "\",1000,,,");
   };
-  const std::string bridge = "Megatron-Bridge 25.09 (DDP, distributed optimizer)";
+  // (A release without a table of its recipes.)
+  const std::string bridge = "Megatron-Bridge 25.08 (DDP, distributed optimizer)";
   EXPECT_EQ(said("Qwen3_30B_a3B (tokendrop)", bridge).word("cuda_graphs"), "iteration");
   EXPECT_EQ(said("Qwen3_30B_a3B", bridge).word("cuda_graphs"), "routers");
   const TrainingRow automodel = said("Qwen3 30B A3B", "AutoModel of NVIDIA 2026-06-12 (FSDP2)");

@@ -118,6 +118,22 @@ TEST(HostCalls, ModulesOfTransformerEngineAreNotCompiled) {
   }
 }
 
+// Megatron-Core's checkpoint is one function of autograd's: 79 us, and what runs again.
+TEST(HostCalls, MegatronCoresCheckpointIsNoHookOfEachOperation) {
+  EventGraph graph;
+  graph.host = {.python = true, .engine = true};
+  graph.kernels.resize(3);
+  Work work;
+  work.kind = EventKind::kRecompute;
+  work.kernels_end = 3;
+  for (const bool begins : {false, true}) {
+    work.begins = begins;
+    EXPECT_EQ(of(host_calls(graph, work), HostCall::kRecomputed), 0);
+    EXPECT_NEAR(host_seconds(graph, work, unit_curve()).during,
+                2.7 * 3 * 1e-5 + (begins ? 79e-6 : 0), 1e-12);
+  }
+}
+
 // A pass is one, whatever collectives its loss over tp is cut by.
 TEST(HostCalls, AMicroBatchIsOnePass) {
   Plan plan = megatron_plan();
@@ -143,6 +159,19 @@ TEST(HostCalls, GroupsAreLaunchedOneByOne) {
   // Three operations, three launches, 15 more of the groups.
   EXPECT_NEAR(host_seconds(graph, work, unit_curve()).during,
               2.7 * (3 * 1e-5 + 3 * 3e-6) + 15 * 3e-6, 1e-12);
+  // In fp8 each group's rows are cast first, with four kernels; backward the two products of a
+  // layer cast one gradient.
+  graph.host.cast_launches = 4;
+  graph.kernels[1].fp8 = true;
+  EXPECT_NEAR(host_seconds(graph, work, unit_curve()).during,
+              2.7 * (3 * 1e-5 + 3 * 3e-6) + 15 * (1 + 4) * 3e-6, 1e-12);
+  graph.kernels = {product, product, other};
+  for (Kernel& kernel : graph.kernels) {
+    kernel.fp8 = true;
+    kernel.pass = Pass::kBackward;
+  }
+  EXPECT_NEAR(host_seconds(graph, work, unit_curve()).during,
+              2.7 * (3 * 1e-5 + 3 * 3e-6) + 15 * (2 + 4) * 3e-6, 1e-12);
 }
 
 // A product and a norm take 65 us more each, twice as long on a processor half as fast; products of

@@ -8,7 +8,7 @@
 #include "sim/simulate/forecast.h"
 #include "tests/support/fixtures.h"
 
-namespace foreshard {
+namespace foreshard::reference_test {
 namespace {
 
 Plan plan_beside(Reference reference, RuntimeKind runtime = RuntimeKind::kFsdp2) {
@@ -94,4 +94,4 @@ TEST(Reference, LeavesNothingBehind) {
 }
 
 }  // namespace
-}  // namespace foreshard
+}  // namespace foreshard::reference_test
