@@ -141,6 +141,18 @@ BlockKind block_kind(const ModelDims& dims, std::int64_t layer) {
 
 namespace {
 
+// For each token as many rows as it has predictions, of all but what the layer reads.
+LayerSpec with_predictions(LayerSpec layer, std::int64_t predictions) {
+  const bool is_head = layer.role == LayerRole::kHead;
+  for (std::size_t t = is_head ? 1 : 0; t < layer.tensors.size(); ++t) {
+    layer.tensors[t].per_token = checked_multiply(layer.tensors[t].per_token, predictions);
+  }
+  for (Operation& op : layer.operations) {
+    if (op.kind == OperationKind::kGemm) op.rows = predictions;
+  }
+  return layer;
+}
+
 // Appends layers to a model, each kind once.
 class Order {
  public:
@@ -173,8 +185,9 @@ void add_decoder(const ModelDims& dims, Stack stack, ModelSpec& model) {
   std::vector<std::pair<BlockKind, std::int32_t>> blocks;
   std::int64_t last_group = -1;
   std::int32_t first_of_group = -1;
-  for (std::int64_t i = 0; i < dims.layers; ++i) {
-    const BlockKind kind = block_kind(dims, i);
+  for (std::int64_t i = 0; i < dims.layers + dims.prediction_layers; ++i) {
+    BlockKind kind = block_kind(dims, std::min(i, dims.layers - 1));
+    kind.predicts = i >= dims.layers;
     auto found =
         std::ranges::find_if(blocks, [&](const auto& block) { return block.first == kind; });
     if (found == blocks.end()) {
@@ -252,8 +265,9 @@ ModelSpec build_model(const ModelDims& dims, Stack stack) {
     head.vocabulary = dims.scores;
     head.tied = head.logit_scale = head.logit_softcap = false;
   }
-  order.add(head_layer(head, stack), "head");
-  LayerSpec loss = loss_layer(head, stack);
+  const std::int64_t predictions = 1 + dims.prediction_layers;
+  order.add(with_predictions(head_layer(head, stack), predictions), "head");
+  LayerSpec loss = with_predictions(loss_layer(head, stack), predictions);
   loss.domain = model.kinds.back().domain;
   order.add(std::move(loss), "loss");
 

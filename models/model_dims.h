@@ -137,6 +137,9 @@ struct ModelDims {
   std::string source;  // where the numbers come from
 
   std::int64_t layers = 0;
+  // Blocks of multi-token prediction behind them (num_nextn_predict_layers), each with logits and a
+  // loss of its own.
+  std::int64_t prediction_layers = 0;
   std::int64_t hidden = 0;
   std::int64_t heads = 0;
   std::int64_t kv_heads = 0;

@@ -102,7 +102,7 @@ struct Size {
   std::string_view word;
   std::int64_t& (*of)(ModelDims&);
 };
-constexpr std::array<Size, 15> kSizes = {{
+constexpr std::array<Size, 16> kSizes = {{
     {"experts", [](ModelDims& d) -> std::int64_t& { return d.moe.experts; }},
     {"top_k", [](ModelDims& d) -> std::int64_t& { return d.moe.top_k; }},
     {"expert_ffn", [](ModelDims& d) -> std::int64_t& { return d.moe.ffn; }},
@@ -116,6 +116,7 @@ constexpr std::array<Size, 15> kSizes = {{
     {"token_types", [](ModelDims& d) -> std::int64_t& { return d.token_types; }},
     {"window", [](ModelDims& d) -> std::int64_t& { return d.window; }},
     {"encoder_layers", [](ModelDims& d) -> std::int64_t& { return d.encoder_layers; }},
+    {"prediction_layers", [](ModelDims& d) -> std::int64_t& { return d.prediction_layers; }},
     {"embedding_width", [](ModelDims& d) -> std::int64_t& { return d.embedding_width; }},
     {"position_rows", [](ModelDims& d) -> std::int64_t& { return d.position_rows; }},
 }};

@@ -308,15 +308,20 @@ void add_dated_habits(const TrainingRow& row, Assignments& plan) {
 // each (account_for_embedding_in_pipeline_split and account_for_loss_in_pipeline_split, which
 // recipes set for Llama-3.1-405B's 126 and Qwen3-235B's 94 layers); else the last stage lacks as
 // many as it can (for DeepSeek-V3's 61 its recipe's layout is "Et*4|(t*4|)*14tmL" on 16 stages and
-// "Et|(tt|)*30mL" on 32).
+// "Et|(tt|)*30mL" on 32; m, a block of multi-token prediction, comes on top).
 std::vector<std::string> pipeline_assignments(const TrainingRow& row, const ModelSpec& model) {
   const std::int64_t chunks = row.count("vp", 1), stages = row.count("pp", 1) * chunks;
-  const std::int64_t missing = (stages - model.block_count() % stages) % stages;
-  const std::int64_t share = (model.block_count() + missing) / stages;
+  const std::int64_t predictions = std::ranges::count_if(model.order, [&](const auto& layer) {
+    return model.kinds[static_cast<std::size_t>(layer.kind)].name.find(" prediction") !=
+           std::string::npos;
+  });
+  const std::int64_t blocks = model.block_count() - predictions;
+  const std::int64_t missing = (stages - blocks % stages) % stages;
+  const std::int64_t share = (blocks + missing) / stages;
   const std::int64_t first = missing == 2 ? 1 : std::max<std::int64_t>(0, missing - share);
   std::vector<std::string> list = {
       fmt::format("pipeline.first_stage_less_layers={}", first),
-      fmt::format("pipeline.last_stage_less_layers={}", missing - first)};
+      fmt::format("pipeline.last_stage_less_layers={}", missing - first - predictions)};
   if (chunks > 1) {
     list.push_back("pipeline.schedule=Interleaved1F1B");
     list.push_back(fmt::format("pipeline.stages_per_rank={}", chunks));

@@ -323,7 +323,12 @@ class RowReader {
       row_.words["arch"] = cell("arch");
       if (!cell("tied").empty()) row_.numbers["tied_embeddings"] = cell("tied") == "yes" ? 1 : 0;
     } else if (const auto name = zoo_name(cell("model"))) {
-      row_.words["zoo_model"] = *name;
+      // Megatron-Bridge's DeepSeek-V3 predicts two tokens unless its name says not.
+      const std::string predicts = *name + "-mtp";
+      const bool is_bridge = lower(cell("runtime")).starts_with("megatron-bridge");
+      const bool has_variant = is_bridge && std::ranges::count(zoo_names(), predicts) > 0;
+      const bool is_told_without = cell("model").find("w/o MTP") != std::string::npos;
+      row_.words["zoo_model"] = has_variant && !is_told_without ? predicts : *name;
       // models/qwen3/model/model.py multiplies by cosines and sines, llama3's is complex.
       if (row_.word("stack") == "torchtitan_2025" && name->starts_with("qwen")) {
         row_.words["rope_impl"] = "real_eager";

@@ -214,6 +214,23 @@ LayerSpec embedding_layer(const ModelDims& dims, Stack stack) {
   return made;
 }
 
+namespace {
+
+// Normed by themselves, side by side, and projected (DeepSeek-V3's model.layers.61: hnorm, enorm,
+// eh_proj). The embedding of the next token, which the table has, is told as the input once more.
+Index with_next_token(LayerBuilder& layer, const ModelDims& dims) {
+  const Index hidden = layer.norm("hnorm", "hidden_norm", dims.norm, dims.hidden, 0);
+  const Index token = layer.norm("enorm", "token_norm", dims.norm, dims.hidden, 0);
+  const Index both = layer.concatenate("hidden_and_token", {hidden, token});
+  layer.release({hidden, token});
+  const Index projected = layer.linear(
+      {.name = "eh_proj", .result = "projected", .n = dims.hidden, .k = 2 * dims.hidden}, both);
+  layer.release({both});
+  return projected;
+}
+
+}  // namespace
+
 LayerSpec decoder_block(const ModelDims& model, Stack stack, BlockKind kind) {
   if (model.residual == Residual::kPostNorm) return encoder_block(model);
   ModelDims dims = model;
@@ -226,16 +243,18 @@ LayerSpec decoder_block(const ModelDims& model, Stack stack, BlockKind kind) {
   const std::string name = dims.family + (kind.rotates ? "" : " unrotated") +
                            (kind.windowed && !dims.windowed_layers.empty() ? " windowed" : "") +
                            (kind.norms_input ? "" : " first") +
+                           (kind.predicts ? " prediction" : "") +
                            (kind.mlp == FeedForwardKind::kExperts ? " expert block" : " block");
   LayerBuilder layer(name, LayerRole::kBlock, hidden_state(dims), stack);
   if (dims.residual == Residual::kParallel || dims.residual == Residual::kParallelOfOneNorm) {
     return layer.finish(parallel_branches(layer, dims, names));
   }
+  const Index input = kind.predicts ? with_next_token(layer, dims) : Index{0};
   const bool before = dims.residual != Residual::kPostBranch;
   const bool behind = dims.residual == Residual::kSandwich || !before;
   const bool norms = before && kind.norms_input;
   const Index norm1 =
-      norms ? layer.norm(names.norm1, "norm1", dims.norm, dims.hidden, 0) : Index{0};
+      norms ? layer.norm(names.norm1, "norm1", dims.norm, dims.hidden, input) : input;
   Index branch =
       attend_and_project(layer, dims, names, norm1, norms ? Input::kEnds : Input::kStays);
   if (behind) {
@@ -244,7 +263,7 @@ LayerSpec decoder_block(const ModelDims& model, Stack stack, BlockKind kind) {
   }
   branch = scale_branch(layer, dims, "scaled_attention", branch);
   branch = layer.dropout("attention_dropout", dims.dropout && !dims.drops_mlp_alone, branch);
-  const Index middle = layer.residual_add("attention_residual", dims.hidden, 0, branch);
+  const Index middle = layer.residual_add("attention_residual", dims.hidden, input, branch);
   const Index norm2 =
       before ? layer.norm(names.norm2, "norm2", dims.norm, dims.hidden, middle) : middle;
   Index down = mix(layer, dims, names, kind.mlp, norm2);

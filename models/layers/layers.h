@@ -28,6 +28,7 @@ struct BlockKind {
   bool rotates = true;      // false: no positions in its attention
   bool windowed = false;    // attends within ModelDims::window
   bool norms_input = true;  // false: its attention reads the input as it is
+  bool predicts = false;    // reads a projection of the input and of the next token's embedding
   bool operator==(const BlockKind&) const = default;
 };
 BlockKind block_kind(const ModelDims& dims, std::int64_t layer);

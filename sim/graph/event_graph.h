@@ -265,14 +265,14 @@ struct Unit {
 
 // Who issues the rows of a step.
 struct HostCode {
-  bool python = false;    // an interpreter and autograd, call by call; else the engine
-  bool compiled = false;  // its layers by torch.compile
-  bool engine = false;    // its layers are modules of TransformerEngine and Megatron-Core
+  bool python = false;             // an interpreter and autograd, call by call; else the engine
+  bool compiled = false;           // its layers by torch.compile
+  bool engine = false;             // its layers are modules of TransformerEngine and Megatron-Core
   std::uint8_t cast_launches = 0;  // kernels that cast an operand to fp8, group by group
-  bool captured = false;  // forward and backward of all micro-batches are one CUDA graph
-  bool dtensors = false;  // its parameters are DTensors outside of forward and backward
-  bool reducer = false;   // its gradients are reduced by DDP's reducer, in C++
-  bool modules = false;   // its hooks are DeepSpeed's, around every module
+  bool captured = false;           // forward and backward of all micro-batches are one CUDA graph
+  bool dtensors = false;           // its parameters are DTensors outside of forward and backward
+  bool reducer = false;            // its gradients are reduced by DDP's reducer, in C++
+  bool modules = false;            // its hooks are DeepSpeed's, around every module
   // Its parameters were whole before they were sharded: on the host, or on the device.
   bool from_host = false, from_device = false;
   bool empties_cache = false;  // torch.cuda.empty_cache() between forward and backward

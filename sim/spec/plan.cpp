@@ -21,8 +21,8 @@ const char* to_string(MegatronOptions::CudaGraphs graphs) {
 }
 
 const char* to_string(MegatronOptions::Module module) {
-  return word_at(module, {"core_attn", "moe_act", "layernorm", "mla_up_proj", "mlp", "moe",
-                          "shared_experts"});
+  return word_at(
+      module, {"core_attn", "moe_act", "layernorm", "mla_up_proj", "mlp", "moe", "shared_experts"});
 }
 
 const char* to_string(ContextParallel::Rotate rotate) {
@@ -130,8 +130,8 @@ const char* to_string(BuiltOn place) {
 }
 
 const char* to_string(Float8 recipe) {
-  static constexpr const char* kWords[] = {"none",          "tensorwise", "rowwise",
-                                           "rowwise_gw_hp", "delayed",    "current",  "mxfp8"};
+  static constexpr const char* kWords[] = {"none",    "tensorwise", "rowwise", "rowwise_gw_hp",
+                                           "delayed", "current",    "mxfp8"};
   return kWords[at(recipe)];
 }
 

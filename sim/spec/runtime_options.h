@@ -117,8 +117,8 @@ struct MegatronOptions {
   CudaGraphs cuda_graphs = CudaGraphs::kNone;
   // What selective recompute runs again (transformer_config.py, recompute_modules): attention
   // itself, the activation of experts, norms that are no part of a linear layer, the products that
-  // widen latents with what follows them to attention, the dense feed-forward, all of a mixture, its
-  // shared experts.
+  // widen latents with what follows them to attention, the dense feed-forward, all of a mixture,
+  // its shared experts.
   enum class Module : std::uint8_t {
     kCoreAttn,
     kMoeAct,

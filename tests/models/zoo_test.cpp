@@ -41,11 +41,33 @@ TEST(ZooTest, EveryParameterCountIsThePublishedInteger) {
   EXPECT_GE(exact, 40);
 }
 
+// A block more: an expert block behind a projection of two widths and two norms; logits and losses
+// of as many rows again.
+TEST(ZooTest, MultiTokenPredictionIsABlockAndARowOfLogitsMore) {
+  const ModelSpec plain = load_zoo_model("deepseek-v3"), model = load_zoo_model("deepseek-v3-mtp");
+  const auto numel = [](const LayerSpec& layer) {
+    std::int64_t sum = 0;
+    for (const ParameterSpec& parameter : layer.parameters) sum += parameter.numel();
+    return sum;
+  };
+  const auto kind = [](const ModelSpec& of, std::size_t behind) -> const LayerSpec& {
+    const LayerInstance& layer = of.order[of.order.size() - behind];
+    return of.kinds[static_cast<std::size_t>(layer.kind)];
+  };
+  // Behind the last block stand norm, head and loss.
+  EXPECT_EQ(numel(kind(model, 4)) - numel(kind(plain, 4)), 7168 * 2 * 7168 + 2 * 7168);
+  EXPECT_EQ(numel(kind(model, 2)), numel(kind(plain, 2)));
+  EXPECT_EQ(kind(model, 2).operations.back().rows, 2);
+  EXPECT_EQ(kind(model, 2).tensors.back().per_token, 2 * 129280);
+  EXPECT_EQ(kind(model, 1).tensors.front().per_token, 2 * 129280);
+}
+
 TEST(ZooTest, EveryModelIsWellFormed) {
   for (const ZooEntry& entry : zoo()) {
     const ModelSpec model = load_zoo_model(entry.dims.name);
     EXPECT_EQ(model.name, entry.dims.name);
-    EXPECT_EQ(model.block_count(), entry.dims.encoder_layers + entry.dims.layers);
+    EXPECT_EQ(model.block_count(), entry.dims.encoder_layers + entry.dims.layers +
+                                       entry.dims.prediction_layers);
     for (const LayerSpec& layer : model.kinds) {
       const auto tensors = static_cast<std::int16_t>(layer.tensors.size());
       for (const Operation& op : layer.operations) {
