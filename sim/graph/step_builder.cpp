@@ -40,10 +40,10 @@ bool has_beginning(EventKind kind) {
   return kind == EventKind::kLoss || kind == EventKind::kRecompute;
 }
 
-// Kernels that TransformerEngine casts the rows of one group with: one for all groups with scales of
-// earlier steps; else group by group, with a scale for the whole in front of that a zero, the
-// greatest value and what follows from it (2.9, csrc/extensions/cast.cpp, multi_tensor_quantize_impl;
-// common/recipe/current_scaling.cu).
+// Kernels that TransformerEngine casts the rows of one group with: one for all groups with scales
+// of earlier steps; else group by group, with a scale for the whole in front of that a zero, the
+// greatest value and what follows from it (2.9, csrc/extensions/cast.cpp,
+// multi_tensor_quantize_impl; common/recipe/current_scaling.cu).
 std::uint8_t cast_launches(Float8 recipe) {
   if (recipe == Float8::kCurrent) return 4;
   return recipe == Float8::kMxfp8 ? 1 : 0;

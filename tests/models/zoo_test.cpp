@@ -66,8 +66,8 @@ TEST(ZooTest, EveryModelIsWellFormed) {
   for (const ZooEntry& entry : zoo()) {
     const ModelSpec model = load_zoo_model(entry.dims.name);
     EXPECT_EQ(model.name, entry.dims.name);
-    EXPECT_EQ(model.block_count(), entry.dims.encoder_layers + entry.dims.layers +
-                                       entry.dims.prediction_layers);
+    EXPECT_EQ(model.block_count(),
+              entry.dims.encoder_layers + entry.dims.layers + entry.dims.prediction_layers);
     for (const LayerSpec& layer : model.kinds) {
       const auto tensors = static_cast<std::int16_t>(layer.tensors.size());
       for (const Operation& op : layer.operations) {

@@ -83,9 +83,7 @@ void add_padding(const KernelCounts& counts, const Operation& op, Pass pass,
 }
 
 // TransformerEngine casts and transposes at once and keeps both.
-bool keeps_transposes(const Operation& op) {
-  return op.fp8 >= Fp8Recipe::kDelayed;
-}
+bool keeps_transposes(const Operation& op) { return op.fp8 >= Fp8Recipe::kDelayed; }
 
 struct Product {
   std::int64_t m = 0, n = 0, k = 0;  // of one group

@@ -52,8 +52,8 @@ TEST(ReadMegatron, SelectiveRecomputeIsOfModules) {
   EXPECT_EQ(read_back.megatron.recompute_modules,
             (std::vector{Module::kMoeAct, Module::kLayernorm}));
   // Megatron-Core's own default.
-  const ForeignPlan bare = read(
-      "model: {tensor_model_parallel_size: 1, recompute_granularity: selective}\n");
+  const ForeignPlan bare =
+      read("model: {tensor_model_parallel_size: 1, recompute_granularity: selective}\n");
   EXPECT_EQ(document_of(PlanDocument{}, bare).plan.megatron.recompute_modules,
             std::vector{Module::kCoreAttn});
 }

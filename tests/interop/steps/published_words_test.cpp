@@ -120,8 +120,8 @@ TEST(PublishedWords, TablesOfMegatronBridgeLeaveTheRestToItsRecipes) {
   EXPECT_EQ(qwen.word("cuda_graphs"), "routers");
   EXPECT_FALSE(qwen.has("recompute_modules"));
   // 61 blocks and one of prediction on 8 x 4 stages: "Et|(tt|)*30mL".
-  const TrainingRow deepseek = said(
-      "DeepSeekV3,DGX-H100,1024,4096,1,8192,64,1,2,1,8,4,64,see the recipe,FP8-CS", "25.09");
+  const TrainingRow deepseek =
+      said("DeepSeekV3,DGX-H100,1024,4096,1,8192,64,1,2,1,8,4,64,see the recipe,FP8-CS", "25.09");
   const Plan stages = training_job(deepseek).resolved.plan;
   EXPECT_EQ(stages.pipeline.first_less, 1);
   EXPECT_EQ(stages.pipeline.last_less, 1);
