@@ -38,6 +38,7 @@
 
 #include "models/layers/block_parts.h"
 #include "models/layers/family_rows.h"
+#include "models/layers/transformers_moe.h"
 #include "sim/base/integers.h"
 
 namespace foreshard {
@@ -109,6 +110,7 @@ class Rewriter {
         layer_(old_),
         renamed_(old_.tensors.size()),
         is_autocast_(is_under_autocast(plan)),
+        routes_in_fp32_(routes_without_autocast(model.family)),
         streams_fp32_(streams_fp32),
         is_narrowed_(arrives.narrowed) {
     layer_.operations.clear();
@@ -163,6 +165,9 @@ class Rewriter {
   bool is_fp32(Index t) const {
     return layer_.tensors[at(t)].type == ElementType::kFp32 ||
            (at(t) < fp32_.size() && fp32_[at(t)]);
+  }
+  bool makes_fp32(const Operation& op) const {
+    return layer_.tensors[at(op.outputs.front())].type == ElementType::kFp32;
   }
   bool is_float(Index t) const {
     const ElementType type = layer_.tensors[at(t)].type;
@@ -224,8 +229,6 @@ class Rewriter {
       case OperationKind::kAttention:
         return add_attention(std::move(op));
       case OperationKind::kSoftmaxLoss:
-        // Autocast's log_softmax makes fp32 of what it reads.
-        if (plan_.autocast) layer_.tensors[at(op.outputs.front())].type = ElementType::kFp32;
         return push(std::move(op));
       default:
         break;
@@ -239,6 +242,11 @@ class Rewriter {
       return add_gelu_new(op);
     }
     if (is_loss_cast(op)) {  // log_softmax takes a dtype; transformers' losses cast themselves
+      renamed_[at(old_.operations[o].outputs.front())] = op.inputs.front();
+      return;
+    }
+    if (op.function == Function::kCast && makes_fp32(op) && !op.inputs.empty() &&
+        is_fp32(op.inputs.front())) {  // what is fp32 already is not copied
       renamed_[at(old_.operations[o].outputs.front())] = op.inputs.front();
       return;
     }
@@ -276,8 +284,7 @@ class Rewriter {
       return push(std::move(op));
     }
     // A product of fp32 copies (a router's) stays one where no autocast makes 16 bits of them.
-    const bool is_wide =
-        !is_autocast_ && layer_.tensors[at(op.outputs.front())].type == ElementType::kFp32;
+    const bool is_wide = (!is_autocast_ || routes_in_fp32_) && makes_fp32(op);
     for (const Index t : Indices(op.inputs)) {
       if (!is_fp32(t) || is_wide) continue;
       replace(op, t, cast(t, ElementType::kCompute));
@@ -543,6 +550,7 @@ class Rewriter {
   LayerSpec layer_;
   std::vector<Index> renamed_;
   const bool is_autocast_;
+  const bool routes_in_fp32_;
   const bool streams_fp32_;
   const bool is_narrowed_;
   std::vector<bool> fp32_;

@@ -33,9 +33,10 @@ using Indices = std::vector<Index>;
 struct MixtureCode {
   std::string_view family;
   bool shared_first = false;  // the shared expert runs in front of router and experts
-  bool fp32_router = false;   // ... multiplies fp32 copies, though its scores have no factor
-  bool frozen_bias = false;   // what corrects the scores is a parameter that is not trained
-  bool router_last = false;   // defined behind the experts
+  // ... multiplies fp32 copies where autocast is off, though its scores have no factor.
+  bool fp32_router = false;
+  bool frozen_bias = false;  // what corrects the scores is a parameter that is not trained
+  bool router_last = false;  // defined behind the experts
   // A block's norms are defined in front of all else, or everything where it is used.
   bool norms_first = false, as_used = false;
 };
@@ -424,6 +425,10 @@ void order_as_transformers(LayerSpec& layer, std::string_view family) {
   for (Operation& op : layer.operations) {
     for (Index& p : op.parameters) p = place[at(p)];
   }
+}
+
+bool routes_without_autocast(std::string_view family) {
+  return row_of(kMixtureCode, family).fp32_router;
 }
 
 void use_transformers_experts(LayerSpec& layer, std::string_view family) {
