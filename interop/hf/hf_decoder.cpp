@@ -19,6 +19,7 @@
 //                     shared_intermediate_size: as wide as that key says
 //   softcap, partial_rotary, multipliers, use_qk_norm, qk_layernorm, parallel_residual,
 //   norm_topk_prob, lm_head_bias, use_post_norm
+//   head_use_bias     use_bias is the head's, too
 //   plain_heads       a qk_layernorm is refused
 //   masked_head       an encoder's, with biases of its own keys; windows of local_attention reach
 //                     half of it to either side
@@ -303,6 +304,7 @@ void read_decoder(KeyReader& keys, const HfFamily& family, ModelDims& dims) {
   }
   if (words.has("masked_head")) read_masked_head(keys, dims);
   if (words.has("lm_head_bias")) dims.head_bias = keys.flag_or("lm_head_bias", false);
+  if (words.has("head_use_bias")) dims.head_bias = keys.flag_or("use_bias", false);
   if (keys.find({"clip_qkv"}) != nullptr) {
     keys.refuse("clip_qkv", "clamped queries, keys and values are not supported", "null");
   }

@@ -98,18 +98,20 @@ bool holds_cache(const LayerSpec& layer, const Plan& plan, const AttentionShape&
          });
 }
 
-// Kernels of packages of their own take the window's length and skip what lies outside of it.
-bool takes_windows(AttentionKernel kernel, const FamilyCode& code) {
+// Kernels of packages of their own take the window's length and skip what lies outside of it, as
+// torchtitan's FlexAttention does; transformers' models are given a mask.
+bool takes_windows(const Plan& plan, const FamilyCode& code) {
   using enum AttentionKernel;
+  const AttentionKernel kernel = plan.attention;
+  const bool is_titan = plan.experts != ExpertKernels::kTransformers;
   return kernel == kFa1 || kernel == kFa2 || kernel == kFa3 || kernel == kTriton ||
-         (code.flexible && kernel == kFlash);
+         (code.flexible && is_titan && kernel == kFlash);
 }
 
 bool is_masked(const Plan& plan, const FamilyCode& code, const AttentionShape& shape,
                std::int64_t sequence) {
   const bool is_outside = shape.window > 0 && sequence >= shape.window;
-  return plan.batch.padded || plan.kernels.given_mask ||
-         (is_outside && !takes_windows(plan.attention, code));
+  return plan.batch.padded || plan.kernels.given_mask || (is_outside && !takes_windows(plan, code));
 }
 
 AttentionKernel dispatched(const Plan& plan, const FamilyCode& code, const AttentionShape& shape,
@@ -521,10 +523,15 @@ void pair_positions(LayerSpec& layer, std::int64_t sequence) {
 }
 
 // transformers' masks (masking_utils.py): sdpa's is boolean, one for all sequences where none has
-// padding; eager's is of the compute dtype and has every sequence.
-void give_mask(LayerSpec& layer, const Plan& plan, bool windowed, AttentionKernel kernel) {
+// padding; eager's is of the compute dtype and has every sequence. A stack of two makes its own,
+// and another of what it attends to of the first.
+void give_mask(LayerSpec& layer, const Plan& plan, const Operation& op, AttentionKernel kernel) {
   const std::int64_t sequence = layer.domain.length(plan.batch.sequence);
-  TensorSpec mask = {.name = std::string(kGivenMask) + (windowed ? " of a window" : "")};
+  const std::string_view of = op.name.starts_with("cross") ? ": crossing"
+                              : op.attention.window > 0    ? ": of a window"
+                              : op.attention.causal        ? ": of what came before"
+                                                           : "";
+  TensorSpec mask = {.name = std::string(kGivenMask).append(of)};
   const bool eager = kernel == AttentionKernel::kEager;
   if (!eager) mask.type = ElementType::kByte;
   (eager || plan.batch.padded ? mask.per_token : mask.per_position) = sequence;
@@ -588,7 +595,7 @@ void apply_attention(LayerSpec& layer, const Plan& plan, std::string_view family
     const bool by_sdpa =
         masked && (kernel == AttentionKernel::kEfficient || kernel == AttentionKernel::kMath);
     if (bias == ScoreBias::kNone && (by_scores || by_sdpa)) {
-      give_mask(layer, plan, op.attention.window > 0, kernel);
+      give_mask(layer, plan, op, kernel);
     }
     if (code.sinks && kernel == AttentionKernel::kEager) take_sinks(layer, o, op);
     if (code.chunked && !masked) attend_in_chunks(op.attention, sequence);

@@ -38,6 +38,7 @@
 
 #include "models/layers/block_parts.h"
 #include "models/layers/family_rows.h"
+#include "models/layers/transformers_moe.h"
 #include "sim/base/integers.h"
 
 namespace foreshard {
@@ -92,6 +93,7 @@ constexpr WideRope kWideRopes[] = {
 // residual_in_fp32).
 struct Arrives {
   bool input = false, joined = false, narrowed = false;
+  bool operator==(const Arrives&) const = default;
 };
 
 class Rewriter {
@@ -109,6 +111,7 @@ class Rewriter {
         layer_(old_),
         renamed_(old_.tensors.size()),
         is_autocast_(is_under_autocast(plan)),
+        routes_in_fp32_(routes_without_autocast(model.family)),
         streams_fp32_(streams_fp32),
         is_narrowed_(arrives.narrowed) {
     layer_.operations.clear();
@@ -133,7 +136,10 @@ class Rewriter {
         widen(op.outputs.front());
     }
     const bool streams = embeds || old_.role == LayerRole::kBlock;
-    if (streams && streams_fp32_ && !is_fp32(layer_.output)) widen(layer_.output);
+    // (Autocast's product is not fp32, and nobody casts it.)
+    const bool projects = is_autocast_ && embeds && !layer_.operations.empty() &&
+                          layer_.operations.back().kind == OperationKind::kGemm;
+    if (streams && streams_fp32_ && !projects && !is_fp32(layer_.output)) widen(layer_.output);
     hands_on_fp32_ = is_fp32(layer_.output);
     return std::move(layer_);
   }
@@ -163,6 +169,9 @@ class Rewriter {
   bool is_fp32(Index t) const {
     return layer_.tensors[at(t)].type == ElementType::kFp32 ||
            (at(t) < fp32_.size() && fp32_[at(t)]);
+  }
+  bool makes_fp32(const Operation& op) const {
+    return layer_.tensors[at(op.outputs.front())].type == ElementType::kFp32;
   }
   bool is_float(Index t) const {
     const ElementType type = layer_.tensors[at(t)].type;
@@ -224,8 +233,6 @@ class Rewriter {
       case OperationKind::kAttention:
         return add_attention(std::move(op));
       case OperationKind::kSoftmaxLoss:
-        // Autocast's log_softmax makes fp32 of what it reads.
-        if (plan_.autocast) layer_.tensors[at(op.outputs.front())].type = ElementType::kFp32;
         return push(std::move(op));
       default:
         break;
@@ -239,6 +246,11 @@ class Rewriter {
       return add_gelu_new(op);
     }
     if (is_loss_cast(op)) {  // log_softmax takes a dtype; transformers' losses cast themselves
+      renamed_[at(old_.operations[o].outputs.front())] = op.inputs.front();
+      return;
+    }
+    if (op.function == Function::kCast && makes_fp32(op) && !op.inputs.empty() &&
+        is_fp32(op.inputs.front())) {  // what is fp32 already is not copied
       renamed_[at(old_.operations[o].outputs.front())] = op.inputs.front();
       return;
     }
@@ -276,8 +288,7 @@ class Rewriter {
       return push(std::move(op));
     }
     // A product of fp32 copies (a router's) stays one where no autocast makes 16 bits of them.
-    const bool is_wide =
-        !is_autocast_ && layer_.tensors[at(op.outputs.front())].type == ElementType::kFp32;
+    const bool is_wide = (!is_autocast_ || routes_in_fp32_) && makes_fp32(op);
     for (const Index t : Indices(op.inputs)) {
       if (!is_fp32(t) || is_wide) continue;
       replace(op, t, cast(t, ElementType::kCompute));
@@ -543,6 +554,7 @@ class Rewriter {
   LayerSpec layer_;
   std::vector<Index> renamed_;
   const bool is_autocast_;
+  const bool routes_in_fp32_;
   const bool streams_fp32_;
   const bool is_narrowed_;
   std::vector<bool> fp32_;
@@ -584,31 +596,49 @@ void add_train_metrics(LayerSpec& loss, const Plan& plan) {
 
 namespace {
 
-// Layer by layer, with what the ones before hand on. Whether a block hands on what it is not given.
+// Layer by layer, with what the ones before hand on; of a kind that is given one thing here and
+// another there, two are made. Whether a block hands on what it is not given.
 bool rewrite(const ModelSpec& model, const Plan& plan, bool streams_fp32, ModelSpec& rewritten) {
-  std::vector<bool> done(model.kinds.size(), false), hands_on(model.kinds.size(), false);
-  const auto kind_of = [&](std::int32_t layer) {
-    return static_cast<std::size_t>(model.order[static_cast<std::size_t>(layer)].kind);
+  struct Made {
+    std::int32_t of = 0;  // a kind of `model`
+    Arrives arrives;
+    std::int32_t kind = 0;
+    bool hands_on = false;
   };
+  std::vector<Made> made;
+  std::vector<bool> hands_on(model.order.size(), false);
+  rewritten = model;
   bool widens = false;
   for (std::int32_t l = 0; l < static_cast<std::int32_t>(model.order.size()); ++l) {
-    const std::size_t kind = kind_of(l);
-    if (done[kind]) continue;
-    const LayerSpec& layer = model.kinds[kind];
+    const std::int32_t kind = model.order[at(l)].kind;
+    const LayerSpec& layer = model.kinds[at(kind)];
     Arrives arrives;
     // fully_shard casts what its units are given.
     const bool is_cast = plan.runtime.kind == RuntimeKind::kFsdp2 &&
                          plan.units.blocks == UnitPlacement::kOwn &&
                          layer.role == LayerRole::kBlock && !plan.autocast;
-    const bool comes = l > 0 && layer.role != LayerRole::kEmbedding && hands_on[kind_of(l - 1)];
+    const bool comes = l > 0 && layer.role != LayerRole::kEmbedding && hands_on[at(l - 1)];
     arrives.input = comes && !is_cast;
     arrives.narrowed = comes && is_cast;
-    arrives.joined = layer.joins >= 0 && hands_on[kind_of(chain_joined_at(model, l) - 1)];
-    Rewriter rewriter(layer, plan, model, arrives, streams_fp32);
-    rewritten.kinds[kind] = rewriter.run();
-    hands_on[kind] = rewriter.hands_on_fp32();
-    done[kind] = true;
-    widens |= layer.role == LayerRole::kBlock && hands_on[kind] && !arrives.input;
+    arrives.joined = layer.joins >= 0 && hands_on[at(chain_joined_at(model, l) - 1)];
+    auto found = std::ranges::find_if(
+        made, [&](const Made& each) { return each.of == kind && each.arrives == arrives; });
+    if (found == made.end()) {
+      Rewriter rewriter(layer, plan, model, arrives, streams_fp32);
+      LayerSpec made_of_it = rewriter.run();
+      Made entry{kind, arrives, kind, rewriter.hands_on_fp32()};
+      if (std::ranges::find(made, kind, &Made::of) == made.end()) {
+        rewritten.kinds[at(kind)] = std::move(made_of_it);
+      } else {
+        entry.kind = static_cast<std::int32_t>(rewritten.kinds.size());
+        rewritten.kinds.push_back(std::move(made_of_it));
+      }
+      made.push_back(entry);
+      found = made.end() - 1;
+    }
+    rewritten.order[at(l)].kind = found->kind;
+    hands_on[at(l)] = found->hands_on;
+    widens |= layer.role == LayerRole::kBlock && found->hands_on && !arrives.input;
   }
   return widens;
 }

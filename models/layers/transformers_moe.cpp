@@ -33,9 +33,10 @@ using Indices = std::vector<Index>;
 struct MixtureCode {
   std::string_view family;
   bool shared_first = false;  // the shared expert runs in front of router and experts
-  bool fp32_router = false;   // ... multiplies fp32 copies, though its scores have no factor
-  bool frozen_bias = false;   // what corrects the scores is a parameter that is not trained
-  bool router_last = false;   // defined behind the experts
+  // ... multiplies fp32 copies where autocast is off, though its scores have no factor.
+  bool fp32_router = false;
+  bool frozen_bias = false;  // what corrects the scores is a parameter that is not trained
+  bool router_last = false;  // defined behind the experts
   // A block's norms are defined in front of all else, or everything where it is used.
   bool norms_first = false, as_used = false;
 };
@@ -72,15 +73,13 @@ class ExpertRewriter {
     const auto begin = named("router_to_fp32");
     const auto end = named("scatter_add");
     const auto first = std::find_if(old.begin(), old.end(), is_grouped);
-    // Llama 4's experts, which are no grouped products and have their scores by a sigmoid without a
-    // factor, stay as models/layers/moe.cpp wrote them.
     has_biases_ = std::any_of(old.begin(), old.end(), [&](const Operation& op) {
       return is_grouped(op) && op.parameters.size() != 1;
     });
     scales_ = named("scale_scores") != old.end();
     const bool is_fused = std::count_if(old.begin(), old.end(), is_grouped) == 2;
-    if (begin == old.end() || end == old.end() || first == old.end() ||
-        (is_fused && named("sigmoid") != old.end())) {
+    is_dense_ = is_fused && named("sigmoid") != old.end();
+    if (begin == old.end() || end == old.end() || first == old.end()) {
       layer_.operations = std::move(old);
       return;
     }
@@ -95,12 +94,15 @@ class ExpertRewriter {
         begin, end, [](const Operation& op) { return op.function == Function::kTopK; });
     top_k_ = layer_.tensors[at(topk.outputs.front())].per_token;
     hidden_ = last->n;
-    if (has_biases_) {
+    const Index input = named("gather_rows")->inputs.front();
+    if (is_dense_) {
+      route_all(logits, input);
+    } else if (has_biases_) {
       route_chosen(logits);
     } else {
       route(logits, old[static_cast<std::size_t>(begin - old.begin()) + 1].function, normalizes);
     }
-    gather(named("gather_rows")->inputs.front());
+    if (!is_dense_) gather(input);
     compute(*first, *last);
     const bool shares = (last + 1)->name != "zeros_like";
     const Index output = end->outputs.front();
@@ -155,7 +157,7 @@ class ExpertRewriter {
   // Rows of experts that other ranks have are set to zero, none without expert parallelism:
   // masked_fill_ in place, masked_fill in a copy.
   Index masked(const std::string& name, Index rows, bool of_a_copy) {
-    if (has_biases_) return rows;
+    if (has_biases_ || is_dense_) return rows;
     const std::int64_t width = layer_.tensors[at(rows)].per_token;
     if (of_a_copy) {
       const Index copy = tensor(name + "_copy", width);
@@ -229,6 +231,35 @@ class ExpertRewriter {
     push("router_scores", Function::kSoftmax, {best}, weights_).saved = {weights_};
   }
 
+  // Llama 4: every expert is given every token, weighed by its score, which is 0 for all but the
+  // best.
+  void route_all(Index logits, Index input) {
+    const std::int64_t experts = layer_.tensors[at(logits)].per_token;
+    const Index best = tensor("chosen_logits", top_k_);
+    expert_ = tensor("expert", top_k_, ElementType::kInt64);
+    Operation& topk = push("topk", Function::kTopK, {logits}, best);
+    topk.outputs.push_back(expert_);
+    topk.saved = {expert_};
+    const Index spread = tensor("spread_logits", experts);
+    push("spread_logits", Function::kCopy, {best}, spread).released = {best};
+    const Index wide = tensor("router_logits_fp32", experts, ElementType::kFp32);
+    push("router_to_fp32", Function::kCast, {spread}, wide).released = {spread};
+    const Index scores = tensor("router_scores", experts, ElementType::kFp32);
+    Operation& sigmoid = push("router_scores", Function::kSigmoid, {wide}, scores);
+    sigmoid.saved = {scores};
+    sigmoid.released = {wide};
+    weights_ = tensor("expert_weights", experts);
+    push("weights_cast", Function::kCast, {scores}, weights_).released = {scores};
+    top_k_ = experts;
+    const Index repeated = tensor("repeated_rows", experts * hidden_);
+    push("repeat_rows", Function::kCopy, {input}, repeated);
+    rows_ = tensor("rows", experts * hidden_);
+    Operation& weigh = push("weigh_rows", Function::kMultiply, {repeated, weights_}, rows_);
+    weigh.saved = {repeated, weights_};
+    weigh.released = {repeated};
+    weigh.sums_last = true;
+  }
+
   void gather(Index input) {
     const Index sorted = sorted_ = tensor("sorted_experts", top_k_, ElementType::kInt64);
     order_ = tensor("order", top_k_, ElementType::kInt64);
@@ -259,8 +290,9 @@ class ExpertRewriter {
     Operation up = first;
     up.name = "experts.gate_up_proj";
     up.n = 2 * ffn;
-    up.inputs = {rows_};
-    up.saved = {rows_, offsets_};
+    up.inputs = up.saved = {rows_};
+    if (!is_dense_) up.saved.push_back(offsets_);
+    if (is_dense_) up.rows = top_k_;
     up.released = {};
     const Index gate_up = tensor("expert_gate_up", top_k_ * 2 * ffn);
     up.outputs = {gate_up};
@@ -279,7 +311,9 @@ class ExpertRewriter {
     Operation down = last;
     const Index output = tensor("expert_output", top_k_ * hidden_);
     down.inputs = {product};
-    down.saved = {product, offsets_};
+    down.saved = {product};
+    if (!is_dense_) down.saved.push_back(offsets_);
+    if (is_dense_) down.rows = top_k_;
     down.outputs = {output};
     down.released = {product};
     down.parameters = {place(last.parameters.front())};
@@ -334,6 +368,10 @@ class ExpertRewriter {
   }
 
   void combine(Index sum) {
+    if (is_dense_) {
+      push("sum_rows", Function::kAdd, {made_}, sum).released = {made_, rows_, weights_, expert_};
+      return;
+    }
     const Index weighed = tensor("weighed_rows", top_k_ * hidden_, weights_type());
     Operation& weigh = push("weigh_rows", Function::kMultiply, {made_, sorted_weights_}, weighed);
     weigh.saved = {made_, sorted_weights_};
@@ -372,7 +410,7 @@ class ExpertRewriter {
 
   LayerSpec& layer_;
   const MixtureCode code_;
-  bool scales_ = false, has_biases_ = false;
+  bool scales_ = false, has_biases_ = false, is_dense_ = false;
   std::int64_t top_k_ = 1, hidden_ = 0;
   Index expert_ = 0, sorted_ = 0, weights_ = 0, sorted_weights_ = 0, order_ = 0, rows_ = 0,
         offsets_ = 0, made_ = 0;
@@ -424,6 +462,10 @@ void order_as_transformers(LayerSpec& layer, std::string_view family) {
   for (Operation& op : layer.operations) {
     for (Index& p : op.parameters) p = place[at(p)];
   }
+}
+
+bool routes_without_autocast(std::string_view family) {
+  return row_of(kMixtureCode, family).fp32_router;
 }
 
 void use_transformers_experts(LayerSpec& layer, std::string_view family) {

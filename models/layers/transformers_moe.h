@@ -15,4 +15,7 @@ void use_transformers_experts(LayerSpec& layer, std::string_view family);
 // is behind it, then the block's norms; norms of queries and keys behind the projections.
 void order_as_transformers(LayerSpec& layer, std::string_view family);
 
+// Whether the family's router multiplies where autocast is off.
+bool routes_without_autocast(std::string_view family);
+
 }  // namespace foreshard

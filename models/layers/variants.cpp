@@ -304,13 +304,30 @@ Index add_logits(LayerSpec& layer, const char* name, ElementType type) {
   return add_tensor(layer, std::move(spec));
 }
 
+// Of what a model under autocast returns Accelerate's prepare_model makes fp32, of which a
+// DistributedDataParallel that looks for unused parameters makes a copy (_DDPSink).
+void return_fp32(LayerSpec& layer, const Plan& plan) {
+  std::vector<Operation>& ops = layer.operations;
+  Index returned = 0;
+  const auto make = [&](const char* operation, Function function, const char* name) {
+    const Index from = returned;
+    returned = add_logits(layer, name, ElementType::kFp32);
+    ops.push_back(pass(operation, function, from, returned));
+    ops.back().gradient = GradientRule::kNone;
+    ops.back().released = {from};
+  };
+  make("outputs_to_fp32", Function::kCast, "logits_fp32");
+  if (plan.runtime.kind == RuntimeKind::kDdp && plan.ddp.find_unused_parameters) {
+    make("outputs_copy", Function::kCopy, "logits_copy");
+  }
+  if (plan.logits == Logits::kHeld) ops.front().saved.push_back(returned);
+  ops.back().released.push_back(returned);
+}
+
 // A model that gives its loss the logits as they are, under autocast: log_softmax keeps their
-// dtype, nll_loss is one of the operations that autocast casts for. Then the model returns, and
-// Accelerate's prepare_model makes fp32 of its outputs, of which a DistributedDataParallel that
-// looks for unused parameters makes a copy (_DDPSink).
+// dtype, nll_loss is one of the operations that autocast casts for.
 void widen_losses(LayerSpec& layer, const Plan& plan) {
-  const auto fp32 = [&](const char* name) { return add_logits(layer, name, ElementType::kFp32); };
-  const Index wide = fp32("log_probabilities_fp32"), outputs = fp32("logits_fp32");
+  const Index wide = add_logits(layer, "log_probabilities_fp32", ElementType::kFp32);
   std::vector<Operation>& ops = layer.operations;
   const Index probabilities = ops.front().outputs.front();
   Operation& nll = ops.back();
@@ -318,18 +335,7 @@ void widen_losses(LayerSpec& layer, const Plan& plan) {
   std::replace(nll.saved.begin(), nll.saved.end(), probabilities, wide);
   nll.released = {probabilities, wide};
   ops.insert(ops.begin() + 1, pass("to_fp32", Function::kCast, probabilities, wide));
-  ops.push_back(pass("outputs_to_fp32", Function::kCast, 0, outputs));
-  ops.back().gradient = GradientRule::kNone;
-  ops.back().released = {0};
-  Index returned = outputs;
-  if (plan.runtime.kind == RuntimeKind::kDdp && plan.ddp.find_unused_parameters) {
-    returned = fp32("logits_copy");
-    ops.push_back(pass("outputs_copy", Function::kCopy, outputs, returned));
-    ops.back().gradient = GradientRule::kNone;
-    ops.back().released = {outputs};
-  }
-  if (plan.logits == Logits::kHeld) ops.front().saved.push_back(returned);
-  ops.back().released.push_back(returned);
+  return_fp32(layer, plan);
 }
 
 // The same of a loss that is fp32 by itself, for who holds the outputs.
@@ -387,6 +393,7 @@ void apply_loss(LayerSpec& layer, const Plan& plan) {
       return;
     case Loss::Kind::kCompiled:
       layer = one_kernel_loss(std::move(layer), false);
+      if (plan.compile == Compile::kModel && is_under_autocast(plan)) return_fp32(layer, plan);
       return;
     case Loss::Kind::kFused:
       layer = one_kernel_loss(std::move(layer), true);

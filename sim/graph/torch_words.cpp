@@ -58,6 +58,13 @@ std::vector<std::int32_t> as_defined(const ModelSpec& model,
     }
     order.insert(place, p);
   }
+  // A tower and what projects its features stand in front of the words' model.
+  if (model.image_tokens > 0) {
+    std::ranges::stable_partition(order, [&](std::int32_t p) {
+      const LayerSpec& layer = spec_of(p);
+      return layer.tower || (layer.role == LayerRole::kInner && layer.domain.of_images);
+    });
+  }
   if (!model.head_first) return order;
   const auto of_head = [&](std::int32_t p) {
     const LayerRole role = spec_of(p).role;

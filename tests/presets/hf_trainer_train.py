@@ -2,7 +2,7 @@
 """transformers' own Trainer, or a loop as Accelerate's examples have it, on a model of a few blocks and words of zeros.
 
     hf_trainer_train.py CASE.json      `run`: arguments of TrainingArguments, `seq`, `padded`, `dtype` and `attn` of the model, `lora` (PEFT's arguments); `model` is a config.json
-with `loop`: accelerate also `accelerator`, `plugin`, `policy` (of mixed precision), `hsdp` (replicas, shards), `deepspeed`, `ddp` (arguments each), and `hold` the outputs; `frozen`: the table of words is
+(one of images has no `seq`), with `loop`: accelerate also `accelerator`, `plugin`, `policy` (of mixed precision), `hsdp` (replicas, shards), `deepspeed`, `ddp` (arguments each), and `hold` the outputs; `frozen`: the table of words is
 """
 import tempfile
 
@@ -10,7 +10,7 @@ from watch import Words, said
 
 case = said()
 run = dict(case["run"])
-length, frozen, dtype, loop, padded, lora, attention = run.pop("seq"), run.pop("frozen", []), run.pop("dtype", "float32"), run.pop("loop", "trainer"), run.pop("padded", False), run.pop("lora", None), run.pop("attn", "sdpa")
+length, frozen, dtype, loop, padded, lora, attention = run.pop("seq", 0), run.pop("frozen", []), run.pop("dtype", "float32"), run.pop("loop", "trainer"), run.pop("padded", False), run.pop("lora", None), run.pop("attn", "sdpa")
 
 import torch  # noqa: E402
 import transformers  # noqa: E402
@@ -51,7 +51,28 @@ class Labelled(torch.utils.data.Dataset):
         return {**given, **{label: torch.zeros((), dtype=torch.long) for label in self.labels}}
 
 
+class Seen(torch.utils.data.Dataset):
+    """Images with a class, or one in front of words (LLaVA)."""
+
+    def __init__(self, config):
+        tower = getattr(config, "vision_config", config)
+        self.row = {"pixel_values": torch.zeros(3, tower.image_size, tower.image_size), "labels": torch.zeros((), dtype=torch.long)}
+        if tower is not config:
+            ids = torch.zeros(length, dtype=torch.long)
+            ids[:(tower.image_size // tower.patch_size) ** 2] = config.image_token_index
+            self.row = {**self.row, "input_ids": ids, "labels": ids, "attention_mask": torch.ones_like(ids)}
+
+    def __len__(self):
+        return 4096
+
+    def __getitem__(self, at):
+        return self.row
+
+
 def words():
+    config = transformers.AutoConfig.for_model(**case["model"])
+    if hasattr(config, "image_size") or hasattr(config, "vision_config"):
+        return Seen(config)
     rows = (Padded if padded else Words)(length)
     heads = {"ForSequenceClassification": ["labels"], "ForQuestionAnswering": ["start_positions", "end_positions"]}
     labels = next((names for head, names in heads.items() if case["model"]["architectures"][0].endswith(head)), None)

@@ -71,8 +71,9 @@ void GradientHooks::list_parameters() {
       const DType stored = !of_norm.empty() && of_norm[p] ? DType::kFp32
                            : own[p].stored_as_computed    ? plan_.param_dtype
                                                           : stored_;
+      const bool waits = is_trained(l, own[p]) || waits_in_vain(l, own[p]);
       parameters_.push_back(
-          {l, static_cast<std::int16_t>(p), is_trained(l, own[p]), false, stored, own[p].numel()});
+          {l, static_cast<std::int16_t>(p), waits, false, stored, own[p].numel()});
     }
   }
   begin_pass(0, 0);
@@ -89,6 +90,12 @@ void GradientHooks::list_parameters() {
   }
 }
 
+// What nobody freezes is waited for, though no gradient reaches it.
+bool GradientHooks::waits_in_vain(std::int32_t layer, const ParameterSpec& parameter) const {
+  const LayerSpec& spec = spec_of(layer);
+  return spec.unread && parameter.trainable && !(spec.tower && plan_.frozen.tower);
+}
+
 std::string GradientHooks::name_of(std::int32_t p) const {
   return parameter_name(model_, parameter(p).layer, parameter(p).index);
 }
@@ -96,10 +103,13 @@ std::string GradientHooks::name_of(std::int32_t p) const {
 // --- one micro-batch ---
 
 void GradientHooks::run_forward() {
-  const std::int64_t tokens = plan_.batch.micro_batch * plan_.batch.sequence / plan_.mesh.cp * 8;
   if (plan_.mesh.pp == 1) {  // (stages' are too small to count)
-    tokens_ = allocate(MemoryCategory::kInput, Stream::kCompute, -1, Bytes(tokens));
-    labels_ = allocate(MemoryCategory::kInput, Stream::kCompute, -1, Bytes(tokens));
+    const std::int64_t samples = plan_.batch.micro_batch;
+    const std::int64_t sequence = plan_.batch.sequence / plan_.mesh.cp;
+    tokens_ = allocate(MemoryCategory::kInput, Stream::kCompute, -1,
+                       Bytes(input_bytes(model_, samples, sequence)));
+    labels_ = allocate(MemoryCategory::kInput, Stream::kCompute, -1,
+                       Bytes(label_bytes(model_, samples, sequence)));
   }
   allocate_given_masks();
   for (std::int32_t l = begin_; l < end_; ++l) {

@@ -43,6 +43,7 @@ class GradientHooks : public StepBuilder {
 
   const std::vector<Parameter>& parameters() const { return parameters_; }
   const Parameter& parameter(std::int32_t p) const { return parameters_[at(p)]; }
+  bool waits_in_vain(std::int32_t layer, const ParameterSpec& parameter) const;
   std::string name_of(std::int32_t p) const;
   // Trained and used ones as autograd stores their gradients.
   const std::vector<std::int32_t>& ready_order() const { return ready_order_; }

@@ -143,10 +143,11 @@ void Fsdp1::note_facts() {
 void Fsdp1::run_forward() {
   tape_.clear();
   if (!dry_) {
-    const std::int64_t tokens = checked_multiply(
-        checked_multiply(plan_.batch.micro_batch, plan_.batch.sequence), std::int64_t{8});
-    input_tokens_ = allocate(MemoryCategory::kInput, Stream::kCompute, -1, Bytes(tokens));
-    input_labels_ = allocate(MemoryCategory::kInput, Stream::kCompute, -1, Bytes(tokens));
+    const Batch& batch = plan_.batch;
+    input_tokens_ = allocate(MemoryCategory::kInput, Stream::kCompute, -1,
+                             Bytes(input_bytes(model_, batch.micro_batch, batch.sequence)));
+    input_labels_ = allocate(MemoryCategory::kInput, Stream::kCompute, -1,
+                             Bytes(label_bytes(model_, batch.micro_batch, batch.sequence)));
     allocate_given_masks();
   }
   if (log_) log_->begin_pass();

@@ -73,11 +73,12 @@ void Zero3::run_step() {
   persistent_memory();
   for (std::int32_t m = 0; m < static_cast<std::int32_t>(plan_.batch.accumulation); ++m) {
     begin_pass(m, m);
-    const Bytes tokens(checked_multiply(
-        checked_multiply(plan_.batch.micro_batch, plan_.batch.sequence / plan_.mesh.cp),
-        std::int64_t{8}));
-    tokens_ = allocate(MemoryCategory::kInput, Stream::kCompute, -1, tokens);
-    labels_ = allocate(MemoryCategory::kInput, Stream::kCompute, -1, tokens);
+    const std::int64_t samples = plan_.batch.micro_batch;
+    const std::int64_t sequence = plan_.batch.sequence / plan_.mesh.cp;
+    tokens_ = allocate(MemoryCategory::kInput, Stream::kCompute, -1,
+                       Bytes(input_bytes(model_, samples, sequence)));
+    labels_ = allocate(MemoryCategory::kInput, Stream::kCompute, -1,
+                       Bytes(label_bytes(model_, samples, sequence)));
     allocate_given_masks();
     if (trace_ != nullptr) {
       follow(trace_->pass(m));

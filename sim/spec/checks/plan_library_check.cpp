@@ -36,10 +36,11 @@ const ParameterSpec* unused_parameter(const Plan& plan, const ModelSpec& model) 
   for (const LayerSpec& layer : model.kinds) {
     if (layer.operations.empty()) continue;  // not told what is read
     for (std::size_t p = 0; p < layer.parameters.size(); ++p) {
-      const bool is_read = std::ranges::any_of(layer.operations, [&](const Operation& op) {
-        return std::ranges::find(op.parameters, static_cast<std::int16_t>(p)) !=
-               op.parameters.end();
-      });
+      const bool is_read =
+          !layer.unread && std::ranges::any_of(layer.operations, [&](const Operation& op) {
+            return std::ranges::find(op.parameters, static_cast<std::int16_t>(p)) !=
+                   op.parameters.end();
+          });
       const ParameterSpec& parameter = layer.parameters[p];
       if (!is_read && !parameter.tied && parameter.trainable && !plan.frozen.any()) {
         return &parameter;

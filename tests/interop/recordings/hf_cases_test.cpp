@@ -88,9 +88,11 @@ TEST(HfCases, PresetsAreWhatTheirCodesDo) {
       {"drawn_14_26_trl_sft_mistral_fsdp2", 0.023},  // ... of a model of 270 MiB
       {"drawn_14_29_accelerate_seq_qwen2", 0.005},
       {"drawn_16_05_trainer_nemotron", 0.004},  // cuDNN takes masks: joined heads are copied
+      {"drawn_17_12_accelerate_t5", 0.006},     // its cache, and the encoder's output in fp32
+      {"drawn_18_08_accelerate_llama4", 0.007},
       {"ordered_bert", 0.004}};
   const ConformanceFolder folder = conform_hf_cases(kCases.parent_path() / "preset_cases", {});
-  ASSERT_EQ(folder.rows.size(), 106U);
+  ASSERT_EQ(folder.rows.size(), 112U);
   for (const Conformance& row : folder.rows) {
     SCOPED_TRACE(row.id);
     ASSERT_EQ(row.state, Conformance::State::kCompared) << row.reason;
