@@ -17,6 +17,7 @@
 #include "exec/null/device.h"
 #include "exec/null/log.h"
 #include "exec/null/record.h"
+#include "exec/null/state.h"
 #include "exec/null/unanswered.h"
 
 namespace foreshard::null {
@@ -143,18 +144,13 @@ struct Kernels {
   std::map<const void*, int> architectures;
   std::map<const void*, Known> known;
 };
-Kernels& kernels() {
-  static Kernels* const k = new Kernels;
-  return *k;
-}
 
 const Kernels::Known& kernel(const void* function) {
-  Kernels& all = kernels();
-  const std::lock_guard lock(all.mutex);
-  Kernels::Known& known = all.known[function];
+  const Held<Kernels> all;
+  Kernels::Known& known = all->known[function];
   if (known.name < 0) {
-    const auto it = all.names.find(function);
-    const std::string name = it == all.names.end() ? "a kernel without a name" : it->second;
+    const auto it = all->names.find(function);
+    const std::string name = it == all->names.end() ? "a kernel without a name" : it->second;
     known.name = name_id(name);
     const std::vector<std::string> types = argument_types(name);
     known.words = argument_words(types);
@@ -205,7 +201,7 @@ thread_local std::vector<Configuration> configurations;
 using namespace foreshard::null;
 
 // ---- registration of kernels, at the load of each library ----
-FORESHARD_NULL_API void** __cudaRegisterFatBinary(void* wrapper) {
+API void** __cudaRegisterFatBinary(void* wrapper) {
   patch_unanswered();
   // The handle is the architecture, once for each.
   static std::map<int, void*>* const handles = new std::map<int, void*>;
@@ -214,29 +210,25 @@ FORESHARD_NULL_API void** __cudaRegisterFatBinary(void* wrapper) {
   handle = reinterpret_cast<void*>(static_cast<std::intptr_t>(architecture));
   return &handle;
 }
-FORESHARD_NULL_API void __cudaRegisterFatBinaryEnd(void**) {}
-FORESHARD_NULL_API void __cudaUnregisterFatBinary(void**) {}
-FORESHARD_NULL_API void __cudaRegisterVar(void**, char*, char*, const char*, int, std::size_t, int,
-                                          int) {}
-FORESHARD_NULL_API void __cudaRegisterManagedVar(void**, void**, char*, const char*, int,
-                                                 std::size_t, int, int) {}
-FORESHARD_NULL_API char __cudaInitModule(void**) { return 1; }
-FORESHARD_NULL_API void __cudaRegisterFunction(void** handle, const char* host, char*,
-                                               const char* name, int, void*, void*, void*, void*,
-                                               int*) {
-  Kernels& all = kernels();
-  const std::lock_guard lock(all.mutex);
-  all.names[host] = name;
+API void __cudaRegisterFatBinaryEnd(void**) {}
+API void __cudaUnregisterFatBinary(void**) {}
+API void __cudaRegisterVar(void**, char*, char*, const char*, int, std::size_t, int, int) {}
+API void __cudaRegisterManagedVar(void**, void**, char*, const char*, int, std::size_t, int, int) {}
+API char __cudaInitModule(void**) { return 1; }
+API void __cudaRegisterFunction(void** handle, const char* host, char*, const char* name, int,
+                                void*, void*, void*, void*, int*) {
+  const Held<Kernels> all;
+  all->names[host] = name;
   if (handle == nullptr) return;
-  all.architectures[host] = static_cast<int>(reinterpret_cast<std::intptr_t>(*handle));
+  all->architectures[host] = static_cast<int>(reinterpret_cast<std::intptr_t>(*handle));
 }
-FORESHARD_NULL_API unsigned __cudaPushCallConfiguration(Dim3 grid, Dim3 block,
-                                                        std::size_t shared_bytes, void* stream) {
+API unsigned __cudaPushCallConfiguration(Dim3 grid, Dim3 block, std::size_t shared_bytes,
+                                         void* stream) {
   configurations.push_back({grid, block, shared_bytes, stream});
   return 0;
 }
-FORESHARD_NULL_API Status __cudaPopCallConfiguration(Dim3* grid, Dim3* block,
-                                                     std::size_t* shared_bytes, void* stream) {
+API Status __cudaPopCallConfiguration(Dim3* grid, Dim3* block, std::size_t* shared_bytes,
+                                      void* stream) {
   if (configurations.empty()) return kInvalidValue;
   const Configuration c = configurations.back();
   configurations.pop_back();
@@ -246,47 +238,42 @@ FORESHARD_NULL_API Status __cudaPopCallConfiguration(Dim3* grid, Dim3* block,
   *static_cast<void**>(stream) = c.stream;
   return kSuccess;
 }
-FORESHARD_NULL_API Status __cudaGetKernel(void** kernel, const void* function) {
-  *kernel = const_cast<void*>(function);
-  return kSuccess;
+API Status __cudaGetKernel(void** kernel, const void* function) {
+  return *kernel = const_cast<void*>(function), kSuccess;
 }
-FORESHARD_NULL_API Status __cudaLaunchKernel(void* kernel, Dim3 grid, Dim3 block, void** arguments,
-                                             std::size_t shared_bytes, StreamHandle stream) {
+API Status __cudaLaunchKernel(void* kernel, Dim3 grid, Dim3 block, void** arguments,
+                              std::size_t shared_bytes, StreamHandle stream) {
   return launch(kernel, grid, block, arguments, shared_bytes, stream);
 }
-FORESHARD_NULL_API Status cudaLaunchKernel(const void* function, Dim3 grid, Dim3 block,
-                                           void** arguments, std::size_t shared_bytes,
-                                           StreamHandle stream) {
+API Status cudaLaunchKernel(const void* function, Dim3 grid, Dim3 block, void** arguments,
+                            std::size_t shared_bytes, StreamHandle stream) {
   return launch(function, grid, block, arguments, shared_bytes, stream);
 }
-FORESHARD_NULL_API Status cudaLaunchCooperativeKernel(const void* function, Dim3 grid, Dim3 block,
-                                                      void** arguments, std::size_t shared_bytes,
-                                                      StreamHandle stream) {
+API Status cudaLaunchCooperativeKernel(const void* function, Dim3 grid, Dim3 block,
+                                       void** arguments, std::size_t shared_bytes,
+                                       StreamHandle stream) {
   return launch(function, grid, block, arguments, shared_bytes, stream);
 }
-FORESHARD_NULL_API Status cudaLaunchKernelExC(const LaunchConfig* c, const void* function,
-                                              void** arguments) {
+API Status cudaLaunchKernelExC(const LaunchConfig* c, const void* function, void** arguments) {
   return launch(function, c->grid, c->block, arguments, c->shared_bytes, c->stream);
 }
-FORESHARD_NULL_API Status cudaLaunchHostFunc(StreamHandle, void (*function)(void*), void* data) {
+API Status cudaLaunchHostFunc(StreamHandle, void (*function)(void*), void* data) {
   function(data);
   return kSuccess;
 }
-FORESHARD_NULL_API Status cudaStreamAddCallback(StreamHandle stream,
-                                                void (*function)(StreamHandle, Status, void*),
-                                                void* data, unsigned) {
+API Status cudaStreamAddCallback(StreamHandle stream, void (*function)(StreamHandle, Status, void*),
+                                 void* data, unsigned) {
   function(stream, kSuccess, data);
   return kSuccess;
 }
-FORESHARD_NULL_API Status cudaFuncGetAttributes(FunctionAttributes* a, const void* function) {
+API Status cudaFuncGetAttributes(FunctionAttributes* a, const void* function) {
   std::memset(a, 0, sizeof *a);
   int binary = properties().major * 10 + properties().minor;
   {
-    Kernels& all = kernels();
-    const std::lock_guard lock(all.mutex);
-    const auto it = all.architectures.find(function);
+    const Held<Kernels> all;
+    const auto it = all->architectures.find(function);
     // CUB picks its kernels by it, of the architectures that it was compiled for.
-    if (it != all.architectures.end()) binary = it->second;
+    if (it != all->architectures.end()) binary = it->second;
   }
   a->max_threads = 1024;
   a->registers = 32;
@@ -294,18 +281,17 @@ FORESHARD_NULL_API Status cudaFuncGetAttributes(FunctionAttributes* a, const voi
   a->max_dynamic_shared = 49152;
   return kSuccess;
 }
-FORESHARD_NULL_API Status cudaFuncSetAttribute(const void*, int, int) { return kSuccess; }
-FORESHARD_NULL_API Status cudaFuncSetCacheConfig(const void*, int) { return kSuccess; }
+DONE(cudaFuncSetAttribute)
+DONE(cudaFuncSetCacheConfig)
 // As many blocks as threads allow; registers and shared memory are not looked at.
-FORESHARD_NULL_API Status cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(
-    int* count, const void*, int threads, std::size_t, unsigned) {
-  *count = threads <= 0 ? 1 : std::max(1, properties().threads_per_multiprocessor / threads);
-  return kSuccess;
+API Status cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int* count, const void*,
+                                                                  int threads, std::size_t,
+                                                                  unsigned) {
+  return *count = threads <= 0 ? 1 : std::max(1, properties().threads_per_multiprocessor / threads),
+         kSuccess;
 }
-FORESHARD_NULL_API Status cudaOccupancyMaxActiveBlocksPerMultiprocessor(int* count,
-                                                                        const void* function,
-                                                                        int threads,
-                                                                        std::size_t shared) {
+API Status cudaOccupancyMaxActiveBlocksPerMultiprocessor(int* count, const void* function,
+                                                         int threads, std::size_t shared) {
   return cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(count, function, threads, shared,
                                                                 0);
 }
