@@ -4,7 +4,6 @@
 #include <vector>
 
 #include "cli/exec/exec_command_line.h"
-#include "cli/failure.h"
 #include "cli/interrupt.h"
 #include "cli/output.h"
 
