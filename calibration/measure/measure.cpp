@@ -19,7 +19,6 @@
 
 #include "calibration/measure/bench.h"
 #include "calibration/measure/device_collectives.h"
-#include "calibration/measure/kernels.h"
 #include "exec/comm/communicator.h"
 #include "exec/engine/stream.h"
 #include "exec/memory/allocator.h"

@@ -15,7 +15,6 @@
 #include <utility>
 
 #include "interop/recordings/recorded_job.h"
-#include "interop/traces/infer_model.h"
 #include "interop/traces/infer_readings.h"
 #include "sim/base/error.h"
 #include "sim/base/unit_strings.h"
