@@ -1,18 +1,22 @@
-// Every figure is a row of one table and read by the same function, which takes a plain value or
-// {value, source} and notes where it came from.
+// Every figure is a row of one table, which makes the schema, too, and is read by the same
+// function, which takes a plain value or {value, source} and notes where it came from.
 #include "calibration/machine_figures.h"
 
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <functional>
+#include <iterator>
 #include <limits>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "sim/base/error.h"
+#include "sim/base/unit_strings.h"
 #include "sim/spec/gpu_generation.h"
 
 namespace foreshard {
@@ -80,11 +84,14 @@ class FigureReader {
 // 3.6 kW; ConnectX-9: 1.6 Tbit/s).
 struct Figure {
   std::string_view section, key;
-  bool is_needed;  // else only some prices and answers need it
+  bool is_needed;         // else only some prices and answers need it
+  std::string_view unit;  // or what else it is; of quantities the schema has a definition
   void (*read)(const Figure&, const ConfigNode&, Cluster&);
-  const char* expected;
+  std::pair<std::string, Json> (*shown)(const Figure&, const Cluster&);
+  std::string_view expected, says;
   double least = 0, most = 0;
   double (*of)(const Cluster&) = nullptr;  // where the range is not held as it is read
+  bool is_shown = true;
 };
 
 double number_of(double value) { return value; }
@@ -93,24 +100,40 @@ double number_of(Time time) { return time.seconds(); }
 double number_of(BytesPerSecond rate) { return rate.value(); }
 double number_of(FlopsPerSecond rate) { return rate.value(); }
 
+using Shown = std::pair<std::string, Json>;
+Shown shown(std::string_view, const std::string& text) { return {text, text}; }
+Shown shown(std::string_view, bool flag) { return {flag ? "true" : "false", flag}; }
+Shown shown(std::string_view, std::int64_t n) { return {format_count(n), n}; }
+Shown shown(std::string_view, Bytes size) { return {format_bytes(size), size.count()}; }
+Shown shown(std::string_view, Time time) { return {format_time(time), time.seconds()}; }
+Shown shown(std::string_view, BytesPerSecond r) { return {format_bandwidth(r), r.value()}; }
+Shown shown(std::string_view, FlopsPerSecond r) { return {format_flop_rate(r), r.value()}; }
+Shown shown(std::string_view unit, double n) {
+  if (unit == "frequency") return {fmt::format("{:.0f} MHz", n / 1e6), n};
+  if (unit == "power") return {fmt::format("{:g} W", n), n};
+  return {unit == "price" ? fmt::format("{:.2f} USD", n) : fmt::format("{}", n), n};
+}
+
 // Rows of the table below: a figure is the member of its name, `c` the cluster, `n` what is read.
-#define FORESHARD_FIGURE(section_, key_, is_needed_, reads, expected_, ...)                        \
+#define FORESHARD_FIGURE(section_, key_, is_needed_, unit_, reads, expected_, says_, ...)          \
   {                                                                                                \
-    .section = #section_, .key = #key_, .is_needed = is_needed_,                                   \
+    .section = #section_, .key = #key_, .is_needed = is_needed_, .unit = unit_,                    \
     .read = [](const Figure& figure [[maybe_unused]], const ConfigNode& n, Cluster& c) { reads; }, \
-    .expected = expected_ __VA_OPT__(, ) __VA_ARGS__                                               \
+    .shown = [](const Figure& f, const Cluster& c) { return shown(f.unit, c.section_.key_); },     \
+    .expected = expected_, .says = says_ __VA_OPT__(, ) __VA_ARGS__                                \
   }
-#define FORESHARD_NAME(section_, key_, expected_) \
-  FORESHARD_FIGURE(section_, key_, true, c.section_.key_ = read_name(n), expected_)
-#define FORESHARD_COUNT(section_, key_, is_needed_, least_, most_, expected_)          \
-  FORESHARD_FIGURE(section_, key_, is_needed_,                                         \
-                   c.section_.key_ = n.as_int(static_cast<std::int64_t>(figure.least), \
-                                              static_cast<std::int64_t>(figure.most)), \
-                   expected_, .least = least_, .most = most_)
-#define FORESHARD_VALUE(section_, key_, is_needed_, as, least_, most_, expected_)       \
-  FORESHARD_FIGURE(                                                                     \
-      section_, key_, is_needed_, c.section_.key_ = n.as(), expected_, .least = least_, \
-      .most = most_, .of = [](const Cluster& c) { return number_of(c.section_.key_); })
+#define FORESHARD_NAME(section_, key_, ...) \
+  FORESHARD_FIGURE(section_, key_, true, "name", c.section_.key_ = read_name(n), __VA_ARGS__)
+#define FORESHARD_COUNT(section_, key_, is_needed_, least_, most_, expected_, says_, ...) \
+  FORESHARD_FIGURE(section_, key_, is_needed_, "count",                                   \
+                   c.section_.key_ = n.as_int(static_cast<std::int64_t>(figure.least),    \
+                                              static_cast<std::int64_t>(figure.most)),    \
+                   expected_, says_, .least = least_, .most = most_ __VA_OPT__(, ) __VA_ARGS__)
+#define FORESHARD_VALUE(section_, key_, is_needed_, unit_, least_, most_, ...)           \
+  FORESHARD_FIGURE(                                                                      \
+      section_, key_, is_needed_, #unit_, c.section_.key_ = n.as_##unit_(), __VA_ARGS__, \
+      .least = least_, .most = most_,                                                    \
+      .of = [](const Cluster& c) { return number_of(c.section_.key_); })
 
 std::string read_name(const ConfigNode& value) {
   std::string text = value.as_string();
@@ -120,52 +143,72 @@ std::string read_name(const ConfigNode& value) {
 
 constexpr double kTiB = 1024.0 * 1024 * 1024 * 1024;
 constexpr Figure kFigures[] = {
-    FORESHARD_NAME(gpu, name, "a name such as NVIDIA H100"),
-    FORESHARD_COUNT(gpu, multiprocessors, true, 1, 100'000, "a count such as 132"),
-    FORESHARD_VALUE(gpu, peak_bf16, true, as_flop_rate, 1e9, 2e17,
-                    "1GFLOP/s to 200PFLOP/s, such as 989TFLOP/s"),
-    FORESHARD_VALUE(gpu, peak_fp32, true, as_flop_rate, 1e9, 2e17,
-                    "1GFLOP/s to 200PFLOP/s, such as 67TFLOP/s"),
-    FORESHARD_VALUE(gpu, memory, true, as_bytes, 1024.0 * 1024, 10 * kTiB,
-                    "1MiB to 10TiB of one GPU, such as 79.1GiB"),
-    FORESHARD_VALUE(gpu, memory_bandwidth, true, as_bandwidth, 1e8, 3e14,
-                    "100MB/s to 300TB/s, such as 3350GB/s"),
-    FORESHARD_FIGURE(gpu, architecture, false,
+    FORESHARD_NAME(gpu, name, "a name such as NVIDIA H100", "Name for people."),
+    FORESHARD_COUNT(gpu, multiprocessors, true, 1, 100'000, "a count such as 132",
+                    "Streaming multiprocessors."),
+    FORESHARD_VALUE(gpu, peak_bf16, true, flop_rate, 1e9, 2e17,
+                    "1GFLOP/s to 200PFLOP/s, such as 989TFLOP/s",
+                    "Dense peak of bf16 and fp16 matrix products."),
+    FORESHARD_VALUE(gpu, peak_fp32, true, flop_rate, 1e9, 2e17,
+                    "1GFLOP/s to 200PFLOP/s, such as 67TFLOP/s", "Peak of fp32 without TF32."),
+    FORESHARD_VALUE(gpu, memory, true, bytes, 1024.0 * 1024, 10 * kTiB,
+                    "1MiB to 10TiB of one GPU, such as 79.1GiB", "What the driver reports."),
+    FORESHARD_VALUE(gpu, memory_bandwidth, true, bandwidth, 1e8, 3e14,
+                    "100MB/s to 300TB/s, such as 3350GB/s", "Of device memory."),
+    FORESHARD_FIGURE(gpu, architecture, false, "architecture",
                      c.gpu.architecture = gpu_architectures()[n.as_choice(gpu_architectures())],
-                     "a name such as hopper"),
-    FORESHARD_VALUE(gpu, clock, false, as_frequency, 1e7, 1e10, "10MHz to 10GHz, such as 1980MHz"),
-    FORESHARD_VALUE(gpu, peak_fp8, false, as_flop_rate, 0, 2.5e17,
-                    "0TFLOP/s (no fp8 units) to 250PFLOP/s, such as 1979TFLOP/s"),
-    FORESHARD_VALUE(gpu, power_limit, false, as_power, 5, 3.6e4,
-                    "5W to 36kW of one GPU, such as 700W"),
-    FORESHARD_VALUE(gpu, price_per_hour, false, as_price, 0, 1e4,
-                    "0USD/h to 10000USD/h of one GPU, such as 2.95USD/h"),
-    FORESHARD_NAME(node, key, "a name such as hgx-h100"),
-    FORESHARD_COUNT(node, gpus, true, 1, 4096, "GPUs of a node, such as 8"),
-    FORESHARD_VALUE(node, gpu_link, true, as_bandwidth, 1e6, 4e13,
-                    "1MB/s to 40TB/s, such as 450GB/s"),
-    FORESHARD_NAME(node, gpu_link_name, "a name such as NVLink4"),
-    FORESHARD_COUNT(node, nics, true, 0, 4096, "network ports of a node, such as 8"),
-    FORESHARD_VALUE(node, nic_rate, true, as_bandwidth, 1e5, 2e12,
-                    "1Mbit/s to 16Tbit/s of one port, such as 400Gbit/s"),
-    FORESHARD_NAME(node, nic_name, "a name such as ConnectX-7"),
-    FORESHARD_VALUE(node, link_latency, true, as_time, 1e-9, 1e-3, "1ns to 1ms, such as 600ns"),
-    FORESHARD_VALUE(node, nic_latency, true, as_time, 1e-9, 0.1, "1ns to 100ms, such as 2700ns"),
-    FORESHARD_VALUE(node, host_link, false, as_bandwidth, 1e6, 2e13,
-                    "1MB/s to 20TB/s, such as 48GB/s"),
-    FORESHARD_VALUE(node, host_memory_bandwidth, false, as_bandwidth, 1e8, 2e14,
-                    "100MB/s to 200TB/s, such as 614.4GB/s"),
-    FORESHARD_VALUE(node, storage_bandwidth, false, as_bandwidth, 1e5, 1e13,
-                    "100kB/s to 10TB/s, such as 25GB/s"),
-    FORESHARD_COUNT(node, link_domain, false, 1, 4096, "a count"),
-    FORESHARD_COUNT(node, pcie_switches, false, 0, 4096, "a count"),
-    FORESHARD_FIGURE(node, peer_access, false, c.node.peer_access = n.as_bool(), "true or false"),
-    FORESHARD_FIGURE(network, kind, true, n.as_choice({"rail fat tree"});
-                     c.network.kind = "rail fat tree", "rail fat tree"),
+                     "a name such as hopper", "Name of the chip generation."),
+    FORESHARD_VALUE(gpu, clock, false, frequency, 1e7, 1e10, "10MHz to 10GHz, such as 1980MHz",
+                    "Boost clock."),
+    FORESHARD_VALUE(gpu, peak_fp8, false, flop_rate, 0, 2.5e17,
+                    "0TFLOP/s (no fp8 units) to 250PFLOP/s, such as 1979TFLOP/s",
+                    "Dense fp8 rate, accumulated in fp32; 0TFLOP/s where there is none."),
+    FORESHARD_VALUE(gpu, power_limit, false, power, 5, 3.6e4, "5W to 36kW of one GPU, such as 700W",
+                    "Power limit of one GPU: sustained clocks follow it."),
+    FORESHARD_VALUE(gpu, price_per_hour, false, price, 0, 1e4,
+                    "0USD/h to 10000USD/h of one GPU, such as 2.95USD/h",
+                    "Price of one GPU for an hour."),
+    FORESHARD_NAME(node, key, "a name such as hgx-h100", "Name of the kind of node."),
+    FORESHARD_COUNT(node, gpus, true, 1, 4096, "GPUs of a node, such as 8", "GPUs per node."),
+    FORESHARD_VALUE(node, gpu_link, true, bandwidth, 1e6, 4e13, "1MB/s to 40TB/s, such as 450GB/s",
+                    "Link of one GPU, one direction."),
+    FORESHARD_NAME(node, gpu_link_name, "a name such as NVLink4", "Name of the link."),
+    FORESHARD_COUNT(node, nics, true, 0, 4096, "network ports of a node, such as 8",
+                    "Network ports per node."),
+    FORESHARD_VALUE(node, nic_rate, true, bandwidth, 1e5, 2e12,
+                    "1Mbit/s to 16Tbit/s of one port, such as 400Gbit/s",
+                    "Rate of one port, one direction."),
+    FORESHARD_NAME(node, nic_name, "a name such as ConnectX-7", "Name of the port."),
+    FORESHARD_VALUE(node, link_latency, true, time, 1e-9, 1e-3, "1ns to 1ms, such as 600ns",
+                    "GPU to GPU inside the node."),
+    FORESHARD_VALUE(node, nic_latency, true, time, 1e-9, 0.1, "1ns to 100ms, such as 2700ns",
+                    "GPU to GPU of the next node."),
+    FORESHARD_VALUE(node, host_link, false, bandwidth, 1e6, 2e13, "1MB/s to 20TB/s, such as 48GB/s",
+                    "PCIe between the host and a GPU, usable, one direction."),
+    FORESHARD_VALUE(node, host_memory_bandwidth, false, bandwidth, 1e8, 2e14,
+                    "100MB/s to 200TB/s, such as 614.4GB/s", "Of the node's host memory."),
+    FORESHARD_VALUE(node, storage_bandwidth, false, bandwidth, 1e5, 1e13,
+                    "100kB/s to 10TB/s, such as 25GB/s", "Of the node's NVMe drives together."),
+    FORESHARD_COUNT(
+        node, link_domain, false, 1, 4096, "a count",
+        "Consecutive nodes whose GPUs hang on one NVLink switch, 18 in an NVL72 rack; default 1.",
+        .is_shown = false),
+    FORESHARD_COUNT(
+        node, pcie_switches, false, 0, 4096, "a count",
+        "PCIe switches of the node that GPUs and ports hang on; default: not stated, 0.",
+        .is_shown = false),
+    FORESHARD_FIGURE(node, peer_access, false, "flag", c.node.peer_access = n.as_bool(),
+                     "true or false",
+                     "Whether GPUs reach each other's memory over PCIe; false: through the host's, "
+                     "as GeForce drivers have it; default: true.",
+                     .is_shown = false),
+    FORESHARD_FIGURE(network, kind, true, "kind", n.as_choice({"rail fat tree"});
+                     c.network.kind = "rail fat tree", "rail fat tree", "Topology."),
     FORESHARD_COUNT(network, nodes_per_leaf, true, 1, 1'000'000,
-                    "nodes on one leaf switch, such as 32"),
-    FORESHARD_FIGURE(network, oversubscription, true,
-                     c.network.oversubscription = n.as_double(1, 1000), "1 or more"),
+                    "nodes on one leaf switch, such as 32", "Nodes on one leaf switch."),
+    FORESHARD_FIGURE(network, oversubscription, true, "ratio",
+                     c.network.oversubscription = n.as_double(figure.least, figure.most),
+                     "1 or more", "Of leaf up-links; 1 is non-blocking.", .least = 1, .most = 1000),
 };
 
 #undef FORESHARD_VALUE
@@ -229,6 +272,41 @@ constexpr Pair kPairs[] = {
      "a rate above that of the links, such as 3350GB/s"},
 };
 
+// A value of that schema, plain or with its source.
+Json with_source(const Json& value) {
+  Json sourced = {{"$ref", "#/definitions/sourced"}}, typed;
+  typed["properties"]["value"] = value;
+  Json both;
+  both["allOf"] = Json::array({sourced, typed});
+  return Json::array({value, both});
+}
+
+Json schema_of(const Figure& figure) {
+  if (figure.unit == "flag") return {{"type", "boolean"}};
+  if (figure.unit == "kind") return {{"enum", Json::array({"rail fat tree"})}};
+  if (figure.unit == "architecture") return {{"enum", gpu_architectures()}};
+  if (figure.unit == "count") {
+    return {{"type", "integer"},
+            {"minimum", static_cast<std::int64_t>(figure.least)},
+            {"maximum", static_cast<std::int64_t>(figure.most)}};
+  }
+  if (figure.unit == "ratio") {
+    return {{"type", "number"}, {"minimum", figure.least}, {"maximum", figure.most}};
+  }
+  return {{"$ref", fmt::format("#/definitions/{}", figure.unit)}};
+}
+
+// "memory_bandwidth_bytes_per_s"
+std::string json_key(const Figure& figure) {
+  constexpr std::pair<std::string_view, std::string_view> kEndings[] = {
+      {"flop_rate", "_flop_per_s"}, {"bytes", "_bytes"}, {"bandwidth", "_bytes_per_s"},
+      {"frequency", "_hz"},         {"power", "_w"},     {"time", "_s"}};
+  if (figure.unit == "price") return "price_usd_per_hour";
+  const auto* const ending =
+      std::ranges::find(kEndings, figure.unit, [](const auto& each) { return each.first; });
+  return std::string(figure.key) + std::string(ending == std::end(kEndings) ? "" : ending->second);
+}
+
 void check_power(const ConfigNode& root, const Cluster& cluster, const Cluster* catalogue) {
   const ConfigNode* figure = find_figure(root, "gpu", "power_limit");
   if (figure == nullptr || catalogue == nullptr) return;
@@ -258,7 +336,7 @@ void read_figures(const ConfigNode& root, MissingFigures missing, Cluster& clust
       const auto read = [&](const ConfigNode& value) {
         figure.read(figure, value, cluster);
         if (figure.of == nullptr || figure.least <= 0 || figure.of(cluster) > 0) return;
-        throw value.error("must be more than zero", figure.expected);
+        throw value.error("must be more than zero", std::string(figure.expected));
       };
       reader.figure(node, figure.key, fmt::format("{}.{}", section, figure.key), figure.expected,
                     read);
@@ -290,7 +368,8 @@ void check_physics(const ConfigNode& root, const Cluster& cluster, const Cluster
     if (said == nullptr || figure.of == nullptr) continue;
     const double value = figure.of(cluster);
     if (value >= figure.least && value <= figure.most) continue;
-    throw said->error(fmt::format("{} is out of range", said->text()), figure.expected);
+    throw said->error(fmt::format("{} is out of range", said->text()),
+                      std::string(figure.expected));
   }
   check_power(root, cluster, catalogue);
   for (const Pair& pair : kPairs) {
@@ -298,6 +377,39 @@ void check_physics(const ConfigNode& root, const Cluster& cluster, const Cluster
     if (figure == nullptr || pair.of(cluster) <= pair.most(cluster)) continue;
     throw figure->error(fmt::format("{}: {}", figure->text(), pair.why), pair.expected);
   }
+}
+
+std::vector<ShownFigure> shown_figures(const Cluster& cluster) {
+  std::vector<ShownFigure> list;
+  for (const Figure& figure : kFigures) {
+    if (!figure.is_shown) continue;
+    auto [text, value] = figure.shown(figure, cluster);
+    list.push_back({fmt::format("{}.{}", figure.section, figure.key), json_key(figure),
+                    std::move(text), std::move(value)});
+  }
+  if (const std::optional<Bytes> outside = cluster.memory_outside_allocator) {
+    list.push_back({"memory_outside_allocator", "memory_outside_allocator_bytes",
+                    format_bytes(*outside), outside->count()});
+  }
+  return list;
+}
+
+void add_figures(Json& schema) {
+  constexpr std::string_view kExample = "such as ";
+  Json& needed = schema["allOf"][1]["anyOf"][1]["properties"];  // without a machine
+  for (const Figure& figure : kFigures) {
+    const std::string section(figure.section), key(figure.key);
+    Json property = {{"description", figure.says}, {"anyOf", with_source(schema_of(figure))}};
+    if (const std::size_t at = figure.expected.find(kExample); at != std::string_view::npos) {
+      const std::string example(figure.expected.substr(at + kExample.size()));
+      property["examples"] =
+          Json::array({figure.unit == "count" ? Json::parse(example) : Json(example)});
+    }
+    schema["properties"][section]["properties"][key] = std::move(property);
+    if (figure.is_needed) needed[section]["required"].push_back(key);
+  }
+  schema["properties"]["memory_outside_allocator"]["anyOf"] =
+      with_source({{"$ref", "#/definitions/bytes"}});
 }
 
 }  // namespace foreshard

@@ -3,8 +3,12 @@
 #pragma once
 
 #include <cstdint>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
 
 #include "sim/base/config.h"
+#include "sim/base/json.h"
 #include "sim/spec/cluster.h"
 
 namespace foreshard {
@@ -24,5 +28,18 @@ void check_physics(const ConfigNode& root, const Cluster& cluster, const Cluster
 
 // The one text for each part that Gpu, NodeKind and Network carry, of the sources of its figures.
 void join_sources(Cluster& cluster);
+
+// A figure as it is told.
+struct ShownFigure {
+  std::string path;      // "gpu.memory"
+  std::string json_key;  // "memory_bytes": in the mapping of its part
+  std::string text;      // "79.1 GiB"
+  Json value;
+};
+std::vector<ShownFigure> shown_figures(const Cluster& cluster);
+
+// The figures into the JSON Schema of cluster files (cli/schemas/cluster.schema.json), which has
+// the rest.
+void add_figures(Json& schema);
 
 }  // namespace foreshard

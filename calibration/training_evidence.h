@@ -8,7 +8,7 @@
 // precision matrix and sensitivity * residual / variance to its vector. Posterior precision is the
 // prior's plus the matrices of the families that may be used.
 //
-// calibration/evidence/training_steps.json holds the sums, interop/steps/gather_evidence.h makes
+// calibration/evidence/training_steps.json holds the sums, interop/steps/measured_tables.h makes
 // them.
 #pragma once
 

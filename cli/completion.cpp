@@ -1,13 +1,12 @@
 // Each script is a table of the tree in the shell's own words, and as little code as the shell
 // needs.
-#include "cli/completion.h"
-
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
+#include "cli/command_line.h"
 #include "sim/base/error.h"
 #include "sim/base/json.h"
 

@@ -5,7 +5,6 @@
 #include <vector>
 
 #include "cli/command_line.h"
-#include "cli/failure.h"
 #include "cli/interrupt.h"
 #include "cli/output.h"
 #include "sim/base/error.h"

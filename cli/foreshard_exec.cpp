@@ -3,8 +3,7 @@
 #include <string>
 #include <vector>
 
-#include "cli/exec/exec_command_line.h"
-#include "cli/failure.h"
+#include "cli/exec/exec_options.h"
 #include "cli/interrupt.h"
 #include "cli/output.h"
 

@@ -1,7 +1,6 @@
 // The program foreshard-null: runs a command on a GPU that is not there (exec/null/), as one rank
 // of a world, and writes what it asked of the GPU into a folder (docs/capture.md).
 
-#include "cli/failure.h"
 #include "cli/null/null_run.h"
 #include "cli/output.h"
 

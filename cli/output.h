@@ -50,4 +50,7 @@ std::string document(std::string_view schema, const Json& body);
 // The same, not yet as text.
 Json document_json(std::string_view schema, const Json& body);
 
+// What a program says of the exception being handled: one sentence to standard error.
+ExitCode report_failure();
+
 }  // namespace foreshard

@@ -23,6 +23,13 @@ Progress::~Progress() {
   if (is_terminal_ && next_ms_ > kIntervalMs) std::fputs("\r\x1b[K", stderr);
 }
 
+std::function<bool(std::int64_t, std::int64_t)> Progress::until_interrupted() {
+  return [this](std::int64_t done, std::int64_t all) {
+    show(done, all);
+    return !InterruptGuard::interrupted();
+  };
+}
+
 void Progress::show(std::int64_t done, std::int64_t all) {
   if (!is_terminal_) return;
   const auto passed = std::chrono::duration_cast<std::chrono::milliseconds>(

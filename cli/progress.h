@@ -1,11 +1,14 @@
 // A line on standard error that counts while something long runs; nothing where that is no
-// terminal.
+// terminal. Ctrl-C ends what runs, not the program.
 #pragma once
 
 #include <atomic>
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <string>
+
+#include "cli/interrupt.h"
 
 namespace foreshard {
 
@@ -16,10 +19,13 @@ class Progress {
   Progress(const Progress&) = delete;
   Progress& operator=(const Progress&) = delete;
 
-  // From any thread.
-  void show(std::int64_t done, std::int64_t all);
+  // Called with what is done, of all, from any thread: false once Ctrl-C was pressed.
+  std::function<bool(std::int64_t, std::int64_t)> until_interrupted();
 
  private:
+  void show(std::int64_t done, std::int64_t all);
+
+  const InterruptGuard guard_;
   std::string what_;
   bool is_terminal_;
   std::chrono::steady_clock::time_point start_;

@@ -1,6 +1,4 @@
 // Unknown words are named with the nearest known one, which CLI11 does not do.
-#include "cli/usage.h"
-
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
@@ -8,6 +6,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "cli/command_line.h"
 #include "cli/output.h"
 #include "sim/base/spelling.h"
 

@@ -10,9 +10,12 @@
 #include <cstdint>
 #include <deque>
 #include <filesystem>
+#include <initializer_list>
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
+#include <variant>
 #include <vector>
 
 #include "sim/base/error.h"
@@ -58,6 +61,33 @@ class CsvFile {
   std::vector<std::string_view> header_;
   std::vector<Cell> cells_;
   std::vector<int> lines_;  // of each row
+};
+
+// Cells of a row as the members of a struct. An empty one leaves a number that is below zero at
+// first, which is nothing told. Throws ConfigError where there is no such column.
+template <typename Row>
+class CsvMembers {
+ public:
+  using Member = std::variant<std::string Row::*, std::int64_t Row::*>;
+  CsvMembers(const CsvFile& file,
+             std::initializer_list<std::pair<std::string_view, Member>> members)
+      : file_(file) {
+    for (const auto& [column, member] : members) members_.emplace_back(file.at(column), member);
+  }
+  void read(std::size_t row, Row& to) const {
+    for (const auto& [column, member] : members_) {
+      if (const auto* text = std::get_if<std::string Row::*>(&member)) {
+        to.** text = file_.text(row, column);
+        continue;
+      }
+      std::int64_t& number = to.*std::get<std::int64_t Row::*>(member);
+      if (number >= 0 || !file_.text(row, column).empty()) number = file_.integer(row, column);
+    }
+  }
+
+ private:
+  const CsvFile& file_;
+  std::vector<std::pair<std::size_t, Member>> members_;
 };
 
 // `folder`/`stem`.csv or, failing that, `stem`.csv.gz; the empty path where there is neither.

@@ -6,7 +6,7 @@
 #include <system_error>
 #include <utility>
 
-#include "interop/hf/hub_cache.h"
+#include "interop/hf/hf_config.h"
 #include "models/names.h"
 #include "models/yaml/model_yaml.h"
 #include "models/zoo.h"

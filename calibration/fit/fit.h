@@ -12,6 +12,7 @@
 #include <map>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "calibration/published.h"
@@ -31,6 +32,16 @@ struct FitError {
 };
 FitError fit_error(std::string what, const std::vector<double>& predicted,
                    const std::vector<double>& measured);
+// Of rows that have `seconds`.
+template <typename Row, typename Predicted>
+FitError fit_error(std::string what, const std::vector<Row>& rows, const Predicted& seconds_of) {
+  std::vector<double> predicted, measured;
+  for (const Row& row : rows) {
+    predicted.push_back(seconds_of(row));
+    measured.push_back(row.seconds);
+  }
+  return fit_error(std::move(what), predicted, measured);
+}
 
 struct CurveReport {
   std::string curve;

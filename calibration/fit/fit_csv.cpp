@@ -1,7 +1,5 @@
 // The GPU's shipped curve is the relative towards which few rows are drawn (fit_gemm.cpp). Rows are
 // taken as they are: this machine's own way of timing is what its forecasts shall agree with.
-#include "calibration/fit/fit_csv.h"
-
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
@@ -9,6 +7,7 @@
 #include <cmath>
 #include <set>
 
+#include "calibration/fit/fit_device.h"
 #include "calibration/fit/least_squares.h"
 #include "calibration/profile_store.h"
 #include "calibration/published.h"

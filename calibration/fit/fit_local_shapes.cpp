@@ -94,9 +94,8 @@ std::vector<double> fit_constants(const ShapeRows& rows, const Gpu& gpu,
   problem.starts = starts;
   problem.residuals = [&](std::span<const double> x, std::span<double> out) {
     const Curve curve = Form<Curve>::with(x);
-    for (std::size_t i = 0; i < rows.size(); ++i) {
-      out[i] = std::log(curve_seconds(curve, rows[i].kernel, gpu) / rows[i].seconds);
-    }
+    log_errors(
+        rows, [&](auto& row) { return curve_seconds(curve, row.kernel, gpu); }, out);
     for (std::size_t i = 0; i < constants.size(); ++i) {
       out[rows.size() + i] = kPull * std::log(x[i] / constants[i].round);
     }
@@ -149,13 +148,10 @@ ShapeFit<Curve> fit_shapes(const std::string& name, const ShapeRows& all, const 
   fit.report.rows = fmt::format("{} shapes", points.size());
   fit.report.constants = Form<Curve>::words(fit.curve);
 
-  std::vector<double> own, measured;
   const ShapeCorrection correction = corrections(points, fit.curve, gpu);
-  for (const ShapeRow& row : all) {
-    own.push_back(predicted(row, fit.curve, correction, gpu));
-    measured.push_back(row.seconds);
-  }
-  fit.report.errors.push_back(fit_error("own rows", own, measured));
+  fit.report.errors.push_back(fit_error("own rows", all, [&](const ShapeRow& row) {
+    return predicted(row, fit.curve, correction, gpu);
+  }));
   if (points.size() < kFewest) return fit;
 
   std::vector<double> left, truth;

@@ -26,12 +26,8 @@ CurveReport judge(std::string name, const std::vector<SizePoint>& rows,
   report.constants =
       fmt::format("{:.3g} .. {:.3g} B, {:.3g} GB/s at the largest", points.front().bytes,
                   points.back().bytes, points.back().bytes / points.back().seconds * 1e-9);
-  std::vector<double> own, measured;
-  for (const SizePoint& row : rows) {
-    own.push_back(seconds_at(points, row.bytes).value);
-    measured.push_back(row.seconds);
-  }
-  report.errors.push_back(fit_error("own rows", own, measured));
+  report.errors.push_back(fit_error(
+      "own rows", rows, [&](const SizePoint& row) { return seconds_at(points, row.bytes).value; }));
   std::vector<double> left, truth;
   for (std::size_t i = 1; i + 1 < points.size(); ++i) {
     std::vector<SizePoint> rest = points;
@@ -79,10 +75,10 @@ MemoryCurve fit_class(const std::vector<SizePoint>& rows, const Gpu& gpu) {
   };
   problem.residuals = [&](std::span<const double> x, std::span<double> out) {
     const MemoryCurve curve = with(x);
-    for (std::size_t i = 0; i < rows.size(); ++i) {
-      const Bytes bytes(std::llround(rows[i].bytes));
-      out[i] = std::log(curve_seconds(curve, bytes, gpu) / rows[i].seconds);
-    }
+    const auto predicted = [&](const SizePoint& row) {
+      return curve_seconds(curve, Bytes(std::llround(row.bytes)), gpu);
+    };
+    log_errors(rows, predicted, out);
     out[rows.size()] = kPull * std::log(x[0] / 0.8);
     out[rows.size() + 1] = kPull * std::log(x[1] / 2e-6);
   };

@@ -25,9 +25,8 @@ MemoryCurve fit_memory(const std::vector<MemoryRow>& rows, const Gpu& gpu) {
   };
   problem.residuals = [&](std::span<const double> x, std::span<double> out) {
     const MemoryCurve curve = with(x);
-    for (std::size_t i = 0; i < rows.size(); ++i) {
-      out[i] = std::log(memory_seconds(curve, rows[i].bytes, gpu) / rows[i].seconds);
-    }
+    log_errors(
+        rows, [&](auto& row) { return memory_seconds(curve, row.bytes, gpu); }, out);
     // Large tensors alone say nothing about the fixed time; a kernel takes some 3 us.
     out[rows.size()] = 0.02 * std::log(curve.overhead / 3e-6);
   };

@@ -4,6 +4,7 @@
 // first of equals. Constants with a lower bound above zero are searched in their logarithm.
 #pragma once
 
+#include <cmath>
 #include <cstddef>
 #include <functional>
 #include <span>
@@ -26,6 +27,14 @@ struct LeastSquares {
 };
 
 std::vector<double> solve(const LeastSquares& problem);
+
+// The residuals of rows that have `seconds`, in the logarithm.
+template <typename Row, typename Predicted>
+void log_errors(const std::vector<Row>& rows, const Predicted& predicted, std::span<double> out) {
+  for (std::size_t i = 0; i < rows.size(); ++i) {
+    out[i] = std::log(predicted(rows[i]) / rows[i].seconds);
+  }
+}
 
 // Rounded to eight significant digits, so that a profile reads well and refits compare.
 double rounded(double value);

@@ -2,8 +2,6 @@
 // echoes), a few blocks of them, and notes how long each kernel took: between the stamps that the
 // operations make. Medians over all occurrences are the rows. Kernels of the optimizer and of
 // accumulation come from the spans of their rows, host work from the gaps between rows.
-#include "calibration/measure/kernels.h"
-
 #include <ATen/Functions.h>
 #include <ATen/Parallel.h>
 #include <fmt/format.h>
@@ -16,6 +14,7 @@
 #include "calibration/local_profile.h"
 #include "calibration/measure/device_collectives.h"
 #include "calibration/measure/kernel_rows.h"
+#include "calibration/measure/measure.h"
 #include "exec/engine/engine.h"
 #include "sim/graph/axes/rank_part.h"
 #include "sim/graph/training_step.h"

@@ -1,5 +1,4 @@
 // CLI11 parses. A rank of --spawn gets the same words without --spawn and its number.
-#include "cli/exec/exec_command_line.h"
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>

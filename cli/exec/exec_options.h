@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "cli/command_line.h"
 #include "planner/options.h"
 #include "sim/base/error.h"
 
@@ -70,5 +71,8 @@ struct SelfCheckOptions {
 ExitCode run_run(const RunCommandOptions& options);
 ExitCode run_measure(const MeasureOptions& options);
 ExitCode run_self_check(const SelfCheckOptions& options);
+
+// `arguments` without the program's name.
+CommandLine parse_exec_command_line(const std::vector<std::string>& arguments);
 
 }  // namespace foreshard

@@ -11,7 +11,6 @@
 #include "cli/output.h"
 #include "cli/page.h"
 #include "cli/verbs/verbs.h"
-#include "interop/steps/gather_evidence.h"
 #include "interop/steps/measured_tables.h"
 #include "planner/local_profiles.h"
 #include "reports/validate/history.h"

@@ -7,7 +7,6 @@
 #include <nlohmann/json.hpp>
 #include <system_error>
 
-#include "calibration/fit/fit_csv.h"
 #include "calibration/fit/fit_device.h"
 #include "calibration/fit/fit_local.h"
 #include "calibration/profile.h"

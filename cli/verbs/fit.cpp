@@ -5,7 +5,6 @@
 #include <nlohmann/json.hpp>
 #include <stdexcept>
 
-#include "cli/interrupt.h"
 #include "cli/output.h"
 #include "cli/progress.h"
 #include "cli/verbs/verbs.h"
@@ -29,15 +28,11 @@ Bytes budget_of(const std::string& text) {
 
 ExitCode run_fit(const FitOptions& options) {
   const Bytes budget = budget_of(options.budget);
-  const InterruptGuard guard;
   Progress progress("fit");
   SearchOptions search;
   search.threads = options.threads;
   search.fit.terms.confidence = options.confidence;
-  search.progress = [&](std::int64_t done, std::int64_t all) {
-    progress.show(done, all);
-    return !InterruptGuard::interrupted();
-  };
+  search.progress = progress.until_interrupted();
   const FittedBudget fitted =
       blame_profile(options.job, [&] { return fit_to_budget(options.job, budget, search); });
   const BudgetCurve& curve = fitted.curve;

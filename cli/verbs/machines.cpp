@@ -1,6 +1,5 @@
 // machines: the catalogue as a table, or one machine or cluster with the source of every figure, or
-// as a graph. A figure is listed once, with its key in a file, its key in JSON and its value for
-// both.
+// as a graph.
 #include "calibration/machines.h"
 
 #include <fmt/format.h>
@@ -10,6 +9,7 @@
 #include <vector>
 
 #include "calibration/clusters/cluster_names.h"
+#include "calibration/machine_figures.h"
 #include "cli/output.h"
 #include "cli/verbs/verbs.h"
 #include "reports/view/network_view.h"
@@ -17,75 +17,6 @@
 
 namespace foreshard {
 namespace {
-
-// A figure of a cluster.
-struct Figure {
-  std::string_view path;
-  std::string_view json_key;
-  std::string text;
-  Json value;
-};
-
-std::vector<Figure> figures(const Cluster& c) {
-  const auto rate = [](std::string_view path, std::string_view key, BytesPerSecond r) {
-    return Figure{path, key, format_bandwidth(r), r.value()};
-  };
-  const auto peak = [](std::string_view path, std::string_view key, FlopsPerSecond r) {
-    return Figure{path, key, format_flop_rate(r), r.value()};
-  };
-  const auto size = [](std::string_view path, std::string_view key, Bytes b) {
-    return Figure{path, key, format_bytes(b), b.count()};
-  };
-  const auto time = [](std::string_view path, std::string_view key, Time t) {
-    return Figure{path, key, format_time(t), t.seconds()};
-  };
-  const auto count = [](std::string_view path, std::string_view key, std::int64_t n) {
-    return Figure{path, key, format_count(n), n};
-  };
-  const auto number = [](std::string_view path, std::string_view key, std::string text, double n) {
-    return Figure{path, key, std::move(text), n};
-  };
-  const auto word = [](std::string_view path, std::string_view key, const std::string& text) {
-    return Figure{path, key, text, text};
-  };
-  std::vector<Figure> list = {
-      word("gpu.name", "name", c.gpu.name),
-      count("gpu.multiprocessors", "multiprocessors", c.gpu.multiprocessors),
-      peak("gpu.peak_bf16", "peak_bf16_flop_per_s", c.gpu.peak_bf16),
-      peak("gpu.peak_fp32", "peak_fp32_flop_per_s", c.gpu.peak_fp32),
-      size("gpu.memory", "memory_bytes", c.gpu.memory),
-      rate("gpu.memory_bandwidth", "memory_bandwidth_bytes_per_s", c.gpu.memory_bandwidth),
-      word("gpu.architecture", "architecture", c.gpu.architecture),
-      number("gpu.clock", "clock_hz", fmt::format("{:.0f} MHz", c.gpu.clock / 1e6), c.gpu.clock),
-      peak("gpu.peak_fp8", "peak_fp8_flop_per_s", c.gpu.peak_fp8),
-      number("gpu.power_limit", "power_limit_w", fmt::format("{:g} W", c.gpu.power_limit),
-             c.gpu.power_limit),
-      number("gpu.price_per_hour", "price_usd_per_hour",
-             fmt::format("{:.2f} USD", c.gpu.price_per_hour), c.gpu.price_per_hour),
-      word("node.key", "key", c.node.key),
-      count("node.gpus", "gpus", c.node.gpus),
-      rate("node.gpu_link", "gpu_link_bytes_per_s", c.node.gpu_link),
-      word("node.gpu_link_name", "gpu_link_name", c.node.gpu_link_name),
-      count("node.nics", "nics", c.node.nics),
-      rate("node.nic_rate", "nic_rate_bytes_per_s", c.node.nic_rate),
-      word("node.nic_name", "nic_name", c.node.nic_name),
-      time("node.link_latency", "link_latency_s", c.node.link_latency),
-      time("node.nic_latency", "nic_latency_s", c.node.nic_latency),
-      rate("node.host_link", "host_link_bytes_per_s", c.node.host_link),
-      rate("node.host_memory_bandwidth", "host_memory_bandwidth_bytes_per_s",
-           c.node.host_memory_bandwidth),
-      rate("node.storage_bandwidth", "storage_bandwidth_bytes_per_s", c.node.storage_bandwidth),
-      word("network.kind", "kind", c.network.kind),
-      count("network.nodes_per_leaf", "nodes_per_leaf", c.network.nodes_per_leaf),
-      {"network.oversubscription", "oversubscription",
-       fmt::format("{}", c.network.oversubscription), c.network.oversubscription},
-  };
-  if (c.memory_outside_allocator) {
-    list.push_back(size("memory_outside_allocator", "memory_outside_allocator_bytes",
-                        *c.memory_outside_allocator));
-  }
-  return list;
-}
 
 std::string source_of(const Cluster& cluster, std::string_view path) {
   const auto found = std::ranges::find_if(cluster.sources,
@@ -96,12 +27,11 @@ std::string source_of(const Cluster& cluster, std::string_view path) {
 Json to_json(const Cluster& cluster) {
   Json json = {{"machine", cluster.gpu.key}, {"gpus", cluster.gpus}, {"nodes", cluster.nodes()}};
   Json sources = Json::object();
-  for (const Figure& figure : figures(cluster)) {
+  for (const ShownFigure& figure : shown_figures(cluster)) {
     const std::size_t dot = figure.path.find('.');
-    Json& section =
-        dot == std::string_view::npos ? json : json[std::string(figure.path.substr(0, dot))];
-    section[std::string(figure.json_key)] = figure.value;
-    sources[std::string(figure.path)] = source_of(cluster, figure.path);
+    Json& section = dot == std::string::npos ? json : json[figure.path.substr(0, dot)];
+    section[figure.json_key] = figure.value;
+    sources[figure.path] = source_of(cluster, figure.path);
   }
   json["sources"] = sources;
   return json;
@@ -111,7 +41,7 @@ std::string cluster_text(const Cluster& cluster) {
   std::string text =
       fmt::format("{}: {} GPUs in {} nodes; rates are per direction\n\n", cluster.spec,
                   format_count(cluster.gpus), format_count(cluster.nodes()));
-  for (const Figure& figure : figures(cluster)) {
+  for (const ShownFigure& figure : shown_figures(cluster)) {
     text += fmt::format("{:<26} {:<22} {}\n", figure.path, figure.text,
                         source_of(cluster, figure.path));
   }

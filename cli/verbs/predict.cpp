@@ -8,7 +8,7 @@
 #include "cli/output.h"
 #include "cli/page.h"
 #include "cli/verbs/verbs.h"
-#include "reports/sizing/network_changes.h"
+#include "reports/sizing/machine_changes.h"
 #include "reports/validate/memory_snapshot.h"
 #include "reports/view/network_view.h"
 #include "reports/view/runtimes_view.h"

@@ -9,7 +9,6 @@
 #include <stdexcept>
 
 #include "calibration/machines.h"
-#include "cli/interrupt.h"
 #include "cli/output.h"
 #include "cli/page_of_answer.h"
 #include "cli/progress.h"
@@ -138,15 +137,11 @@ ExitCode run_recommend(const RecommendCommandOptions& options) {
   const SizedJobs jobs(options.job, options.vary, prices, options.prices);
   const Candidates candidates = Chooser(options, jobs, terms, prices).candidates();
 
-  const InterruptGuard guard;
   Progress progress("recommend");
   RecommendOptions how;
   how.threads = options.threads;
   how.most_sequences = candidates.most_sequences;
-  how.progress = [&](std::int64_t done, std::int64_t all) {
-    progress.show(done, all);
-    return !InterruptGuard::interrupted();
-  };
+  how.progress = progress.until_interrupted();
   const Recommendation answer = blame_profile(
       options.job, [&] { return recommend(candidates.clusters, std::cref(jobs), terms, how); });
   const bool asks_more = options.what_if || !options.html.empty();

@@ -9,7 +9,6 @@
 #include <system_error>
 
 #include "cli/answer.h"
-#include "cli/interrupt.h"
 #include "cli/output.h"
 #include "cli/page.h"
 #include "cli/page_of_answer.h"
@@ -70,14 +69,10 @@ ExitCode run_report(const ReportOptions& asked) {
   } else {
     const Answer a = answer(options.job);
     PageDocument page(page_title(a.job), options.output.command);
-    const InterruptGuard guard;
     Progress progress("search");
     SearchOptions search_options;
     search_options.threads = options.threads;
-    search_options.progress = [&](std::int64_t done, std::int64_t all) {
-      progress.show(done, all);
-      return !InterruptGuard::interrupted();
-    };
+    search_options.progress = progress.until_interrupted();
     add_full_report(page, a, options.job, options.run, search_options);
     document = page_json(page);
     code = a.exit_code();

@@ -6,7 +6,6 @@
 #include <functional>
 #include <nlohmann/json.hpp>
 
-#include "cli/interrupt.h"
 #include "cli/output.h"
 #include "cli/page_of_answer.h"
 #include "cli/progress.h"
@@ -70,12 +69,8 @@ ExitCode run_scale(const ScaleOptions& options) {
                 fmt::format("a step of {} sequences is less than one for every GPU of a node of {}",
                             how.most_sequences, node.gpus));
   }
-  const InterruptGuard guard;
   Progress progress("scale");
-  how.progress = [&](std::int64_t done, std::int64_t all) {
-    progress.show(done, all);
-    return !InterruptGuard::interrupted();
-  };
+  how.progress = progress.until_interrupted();
   const ScalingCurve curve = blame_profile(
       options.job, [&] { return scale(candidates, std::cref(jobs), options.weak > 0, how); });
   Json json;

@@ -1,10 +1,12 @@
-// schema: the JSON Schemas of cli/schemas, which are built into the program, and that of plans,
-// which the table of their keys makes.
+// schema: the JSON Schemas of cli/schemas, which are built into the program; that of plans is made
+// by the table of their keys, and that of clusters completed by the table of their figures.
 #include <fmt/format.h>
 
 #include <nlohmann/json.hpp>
 #include <span>
+#include <string_view>
 
+#include "calibration/machine_figures.h"
 #include "cli/output.h"
 #include "cli/verbs/verbs.h"
 #include "sim/base/embedded.h"
@@ -21,7 +23,14 @@ ExitCode run_schema(const SchemaOptions& options) {
     return ExitCode::kOk;
   }
   const std::string path = fmt::format("cli/schemas/{}.schema.json", options.name);
-  write_answer(file_named(path, schema_files()).content);
+  const std::string_view text = file_named(path, schema_files()).content;
+  if (options.name == "cluster") {
+    Json schema = Json::parse(text);
+    add_figures(schema);
+    write_answer(to_text(schema));
+    return ExitCode::kOk;
+  }
+  write_answer(text);
   return ExitCode::kOk;
 }
 

@@ -11,7 +11,6 @@
 #include <utility>
 
 #include "calibration/prices.h"
-#include "cli/interrupt.h"
 #include "cli/output.h"
 #include "cli/page.h"
 #include "cli/progress.h"
@@ -95,13 +94,9 @@ ExitCode run_search(const SearchCommandOptions& options) {
   SearchVariants variants = search_variants(asked, request);
   variants.each_mesh = !options.html.empty();
 
-  const InterruptGuard guard;
   Progress progress("search");
   SearchOptions how = search_options(options);
-  how.progress = [&](std::int64_t done, std::int64_t all) {
-    progress.show(done, all);
-    return !InterruptGuard::interrupted();
-  };
+  how.progress = progress.until_interrupted();
   const Timed timed = timed_search(variants, options, how);
   const SearchResult& result = timed.found.result;
   const Job job = without_choices(timed.found.chosen.job);

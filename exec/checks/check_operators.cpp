@@ -207,8 +207,8 @@ std::string Checks::silu() {
     const auto exact = [&](const at::Tensor& t) { return t.to(type).to(at::kFloat); };
     const at::Tensor g = exact(gate), u = exact(up), d = exact(dy), s = at::sigmoid(g);
     const double tolerance = type == at::kFloat ? 1e-5 : 1e-2;
-    const at::Tensor y = device_silu_multiply(device_, as(gate), as(up));
-    const auto grads = device_silu_multiply_backward(device_, as(dy), as(gate), as(up));
+    const at::Tensor y = silu_multiply(&device_, as(gate), as(up));
+    const auto grads = silu_multiply_backward(&device_, as(dy), as(gate), as(up));
     text += near(type == at::kFloat ? "fp32" : ", bf16", y, g * s * u, tolerance);
     near("d_gate", grads[0], d * u * s * (1 + g * (1 - s)), 2 * tolerance);
     near("d_up", grads[1], d * g * s, tolerance);

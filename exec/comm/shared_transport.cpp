@@ -8,23 +8,106 @@
 // that a peer left before it went still count.
 #include "exec/comm/shared_transport.h"
 
+#include <fcntl.h>
 #include <fmt/format.h>
 #include <linux/futex.h>
 #include <poll.h>
+#include <sys/mman.h>
+#include <sys/random.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cerrno>
 #include <climits>
+#include <cstdint>
 #include <cstring>
+#include <fstream>
 #include <optional>
 #include <utility>
 
-#include "exec/comm/shared_memory.h"
+#include "sim/base/error.h"
 
 namespace foreshard {
 namespace {
+
+// A group's shared memory: a header, one Member per rank, one Ring per ordered pair, then the
+// rings' bytes. It is a memfd that the others open as /proc/<maker>/fd/<number>: it has no name in
+// any file system, so it ends with the last process that holds it. Processes see each other's /proc
+// when they run under one kernel, one process namespace and one user; the nonce tells whether what
+// was opened is the right one.
+
+static_assert(std::atomic<std::uint64_t>::is_always_lock_free);
+static_assert(std::atomic<std::uint32_t>::is_always_lock_free);
+
+constexpr std::size_t kCacheLine = 64;
+
+// Rings small enough to stay in the caches, smaller where there are many.
+constexpr std::size_t ring_bytes(int members) {
+  if (members <= 4) return std::size_t{512} * 1024;
+  return members <= 16 ? std::size_t{128} * 1024 : std::size_t{32} * 1024;
+}
+
+struct alignas(kCacheLine) Member {
+  std::atomic<std::uint32_t> bell;      // rung when there is news for a member that sleeps
+  std::atomic<std::uint32_t> sleeping;  // it waits for the bell
+  std::atomic<std::uint32_t> closed;    // it will move no more bytes
+};
+
+// Bytes written and read since the start: their difference lies in the ring.
+struct Ring {
+  alignas(kCacheLine) std::atomic<std::uint64_t> written;
+  alignas(kCacheLine) std::atomic<std::uint64_t> read;
+};
+
+struct alignas(kCacheLine) Header {
+  std::uint64_t nonce;  // in the ticket too: this is the memory that was meant
+};
+
+class Layout {
+ public:
+  Layout(std::byte* base, int members) : base_(base), members_(at(members)) {}
+
+  Header& header() const { return *reinterpret_cast<Header*>(base_); }
+  Member& member(int index) const {
+    return reinterpret_cast<Member*>(base_ + sizeof(Header))[at(index)];
+  }
+  Ring& ring(int from, int to) const {
+    return reinterpret_cast<Ring*>(base_ + sizeof(Header) +
+                                   members_ * sizeof(Member))[slot(from, to)];
+  }
+  std::byte* bytes(int from, int to) const {
+    return base_ + fixed() + slot(from, to) * ring_bytes(static_cast<int>(members_));
+  }
+  std::size_t total() const {
+    return fixed() + members_ * members_ * ring_bytes(static_cast<int>(members_));
+  }
+
+ private:
+  std::size_t slot(int from, int to) const { return at(from) * members_ + at(to); }
+  std::size_t fixed() const {
+    constexpr std::size_t kPage = 4096;
+    const std::size_t bytes =
+        sizeof(Header) + members_ * sizeof(Member) + members_ * members_ * sizeof(Ring);
+    return (bytes + kPage - 1) / kPage * kPage;
+  }
+
+  std::byte* base_;
+  std::size_t members_;
+};
+
+[[noreturn]] void fail_shared(const std::string& what) {
+  throw Error(ExitCode::kLaunchFailure,
+              fmt::format("shared memory: {}: {}", what, std::strerror(errno)));
+}
+
+std::byte* map(int fd, std::size_t bytes) {
+  void* at = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+  if (at == MAP_FAILED) fail_shared("cannot be mapped");
+  return static_cast<std::byte*>(at);
+}
 
 using Clock = std::chrono::steady_clock;
 constexpr std::size_t kQuantum = std::size_t{64} * 1024;
@@ -37,7 +120,7 @@ void futex_wait(std::atomic<std::uint32_t>& word, std::uint32_t seen) {
             0);
 }
 
-void ring_bell(shared::Member& member) {
+void ring_bell(Member& member) {
   member.bell.fetch_add(1);
   ::syscall(SYS_futex, reinterpret_cast<std::uint32_t*>(&member.bell), FUTEX_WAKE, INT_MAX, nullptr,
             nullptr, 0);
@@ -68,7 +151,7 @@ class SharedTransport : public Transport {
       : memory_(std::move(memory)),
         group_(group),
         layout_(memory_->data(), size()),
-        capacity_(shared::ring_bytes(size())),
+        capacity_(ring_bytes(size())),
         out_(group.ranks.size()),
         in_(group.ranks.size()) {
     for (int peer = 0; peer < size(); ++peer) {
@@ -133,7 +216,7 @@ class SharedTransport : public Transport {
   }
 
   void move_all() {
-    shared::Member& self = layout_.member(index());
+    Member& self = layout_.member(index());
     std::optional<Clock::time_point> idle_since;
     int looks = 0;
     while (true) {
@@ -173,7 +256,7 @@ class SharedTransport : public Transport {
       if (send_some(peer) + receive_some(peer) == 0) continue;
       moved = true;
       std::atomic_thread_fence(std::memory_order_seq_cst);
-      shared::Member& other = layout_.member(peer);
+      Member& other = layout_.member(peer);
       if (other.sleeping.load(std::memory_order_relaxed) != 0) ring_bell(other);
     }
     return moved;
@@ -182,7 +265,7 @@ class SharedTransport : public Transport {
   std::size_t send_some(int peer) {
     SharedLane& messages = lane(out_, peer);
     if (messages.finished()) return 0;
-    shared::Ring& ring = layout_.ring(index(), peer);
+    Ring& ring = layout_.ring(index(), peer);
     const std::uint64_t written = ring.written.load(std::memory_order_relaxed);
     const std::size_t room = capacity_ - (written - ring.read.load(std::memory_order_acquire));
     std::byte* bytes = layout_.bytes(index(), peer);
@@ -213,7 +296,7 @@ class SharedTransport : public Transport {
   std::size_t receive_some(int peer) {
     SharedLane& messages = lane(in_, peer);
     if (messages.finished()) return 0;
-    shared::Ring& ring = layout_.ring(peer, index());
+    Ring& ring = layout_.ring(peer, index());
     const std::uint64_t read = ring.read.load(std::memory_order_relaxed);
     const std::size_t there = ring.written.load(std::memory_order_acquire) - read;
     const std::byte* bytes = layout_.bytes(peer, index());
@@ -280,7 +363,7 @@ class SharedTransport : public Transport {
 
   std::shared_ptr<SharedMemory> memory_;
   SharedGroup group_;
-  shared::Layout layout_;
+  Layout layout_;
   std::size_t capacity_;
   std::vector<SharedLane> out_;
   std::vector<SharedLane> in_;
@@ -289,6 +372,54 @@ class SharedTransport : public Transport {
 };
 
 }  // namespace
+
+std::string shared_memory_domain() {
+  const auto pidfd = static_cast<int>(::syscall(SYS_pidfd_open, ::getpid(), 0));
+  if (pidfd < 0) return "";
+  ::close(pidfd);
+  std::string boot;
+  std::ifstream("/proc/sys/kernel/random/boot_id") >> boot;
+  struct stat processes {};
+  if (boot.empty() || ::stat("/proc/self/ns/pid", &processes) != 0) return "";
+  return fmt::format("{}/{}/{}", boot, processes.st_ino, ::getuid());
+}
+
+std::shared_ptr<SharedMemory> SharedMemory::create(int members) {
+  std::shared_ptr<SharedMemory> memory(new SharedMemory);
+  memory->fd_ = ::memfd_create("foreshard", MFD_CLOEXEC);
+  if (memory->fd_ < 0) fail_shared("cannot be made");
+  memory->bytes_ = Layout(nullptr, members).total();
+  if (::ftruncate(memory->fd_, static_cast<off_t>(memory->bytes_)) != 0)
+    fail_shared("cannot be sized");
+  memory->data_ = map(memory->fd_, memory->bytes_);  // zeros: what all atomics start from
+  std::uint64_t nonce = 0;
+  if (::getrandom(&nonce, sizeof nonce, 0) != sizeof nonce) fail_shared("no random number");
+  Layout(memory->data_, members).header().nonce = nonce;
+  memory->ticket_ = fmt::format("/proc/{}/fd/{} {}", ::getpid(), memory->fd_, nonce);
+  return memory;
+}
+
+std::shared_ptr<SharedMemory> SharedMemory::open(const std::string& ticket, int members) {
+  const std::size_t space = ticket.find(' ');
+  FORESHARD_CHECK(space != std::string::npos, "a ticket is a path and a nonce");
+  std::shared_ptr<SharedMemory> memory(new SharedMemory);
+  memory->ticket_ = ticket;
+  memory->bytes_ = Layout(nullptr, members).total();
+  memory->fd_ = ::open(ticket.substr(0, space).c_str(), O_RDWR | O_CLOEXEC);
+  if (memory->fd_ < 0) fail_shared("cannot be opened");
+  struct stat status {};
+  if (::fstat(memory->fd_, &status) != 0) fail_shared("cannot be asked for its size");
+  if (at(status.st_size) != memory->bytes_) fail_shared("has another size");
+  memory->data_ = map(memory->fd_, memory->bytes_);
+  const std::uint64_t nonce = Layout(memory->data_, members).header().nonce;
+  if (std::to_string(nonce) != ticket.substr(space + 1)) fail_shared("is another group's");
+  return memory;
+}
+
+SharedMemory::~SharedMemory() {
+  if (data_ != nullptr) ::munmap(data_, bytes_);
+  if (fd_ >= 0) ::close(fd_);
+}
 
 std::unique_ptr<Transport> shared_transport(std::shared_ptr<SharedMemory> memory,
                                             const SharedGroup& group) {

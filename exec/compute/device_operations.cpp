@@ -147,19 +147,20 @@ void device_rotate(Accelerator& device, const at::Tensor& values, const at::Tens
   heads.narrow(3, half, half).copy_(second * c + first * sine);
 }
 
-at::Tensor device_silu_multiply(Accelerator& device, const at::Tensor& gate, const at::Tensor& up) {
+at::Tensor silu_multiply(Accelerator* device, const at::Tensor& gate, const at::Tensor& up) {
   at::Tensor out = at::empty_like(gate);
-  if (device.silu_multiply(out, gate, up)) return out;
+  if (device != nullptr && device->silu_multiply(out, gate, up)) return out;
   at::silu_out(out, gate);
   return out.mul_(up);
 }
 
-std::vector<at::Tensor> device_silu_multiply_backward(Accelerator& device, const at::Tensor& dy,
-                                                      const at::Tensor& gate,
-                                                      const at::Tensor& up) {
+std::vector<at::Tensor> silu_multiply_backward(Accelerator* device, const at::Tensor& dy,
+                                               const at::Tensor& gate, const at::Tensor& up) {
   at::Tensor d_gate = at::empty_like(gate);
   at::Tensor d_up = at::empty_like(up);
-  if (device.silu_multiply_backward(d_gate, d_up, dy, gate, up)) return {d_gate, d_up};
+  if (device != nullptr && device->silu_multiply_backward(d_gate, d_up, dy, gate, up)) {
+    return {d_gate, d_up};
+  }
   at::mul_out(d_gate, dy, up);
   at::silu_backward_out(d_gate, d_gate, gate);
   at::silu_out(d_up, gate);

@@ -48,9 +48,10 @@ std::tuple<at::Tensor, at::Tensor> device_rms_norm_backward(Accelerator& device,
 void device_rotate(Accelerator& device, const at::Tensor& values, const at::Tensor& cos,
                    const at::Tensor& sin, std::int64_t head_dim, bool inverse);
 
-at::Tensor device_silu_multiply(Accelerator& device, const at::Tensor& gate, const at::Tensor& up);
-std::vector<at::Tensor> device_silu_multiply_backward(Accelerator& device, const at::Tensor& dy,
-                                                      const at::Tensor& gate, const at::Tensor& up);
+// nullptr: no device.
+at::Tensor silu_multiply(Accelerator* device, const at::Tensor& gate, const at::Tensor& up);
+std::vector<at::Tensor> silu_multiply_backward(Accelerator* device, const at::Tensor& dy,
+                                               const at::Tensor& gate, const at::Tensor& up);
 
 // table[ids[r]] += rows[r]
 void device_add_rows(Accelerator& device, const at::Tensor& table, const at::Tensor& ids,

@@ -73,16 +73,18 @@ void put_made(const Parameter& parameter, const at::Tensor& gradient) {
   *parameter.written = true;
 }
 
-void put_column_sums(const Call& c, const Parameter& parameter, const at::Tensor& values) {
+void sum_columns(const Call& c, const at::Tensor& values, at::Tensor sums) {
   if (c.context.device != nullptr) {
-    return put_gradient(c, parameter, at::kFloat, [&](at::Tensor place) {
-      at::sum_out(place, values, 0, /*keepdim=*/false, at::kFloat);
-    });
-  }
-  put_gradient(c, parameter, at::kFloat, [&](const at::Tensor& place) {
+    at::sum_out(sums, values, 0, /*keepdim=*/false, at::kFloat);
+  } else {
     column_sums(dtype_of(values), {values.size(0), values.size(1)}, values.const_data_ptr(),
-                place.mutable_data_ptr<float>());
-  });
+                sums.mutable_data_ptr<float>());
+  }
+}
+
+void put_column_sums(const Call& c, const Parameter& parameter, const at::Tensor& values) {
+  put_gradient(c, parameter, at::kFloat,
+               [&](const at::Tensor& place) { sum_columns(c, values, place); });
 }
 
 // Rows of the incoming gradient belong to the table's rows `ids`. Where the table holds something
@@ -296,13 +298,8 @@ at::Tensor token_rows(const Call& c, const at::Tensor& t) {
 
 Tensors attention(const Call& c, Inputs in) {
   const Heads h = heads_of(c, in);
-  if (c.context.device != nullptr) {
-    auto [out, logsumexp] =
-        device_attention(c.context.attention, {h.q, h.k, h.v}, c.operation.attention.causal);
-    return {token_rows(c, out), logsumexp};
-  }
-  auto [out, logsumexp] = at::_scaled_dot_product_flash_attention_for_cpu(
-      h.q, h.k, h.v, 0.0, c.operation.attention.causal);
+  auto [out, logsumexp] =
+      device_attention(c.context.attention, {h.q, h.k, h.v}, c.operation.attention.causal);
   return {token_rows(c, out), logsumexp};
 }
 
@@ -319,12 +316,8 @@ Tensors attention_backward(const Call& c, const at::Tensor& dy, Inputs saved) {
         .view({c.context.batch.sequences, c.context.batch.sequence, shape.heads, shape.head_dim})
         .transpose(1, 2);
   };
-  auto [dq, dk, dv] =
-      c.context.device != nullptr
-          ? device_attention_backward(c.context.attention, as_heads(dy), {h.q, h.k, h.v},
-                                      as_heads(out), logsumexp, shape.causal)
-          : at::_scaled_dot_product_flash_attention_for_cpu_backward(
-                as_heads(dy), h.q, h.k, h.v, as_heads(out), logsumexp, 0.0, shape.causal);
+  auto [dq, dk, dv] = device_attention_backward(c.context.attention, as_heads(dy), {h.q, h.k, h.v},
+                                                as_heads(out), logsumexp, shape.causal);
   if (!fused) return {token_rows(c, dq), token_rows(c, dk), token_rows(c, dv)};
   at::Tensor all = at::empty_like(saved[0]);
   const Tensors parts = {token_rows(c, dq), token_rows(c, dk), token_rows(c, dv)};
@@ -459,28 +452,6 @@ void rotate_in_place(const Call& c, const at::Tensor& values, bool inverse) {
          c.context.rotary.sin.const_data_ptr<float>(), values.mutable_data_ptr());
 }
 
-Tensors silu_multiply(const Call& c, Inputs in) {
-  if (c.context.device != nullptr) return {device_silu_multiply(*c.context.device, in[0], in[1])};
-  at::Tensor out = at::empty_like(in[0]);
-  at::silu_out(out, in[0]);
-  return {out.mul_(in[1])};
-}
-
-Tensors silu_multiply_backward(const Call& c, const at::Tensor& dy, Inputs saved) {
-  const at::Tensor& gate = saved[0];
-  const at::Tensor& up = saved[1];
-  if (c.context.device != nullptr) {
-    return device_silu_multiply_backward(*c.context.device, dy, gate, up);
-  }
-  at::Tensor d_gate = at::empty_like(gate);
-  at::Tensor d_up = at::empty_like(up);
-  at::mul_out(d_gate, dy, up);
-  at::silu_backward_out(d_gate, d_gate, gate);
-  at::silu_out(d_up, gate);
-  d_up.mul_(dy);
-  return {d_gate, d_up};
-}
-
 const char* gelu_kind(const Call& c) { return c.context.numerics.gelu_tanh ? "tanh" : "none"; }
 
 // Of the tokens that this rank has `rows` of: where they stand in their sequences.
@@ -514,13 +485,7 @@ void put_bias(const Call& c, const at::Tensor& dy) {
   for (std::int64_t j = 0; j < count; ++j) {
     at::Tensor& sums =
         summands.emplace_back(at::empty({dy.size(1)}, dy.options().dtype(at::kFloat)));
-    const at::Tensor rows = slice(dy, 0, j, count);
-    if (c.context.device != nullptr) {
-      at::sum_out(sums, rows, 0, /*keepdim=*/false, at::kFloat);
-    } else {
-      column_sums(dtype_of(rows), {rows.size(0), rows.size(1)}, rows.const_data_ptr(),
-                  sums.mutable_data_ptr<float>());
-    }
+    sum_columns(c, slice(dy, 0, j, count), sums);
   }
   put_slices(c.parameter(0), summands);
 }
@@ -585,16 +550,10 @@ void embedding_backward(const Call& c, const at::Tensor& dy) {
   if (c.context.part.count > 1 || c.context.slices.rows > 1) {
     return embedding_backward_of_part(c, dy);
   }
-  if (c.context.device != nullptr) {
-    return put_rows_on_device(
-        c, c.parameter(0), dy,
-        looks_up_positions(c)
-            ? at::arange(batch.sequence, batch.tokens.options()).repeat({batch.sequences})
-            : batch.tokens);
-  }
-  put_rows(c.parameter(0), dy,
-           looks_up_positions(c) ? at::arange(batch.sequence, at::kLong).repeat({batch.sequences})
-                                 : batch.tokens);
+  put_some_rows(c, c.parameter(0), dy,
+                looks_up_positions(c)
+                    ? at::arange(batch.sequence, batch.tokens.options()).repeat({batch.sequences})
+                    : batch.tokens);
 }
 
 // --- loss ---
@@ -770,7 +729,7 @@ std::vector<at::Tensor> run_forward(const Operation& operation, const OperationC
       rotate_in_place(call, inputs[0], false);
       return {inputs[0]};
     case Function::kSiluMultiply:
-      return silu_multiply(call, inputs);
+      return {silu_multiply(context.device, inputs[0], inputs[1])};
     case Function::kGelu: {
       at::Tensor out = at::empty_like(inputs[0]);
       return {at::gelu_out(out, inputs[0], gelu_kind(call))};
@@ -813,7 +772,7 @@ std::vector<at::Tensor> run_backward(const Operation& operation, const Operation
       rotate_in_place(call, gradient, true);
       return {gradient};
     case Function::kSiluMultiply:
-      return silu_multiply_backward(call, gradient, saved);
+      return silu_multiply_backward(context.device, gradient, saved[0], saved[1]);
     case Function::kGelu: {
       at::Tensor dx = at::empty_like(gradient);
       return {at::gelu_backward_out(dx, gradient, saved[0], gelu_kind(call))};

@@ -238,10 +238,19 @@ def batches_of(c, config, sequence, batch):
     return [dict(input_ids=ids, attention_mask=mask, labels=ids.masked_fill(mask == 0, -100)) for ids in data]
 
 
-def step_of(c, loop, config, sequence, batch):
+def step_of(c, loop, config, sequence, batch, mark=lambda part: None):
+    """mark(part) is called as each part of a step is done."""
     import torch
     data = batches_of(c, config, sequence, batch)
     more = dict(num_items_in_batch=torch.tensor(batch * sequence, device="cuda")) if c["loop"] == "trainer" and c["task"] == "clm" else {}
+
+    def update():
+        loop.clip()
+        mark("clip")
+        loop.optimizer.step()
+        mark("optimizer")
+        loop.optimizer.zero_grad()
+        mark("zero_grad")
 
     def step(turn=[0]):
         for _ in range(c["accumulation"]):
@@ -251,15 +260,13 @@ def step_of(c, loop, config, sequence, batch):
                 loss = outputs.loss
                 if c["loop"] == "trainer":
                     del outputs
+                mark("forward")
                 loop.backward(loss)
+                mark("backward")
                 if not c["plain"]:
-                    loop.clip()
-                    loop.optimizer.step()
-                    loop.optimizer.zero_grad()
+                    update()
         if c["plain"]:
-            loop.clip()
-            loop.optimizer.step()
-            loop.optimizer.zero_grad()
+            update()
     return step
 
 

@@ -127,38 +127,6 @@ class Clock:
                     step=both([sum(v[i] for v in step.values()) for step in self.steps]))
 
 
-def step_of(c, loop, vocabulary, clock):
-    import torch
-    ids = torch.randint(vocabulary, (1, TOKENS), device="cuda")
-    items = torch.tensor(TOKENS, device="cuda")
-    more = dict(num_items_in_batch=items) if c["loop"] == "trainer" and c["task"] == "clm" else {}
-
-    def update():
-        loop.clip()
-        clock.part("clip")
-        loop.optimizer.step()
-        clock.part("optimizer")
-        loop.optimizer.zero_grad()
-        clock.part("zero_grad")
-
-    def step():
-        clock.begin()
-        for _ in range(c["accumulation"]):
-            with loop.accumulate():
-                outputs = loop.model(input_ids=ids, labels=ids, **more)
-                loss = outputs.loss
-                if c["loop"] == "trainer":
-                    del outputs
-                clock.part("forward")
-                loop.backward(loss)
-                clock.part("backward")
-                if not c["plain"]:
-                    update()
-        if c["plain"]:
-            update()
-    return step
-
-
 def count_operations(step, clock):
     """ATen operations that each part of a step dispatches below autograd."""
     import torch
@@ -194,7 +162,12 @@ def run(c, folder, count):
     config, loop = code_steps.prepare(c)
     config.save_pretrained(folder / "configs" / c["name"])
     clock = Clock()
-    step = step_of(c, loop, config.vocab_size, clock)
+    work = code_steps.step_of(c, loop, config, TOKENS, 1, lambda part: clock.part(part))
+
+    def step():
+        clock.begin()
+        work()
+
     for _ in range(WARMUP):
         step()
     if count:

@@ -7,7 +7,12 @@
 #include <cstddef>
 #include <cstdint>
 
-#define FORESHARD_NULL_API extern "C" __attribute__((visibility("default")))
+#define API extern "C" __attribute__((visibility("default")))
+// Calls that have nothing to do, whatever they are given; those that make a handle.
+#define DONE(name) \
+  API foreshard::null::Status name() { return foreshard::null::kSuccess; }
+#define CREATED(name) \
+  API foreshard::null::Status name(void** made) { return *made = new_handle(), kSuccess; }
 
 namespace foreshard::null {
 

@@ -8,6 +8,7 @@
 #include "exec/null/device.h"
 #include "exec/null/log.h"
 #include "exec/null/record.h"
+#include "exec/null/state.h"
 
 namespace foreshard::null {
 namespace {
@@ -29,15 +30,10 @@ struct State {
   std::map<void*, Matrix> matrices;
   std::map<void*, Description> descriptions;
 };
-State& state() {
-  static State* const s = new State;
-  return *s;
-}
 
 StreamHandle stream_of(Handle handle) {
-  State& s = state();
-  const std::lock_guard lock(s.mutex);
-  return s.streams[handle];
+  const Held<State> s;
+  return s->streams[handle];
 }
 
 // `operation`: cublasOperation_t, 0 is no transposition. Row and column words are cuBLAS' own,
@@ -66,36 +62,27 @@ constexpr int kF32 = 0, kF64 = 1, kC32 = 4, kC64 = 5;
 
 using namespace foreshard::null;
 
-#define API FORESHARD_NULL_API
 API Status cublasCreate_v2(Handle* h) { return *h = new_handle(), kSuccess; }
-API Status cublasDestroy_v2(Handle) { return kSuccess; }
+DONE(cublasDestroy_v2)
 API Status cublasSetStream_v2(Handle h, StreamHandle stream) {
-  const std::lock_guard lock(state().mutex);
-  state().streams[h] = stream;
-  return kSuccess;
+  return Held<State>()->streams[h] = stream, kSuccess;
 }
 API Status cublasGetStream_v2(Handle h, StreamHandle* stream) {
   return *stream = stream_of(h), kSuccess;
 }
-API Status cublasSetWorkspace_v2(Handle, void*, std::size_t) { return kSuccess; }
-API Status cublasSetMathMode(Handle h, int mode) {
-  const std::lock_guard lock(state().mutex);
-  return state().math[h] = mode, kSuccess;
-}
+DONE(cublasSetWorkspace_v2)
+API Status cublasSetMathMode(Handle h, int mode) { return Held<State>()->math[h] = mode, kSuccess; }
 API Status cublasGetMathMode(Handle h, int* mode) {
-  const std::lock_guard lock(state().mutex);
-  return *mode = state().math[h], kSuccess;
+  return *mode = Held<State>()->math[h], kSuccess;
 }
 API Status cublasSetPointerMode_v2(Handle h, int mode) {
-  const std::lock_guard lock(state().mutex);
-  return state().pointer_mode[h] = mode, kSuccess;
+  return Held<State>()->pointer_mode[h] = mode, kSuccess;
 }
 API Status cublasGetPointerMode_v2(Handle h, int* mode) {
-  const std::lock_guard lock(state().mutex);
-  return *mode = state().pointer_mode[h], kSuccess;
+  return *mode = Held<State>()->pointer_mode[h], kSuccess;
 }
-API Status cublasSetAtomicsMode(Handle, int) { return kSuccess; }
-API Status cublasSetSmCountTarget(Handle, int) { return kSuccess; }
+DONE(cublasSetAtomicsMode)
+DONE(cublasSetSmCountTarget)
 API Status cublasGetVersion_v2(Handle, int* version) { return *version = 130100, kSuccess; }
 API Status cublasGetProperty(int which, int* value) {
   return *value = which == 0 ? 13 : which == 1 ? 1 : 0, kSuccess;
@@ -172,18 +159,18 @@ API Status cublasDdot_v2(Handle h, int n, const double*, int, const double*, int
 
 // ---- cuBLASLt ----
 API Status cublasLtCreate(Handle* h) { return *h = new_handle(), kSuccess; }
-API Status cublasLtDestroy(Handle) { return kSuccess; }
+DONE(cublasLtDestroy)
 API std::size_t cublasLtGetVersion() { return 130100; }
 API std::size_t cublasLtGetCudartVersion() { return 13000; }
 API Status cublasLtMatmulDescCreate(void** d, int, int) { return *d = new_handle(), kSuccess; }
-API Status cublasLtMatmulDescDestroy(void*) { return kSuccess; }
+DONE(cublasLtMatmulDescDestroy)
 API Status cublasLtMatmulDescSetAttribute(void* d, int which, const void* value, std::size_t) {
   constexpr int kTransA = 3, kTransB = 4;  // cublasLtMatmulDescAttributes_t
   if (which != kTransA && which != kTransB) return kSuccess;
   int operation = 0;
   std::memcpy(&operation, value, sizeof operation);
-  const std::lock_guard lock(state().mutex);
-  Description& of = state().descriptions[d];
+  const Held<State> s;
+  Description& of = s->descriptions[d];
   (which == kTransA ? of.a_transposed : of.b_transposed) = operation != 0;
   return kSuccess;
 }
@@ -193,31 +180,25 @@ API Status cublasLtMatmulDescGetAttribute(void*, int, void* value, std::size_t b
   if (written != nullptr) *written = bytes;
   return kSuccess;
 }
-API Status cublasLtMatmulPreferenceCreate(void** p) { return *p = new_handle(), kSuccess; }
-API Status cublasLtMatmulPreferenceDestroy(void*) { return kSuccess; }
-API Status cublasLtMatmulPreferenceSetAttribute(void*, int, const void*, std::size_t) {
-  return kSuccess;
-}
+CREATED(cublasLtMatmulPreferenceCreate)
+DONE(cublasLtMatmulPreferenceDestroy)
+DONE(cublasLtMatmulPreferenceSetAttribute)
 API Status cublasLtMatrixLayoutCreate(void** l, int type, std::uint64_t rows, std::uint64_t columns,
                                       std::int64_t) {
   *l = new_handle();
-  const std::lock_guard lock(state().mutex);
-  state().matrices[*l] = {type, static_cast<std::int64_t>(rows), static_cast<std::int64_t>(columns),
-                          1};
+  Held<State>()->matrices[*l] = {type, static_cast<std::int64_t>(rows),
+                                 static_cast<std::int64_t>(columns), 1};
   return kSuccess;
 }
 API Status cublasLtMatrixLayoutDestroy(void* l) {
-  const std::lock_guard lock(state().mutex);
-  state().matrices.erase(l);
-  return kSuccess;
+  return Held<State>()->matrices.erase(l), kSuccess;
 }
 API Status cublasLtMatrixLayoutSetAttribute(void* l, int which, const void* value, std::size_t) {
   constexpr int kBatchCount = 5;  // cublasLtMatrixLayoutAttribute_t
   if (which != kBatchCount) return kSuccess;
   int batch = 1;
   std::memcpy(&batch, value, sizeof batch);
-  const std::lock_guard lock(state().mutex);
-  state().matrices[l].batch = batch;
+  Held<State>()->matrices[l].batch = batch;
   return kSuccess;
 }
 // One algorithm without workspace. cublasLtMatmulHeuristicResult_t: algorithm of 64 bytes,
@@ -235,10 +216,10 @@ API Status cublasLtMatmul(Handle, void* description, const void*, const void* a_
   Matrix left, out;
   Description how;
   {
-    const std::lock_guard lock(state().mutex);
-    left = state().matrices[a];
-    out = state().matrices[d_layout];
-    how = state().descriptions[description];
+    const Held<State> s;
+    left = s->matrices[a];
+    out = s->matrices[d_layout];
+    how = s->descriptions[description];
   }
   const std::int64_t inner = how.a_transposed ? left.rows : left.columns;
   record_product({name_id("cublasLtMatmul"), stream, out.rows, out.columns, inner, out.batch,

@@ -18,6 +18,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "exec/null/state.h"
 #include "exec/null/stream_capture.h"
 
 namespace foreshard::null {
@@ -75,10 +76,6 @@ struct State {
   std::unordered_map<std::uint64_t, Position> events;
   std::uint64_t next_handle = 0x1000;
 };
-State& state() {
-  static State* const s = new State;
-  return *s;
-}
 thread_local int current = 0;
 thread_local std::deque<std::int64_t> answers;  // answer_next_read
 thread_local bool is_told = false;              // begin_told_operation
@@ -153,10 +150,9 @@ bool set_current_device(int device) {
 }
 
 void* allocate(std::uint64_t bytes) {
-  State& s = state();
-  const std::lock_guard lock(s.mutex);
+  const Held<State> s;
   bytes = (std::max<std::uint64_t>(bytes, 1) + 511) / 512 * 512;
-  Device& device = s.devices[current];
+  Device& device = s->devices[current];
   if (device.used + bytes > properties().memory) return nullptr;
   device.used += bytes;
   return pointer(
@@ -165,20 +161,18 @@ void* allocate(std::uint64_t bytes) {
 
 void release(const void* at) {
   if (at == nullptr) return;
-  State& s = state();
-  const std::lock_guard lock(s.mutex);
-  Device& device = s.devices[(number(at) - kBase) / kPerDevice % kDevices];
+  const Held<State> s;
+  Device& device = s->devices[(number(at) - kBase) / kPerDevice % kDevices];
   const auto it = device.ranges.find(number(at));
   if (it == device.ranges.end()) return;
-  forget_range(s, it->first, it->second);
+  forget_range(*s, it->first, it->second);
   device.used -= it->second;
   device.ranges.erase(it);
 }
 
 FreeMemory memory_left() {
-  State& s = state();
-  const std::lock_guard lock(s.mutex);
-  return {properties().memory - s.devices[current].used, properties().memory};
+  const Held<State> s;
+  return {properties().memory - s->devices[current].used, properties().memory};
 }
 
 bool is_device(const void* at) {
@@ -186,8 +180,7 @@ bool is_device(const void* at) {
 }
 
 void* reserve_addresses(std::uint64_t bytes) {
-  State& s = state();
-  const std::lock_guard lock(s.mutex);
+  const Held<State> s;
   // Beyond what allocate() hands out: addresses, no memory.
   static std::uint64_t next = kBase + kPerDevice * (kDevices / 2);
   const std::uint64_t at = next;
@@ -195,16 +188,14 @@ void* reserve_addresses(std::uint64_t bytes) {
   return pointer(at);
 }
 bool take_memory(std::uint64_t bytes) {
-  State& s = state();
-  const std::lock_guard lock(s.mutex);
-  if (s.devices[current].used + bytes > properties().memory) return false;
-  s.devices[current].used += bytes;
+  const Held<State> s;
+  if (s->devices[current].used + bytes > properties().memory) return false;
+  s->devices[current].used += bytes;
   return true;
 }
 void give_memory(std::uint64_t bytes) {
-  State& s = state();
-  const std::lock_guard lock(s.mutex);
-  s.devices[current].used -= std::min(s.devices[current].used, bytes);
+  const Held<State> s;
+  s->devices[current].used -= std::min(s->devices[current].used, bytes);
 }
 
 bool copy_bytes(void* to, const void* from, std::uint64_t bytes) {
@@ -213,23 +204,22 @@ bool copy_bytes(void* to, const void* from, std::uint64_t bytes) {
     std::memmove(to, from, bytes);
     return false;
   }
-  State& s = state();
-  const std::lock_guard lock(s.mutex);
+  const Held<State> s;
   if (!is_device(from)) {
     if (bytes <= kKnownBytes) {
-      remember(s, number(to), static_cast<const char*>(from), bytes);
+      remember(*s, number(to), static_cast<const char*>(from), bytes);
     } else {
-      forget_range(s, number(to), bytes);
+      forget_range(*s, number(to), bytes);
     }
     return false;
   }
-  const char* const known = find_known(s, number(from), bytes);
+  const char* const known = find_known(*s, number(from), bytes);
   if (is_device(to)) {
     if (known == nullptr) {
-      forget_range(s, number(to), bytes);
+      forget_range(*s, number(to), bytes);
     } else {
       const std::vector<char> copy(known, known + bytes);
-      remember(s, number(to), copy.data(), bytes);
+      remember(*s, number(to), copy.data(), bytes);
     }
     return false;
   }
@@ -245,9 +235,8 @@ bool copy_bytes(void* to, const void* from, std::uint64_t bytes) {
 }
 
 bool known_bytes(void* to, const void* device, std::uint64_t bytes) {
-  State& s = state();
-  const std::lock_guard lock(s.mutex);
-  const char* const known = find_known(s, number(device), bytes);
+  const Held<State> s;
+  const char* const known = find_known(*s, number(device), bytes);
   if (known != nullptr) std::memcpy(to, known, bytes);
   return known != nullptr;
 }
@@ -259,10 +248,9 @@ void set_bytes(void* to, int value, std::uint64_t bytes) {
     std::memset(to, value, bytes);
     return;
   }
-  State& s = state();
-  const std::lock_guard lock(s.mutex);
-  forget_range(s, number(to), bytes);
-  if (bytes <= kKnownBytes) s.known[number(to)].assign(bytes, static_cast<char>(value));
+  const Held<State> s;
+  forget_range(*s, number(to), bytes);
+  if (bytes <= kKnownBytes) s->known[number(to)].assign(bytes, static_cast<char>(value));
 }
 
 void begin_told_operation() { is_told = true; }
@@ -272,43 +260,39 @@ void end_told_operation() {
 }
 
 void forget(const void* at, std::uint64_t bytes) {
-  State& s = state();
-  const std::lock_guard lock(s.mutex);
-  forget_range(s, number(at), bytes);
+  const Held<State> s;
+  forget_range(*s, number(at), bytes);
 }
 
 void add_block(const void* at, std::uint64_t bytes) {
-  State& s = state();
-  const std::lock_guard lock(s.mutex);
-  s.blocks[number(at)] = bytes;
+  const Held<State> s;
+  s->blocks[number(at)] = bytes;
 }
 void remove_block(const void* at) {
-  State& s = state();
-  const std::lock_guard lock(s.mutex);
-  const auto it = s.blocks.find(number(at));
-  if (it == s.blocks.end()) return;
-  forget_range(s, it->first, it->second);
-  s.blocks.erase(it);
+  const Held<State> s;
+  const auto it = s->blocks.find(number(at));
+  if (it == s->blocks.end()) return;
+  forget_range(*s, it->first, it->second);
+  s->blocks.erase(it);
 }
 
 Touched touch(const std::uint64_t* words, std::size_t count) {
-  State& s = state();
-  const std::lock_guard lock(s.mutex);
+  const Held<State> s;
   std::set<std::uint64_t> seen;
   Touched touched;
   for (std::size_t i = 0; i < count; ++i) {
     if (!is_device(pointer(words[i]))) continue;
-    auto it = s.blocks.upper_bound(words[i]);
-    if (it == s.blocks.begin() || words[i] >= std::prev(it)->first + std::prev(it)->second) {
+    auto it = s->blocks.upper_bound(words[i]);
+    if (it == s->blocks.begin() || words[i] >= std::prev(it)->first + std::prev(it)->second) {
       // Memory of cudaMalloc itself: how much of it the kernel writes is not known. In memory that
       // PyTorch's allocator cuts into blocks, the word is what was on the stack before.
-      const Device& device = s.devices[(words[i] - kBase) / kPerDevice % kDevices];
+      const Device& device = s->devices[(words[i] - kBase) / kPerDevice % kDevices];
       auto range = device.ranges.upper_bound(words[i]);
       if (range != device.ranges.begin()) {
         --range;
-        const auto block = s.blocks.lower_bound(range->first);
-        const bool is_cut = block != s.blocks.end() && block->first < range->first + range->second;
-        if (!is_cut && !is_told) forget_range(s, range->first, range->second);
+        const auto block = s->blocks.lower_bound(range->first);
+        const bool is_cut = block != s->blocks.end() && block->first < range->first + range->second;
+        if (!is_cut && !is_told) forget_range(*s, range->first, range->second);
       }
       continue;
     }
@@ -317,29 +301,26 @@ Touched touch(const std::uint64_t* words, std::size_t count) {
     touched.bytes += it->second;
     touched.largest = std::max(touched.largest, it->second);
     ++touched.blocks;
-    if (!is_told) forget_range(s, it->first, it->second);
+    if (!is_told) forget_range(*s, it->first, it->second);
   }
   return touched;
 }
 
 void* new_handle() {
-  State& s = state();
-  const std::lock_guard lock(s.mutex);
-  return pointer(s.next_handle += 16);
+  const Held<State> s;
+  return pointer(s->next_handle += 16);
 }
 
 StreamHandle new_stream() { return new_handle(); }
 void delete_stream(StreamHandle stream) {
-  State& s = state();
-  const std::lock_guard lock(s.mutex);
-  s.streams.erase(stream_key(stream));
+  const Held<State> s;
+  s->streams.erase(stream_key(stream));
 }
 
 void enqueue(StreamHandle stream, double nominal_seconds) {
   capture_work(stream);
-  State& s = state();
-  const std::lock_guard lock(s.mutex);
-  StreamState& of = s.streams[stream_key(stream)];
+  const Held<State> s;
+  StreamState& of = s->streams[stream_key(stream)];
   ++of.given;
   const std::int64_t now = pace() == Pace::kPaced ? wall_ns() : 0;
   of.ready_ns = std::max(of.ready_ns, now) + static_cast<std::int64_t>(nominal_seconds * 1e9);
@@ -347,76 +328,66 @@ void enqueue(StreamHandle stream, double nominal_seconds) {
 
 EventHandle new_event() { return new_handle(); }
 void delete_event(EventHandle event) {
-  State& s = state();
-  const std::lock_guard lock(s.mutex);
-  s.events.erase(number(event));
+  const Held<State> s;
+  s->events.erase(number(event));
 }
 
 void record_event(EventHandle event, StreamHandle stream) {
-  State& s = state();
-  const std::lock_guard lock(s.mutex);
+  const Held<State> s;
   const std::uint64_t k = stream_key(stream);
-  const StreamState& of = s.streams[k];
-  s.events[number(event)] = {k, of.given, of.ready_ns};
+  const StreamState& of = s->streams[k];
+  s->events[number(event)] = {k, of.given, of.ready_ns};
 }
 
 void wait_event(StreamHandle stream, EventHandle event) {
-  State& s = state();
-  const std::lock_guard lock(s.mutex);
-  const auto it = s.events.find(number(event));
-  if (it == s.events.end()) return;  // never recorded: no wait
-  StreamState& of = s.streams[stream_key(stream)];
+  const Held<State> s;
+  const auto it = s->events.find(number(event));
+  if (it == s->events.end()) return;  // never recorded: no wait
+  StreamState& of = s->streams[stream_key(stream)];
   of.ready_ns = std::max(of.ready_ns, it->second.ready_ns);
   if (pace() != Pace::kDone) of.waits.push_back({++of.given, it->second});
 }
 
 bool is_recorded(EventHandle event) {
-  State& s = state();
-  const std::lock_guard lock(s.mutex);
-  return s.events.count(number(event)) != 0;
+  const Held<State> s;
+  return s->events.count(number(event)) != 0;
 }
 
 bool is_done(EventHandle event) {
-  State& s = state();
-  const std::lock_guard lock(s.mutex);
-  const auto it = s.events.find(number(event));
-  return it == s.events.end() || reached(s, it->second);
+  const Held<State> s;
+  const auto it = s->events.find(number(event));
+  return it == s->events.end() || reached(*s, it->second);
 }
 
 bool is_idle(StreamHandle stream) {
-  State& s = state();
-  const std::lock_guard lock(s.mutex);
+  const Held<State> s;
   const std::uint64_t k = stream_key(stream);
-  return reached(s, {k, s.streams[k].given, s.streams[k].ready_ns});
+  return reached(*s, {k, s->streams[k].given, s->streams[k].ready_ns});
 }
 
 void await(EventHandle event) {
-  State& s = state();
-  const std::lock_guard lock(s.mutex);
-  const auto it = s.events.find(number(event));
-  if (it != s.events.end()) finish(s, it->second.stream, it->second.place);
+  const Held<State> s;
+  const auto it = s->events.find(number(event));
+  if (it != s->events.end()) finish(*s, it->second.stream, it->second.place);
 }
 
 void await_stream(StreamHandle stream) {
-  State& s = state();
-  const std::lock_guard lock(s.mutex);
+  const Held<State> s;
   const std::uint64_t k = stream_key(stream);
-  finish(s, k, s.streams[k].given);
+  finish(*s, k, s->streams[k].given);
 }
 
 void await_device() {
-  State& s = state();
-  const std::lock_guard lock(s.mutex);
-  for (auto& [k, of] : s.streams) {
+  const Held<State> s;
+  for (auto& [k, of] : s->streams) {
     of.done = of.given;
     of.waits.clear();
   }
 }
 
 double elapsed_ms(EventHandle from, EventHandle to) {
-  State& s = state();
-  const std::lock_guard lock(s.mutex);
-  const std::int64_t ns = s.events[number(to)].ready_ns - s.events[number(from)].ready_ns;
+  const Held<State> s;
+  const std::int64_t ns = s->events[number(to)].ready_ns - s->events[number(from)].ready_ns;
   return static_cast<double>(std::max<std::int64_t>(ns, 1000)) / 1e6;
 }
 

@@ -17,6 +17,7 @@
 #include "exec/null/device.h"
 #include "exec/null/log.h"
 #include "exec/null/record.h"
+#include "exec/null/state.h"
 
 namespace foreshard::null {
 namespace {
@@ -292,19 +293,9 @@ struct State {
   };
   std::map<const void*, Tensor> tensors;
 };
-State& state() {
-  static State* const s = new State;
-  return *s;
-}
 
-StreamHandle stream_of(void* handle) {
-  const std::lock_guard lock(state().mutex);
-  return state().streams[handle];
-}
-std::uint64_t bytes_of(const void* tensor) {
-  const std::lock_guard lock(state().mutex);
-  return state().tensors[tensor].bytes();
-}
+StreamHandle stream_of(void* handle) { return Held<State>()->streams[handle]; }
+std::uint64_t bytes_of(const void* tensor) { return Held<State>()->tensors[tensor].bytes(); }
 
 // CUDNN_ATTR_VARIANT_PACK_DATA_POINTERS
 std::vector<Use> operands_of(const Descriptor& pack) {
@@ -330,29 +321,21 @@ Status norm(void* handle, const char* name, std::uint64_t bytes) {
 
 using namespace foreshard::null;
 
-#define API FORESHARD_NULL_API
-#define DONE(name, ...) \
-  API Status name(__VA_ARGS__) { return kSuccess; }
-#define CREATED(name) \
-  API Status name(void** made) { return *made = new_handle(), kSuccess; }
-
-API Status cudnnCreate(void** handle) { return *handle = new_handle(), kSuccess; }
-DONE(cudnnDestroy, void*)
+CREATED(cudnnCreate)
+DONE(cudnnDestroy)
 API Status cudnnSetStream(void* handle, StreamHandle stream) {
-  const std::lock_guard lock(state().mutex);
-  return state().streams[handle] = stream, kSuccess;
+  return Held<State>()->streams[handle] = stream, kSuccess;
 }
 API Status cudnnGetStream(void* handle, StreamHandle* stream) {
   return *stream = stream_of(handle), kSuccess;
 }
 
 API Status cudnnBackendCreateDescriptor(int type, void** made) {
-  *made = new Descriptor{type, {}, nullptr};
-  return kSuccess;
+  return *made = new Descriptor{type, {}, nullptr}, kSuccess;
 }
-API Status cudnnBackendDestroyDescriptor(void*) { return kSuccess; }  // others may point to it
-API Status cudnnBackendInitialize(void*) { return kSuccess; }
-API Status cudnnBackendFinalize(void*) { return kSuccess; }
+DONE(cudnnBackendDestroyDescriptor)  // others may point to it
+DONE(cudnnBackendInitialize)
+DONE(cudnnBackendFinalize)
 API Status cudnnBackendSetAttribute(void* descriptor, int name, int type, std::int64_t count,
                                     const void* values) {
   const auto* const bytes = static_cast<const char*>(values);
@@ -407,22 +390,22 @@ CREATED(cudnnCreateFilterDescriptor)
 CREATED(cudnnCreateConvolutionDescriptor)
 CREATED(cudnnCreateActivationDescriptor)
 CREATED(cudnnCreateDropoutDescriptor)
-DONE(cudnnDestroyTensorDescriptor, void*)
-DONE(cudnnDestroyFilterDescriptor, void*)
-DONE(cudnnDestroyConvolutionDescriptor, void*)
-DONE(cudnnDestroyActivationDescriptor, void*)
-DONE(cudnnDestroyDropoutDescriptor, void*)
-DONE(cudnnSetActivationDescriptor, void*, int, int, double)
+DONE(cudnnDestroyTensorDescriptor)
+DONE(cudnnDestroyFilterDescriptor)
+DONE(cudnnDestroyConvolutionDescriptor)
+DONE(cudnnDestroyActivationDescriptor)
+DONE(cudnnDestroyDropoutDescriptor)
+DONE(cudnnSetActivationDescriptor)
 API Status cudnnSetTensorNdDescriptor(void* tensor, int type, int count, const int* dimensions,
                                       const int* strides) {
-  const std::lock_guard lock(state().mutex);
-  state().tensors[tensor] = {type, {dimensions, dimensions + count}, {strides, strides + count}};
+  Held<State>()->tensors[tensor] = {
+      type, {dimensions, dimensions + count}, {strides, strides + count}};
   return kSuccess;
 }
 API Status cudnnGetTensorNdDescriptor(const void* tensor, int requested, int* type, int* count,
                                       int* dimensions, int* strides) {
-  const std::lock_guard lock(state().mutex);
-  const State::Tensor& t = state().tensors[tensor];
+  const Held<State> s;
+  const State::Tensor& t = s->tensors[tensor];
   *type = t.type;
   *count = static_cast<int>(t.dimensions.size());
   for (int i = 0; i < std::min(requested, *count); ++i) {

@@ -12,6 +12,7 @@
 #include "exec/null/log.h"
 #include "exec/null/races.h"
 #include "exec/null/record.h"
+#include "exec/null/state.h"
 #include "exec/null/stream_capture.h"
 #include "exec/null/unanswered.h"
 
@@ -23,16 +24,11 @@ struct State {
   std::map<void*, std::string> functions;        // of modules that were loaded
   std::map<std::uint64_t, std::uint64_t> sizes;  // of memory without addresses
 };
-State& state() {
-  static State* const s = new State;
-  return *s;
-}
 
 std::string function_name(void* function) {
-  State& s = state();
-  const std::lock_guard lock(s.mutex);
-  const auto it = s.functions.find(function);
-  return it == s.functions.end() ? "a kernel without a name" : it->second;
+  const Held<State> s;
+  const auto it = s->functions.find(function);
+  return it == s->functions.end() ? "a kernel without a name" : it->second;
 }
 
 void* context() {
@@ -45,10 +41,7 @@ void* context() {
 
 using namespace foreshard::null;
 
-#define API FORESHARD_NULL_API
-#define DONE(name, ...) \
-  API Status name(__VA_ARGS__) { return kSuccess; }
-API Status cuInit(unsigned) { return kSuccess; }
+DONE(cuInit)
 API Status cuDriverGetVersion(int* version) { return *version = 13000, kSuccess; }
 API Status cuDeviceGetCount(int* count) { return *count = properties().devices, kSuccess; }
 API Status cuDeviceGet(int* device, int ordinal) { return *device = ordinal, kSuccess; }
@@ -77,15 +70,15 @@ API Status cuDevicePrimaryCtxGetState(int, unsigned* flags, int* active) {
   return kSuccess;
 }
 API Status cuDevicePrimaryCtxRetain(void** c, int) { return *c = context(), kSuccess; }
-DONE(cuDevicePrimaryCtxRelease_v2, int)
+DONE(cuDevicePrimaryCtxRelease_v2)
 API Status cuCtxGetCurrent(void** c) { return *c = context(), kSuccess; }
-DONE(cuCtxSetCurrent, void*)
-DONE(cuCtxPushCurrent_v2, void*)
+DONE(cuCtxSetCurrent)
+DONE(cuCtxPushCurrent_v2)
 API Status cuCtxPopCurrent_v2(void** c) { return *c = context(), kSuccess; }
 API Status cuCtxGetDevice(int* device) { return *device = current_device(), kSuccess; }
 API Status cuCtxGetApiVersion(void*, unsigned* version) { return *version = 13000, kSuccess; }
 API Status cuCtxGetLimit(std::size_t* value, int) { return *value = 0, kSuccess; }
-DONE(cuCtxSetLimit, int, std::size_t)
+DONE(cuCtxSetLimit)
 API Status cuCtxSynchronize() {
   if (const Status status = refuse_unsafe(__func__)) return status;
   await_device();
@@ -104,8 +97,8 @@ API Status cuStreamSynchronize(StreamHandle stream) {
 API Status cuStreamIsCapturing(StreamHandle stream, int* status) {
   return *status = is_captured(stream) ? 1 : 0, kSuccess;
 }
-DONE(cuStreamWriteValue32_v2, StreamHandle, std::uint64_t, std::uint32_t, unsigned)
-DONE(cuStreamWaitValue32_v2, StreamHandle, std::uint64_t, std::uint32_t, unsigned)
+DONE(cuStreamWriteValue32_v2)
+DONE(cuStreamWaitValue32_v2)
 // Tables of undocumented functions begin with their size: there are none. NVRTC looks into one.
 API Status cuGetExportTable(const void** table, const void*) {
   static constexpr std::size_t kEmpty[] = {sizeof(std::size_t), 0};
@@ -129,11 +122,10 @@ API Status cuModuleLoadDataEx(void** module, const void*, unsigned, int*, void**
   return *module = new_handle(), kSuccess;
 }
 API Status cuModuleLoad(void** module, const char*) { return *module = new_handle(), kSuccess; }
-DONE(cuModuleUnload, void*)
+DONE(cuModuleUnload)
 API Status cuModuleGetFunction(void** function, void*, const char* name) {
   *function = new_handle();
-  const std::lock_guard lock(state().mutex);
-  state().functions[*function] = name;
+  Held<State>()->functions[*function] = name;
   return kSuccess;
 }
 API Status cuModuleGetGlobal_v2(std::uint64_t* at, std::size_t* bytes, void*, const char*) {
@@ -145,13 +137,12 @@ API Status cuFuncGetAttribute(int* value, int which, void*) {
   constexpr int kMaxThreads = 0, kRegisters = 4;
   return *value = which == kMaxThreads ? 1024 : which == kRegisters ? 32 : 0, kSuccess;
 }
-DONE(cuFuncSetAttribute, void*, int, int)
-DONE(cuFuncSetCacheConfig, void*, int)
+DONE(cuFuncSetAttribute)
+DONE(cuFuncSetCacheConfig)
 API Status cuFuncGetName(const char** name, void*) { return *name = "", kSuccess; }
 API Status cuOccupancyMaxActiveBlocksPerMultiprocessor(int* count, void*, int threads,
                                                        std::size_t) {
-  *count = threads <= 0 ? 1 : properties().threads_per_multiprocessor / threads;
-  return kSuccess;
+  return *count = threads <= 0 ? 1 : properties().threads_per_multiprocessor / threads, kSuccess;
 }
 API Status cuOccupancyMaxActiveClusters(int* count, void*, const void*) {
   return *count = properties().multiprocessors / 2, kSuccess;
@@ -223,28 +214,26 @@ API Status cuMemsetD32Async(std::uint64_t at, unsigned, std::size_t count, Strea
 }
 API Status cuMemAddressReserve(std::uint64_t* at, std::size_t bytes, std::size_t, std::uint64_t,
                                unsigned long long) {
-  *at = reinterpret_cast<std::uint64_t>(reserve_addresses(bytes));
-  return kSuccess;
+  return *at = reinterpret_cast<std::uint64_t>(reserve_addresses(bytes)), kSuccess;
 }
-DONE(cuMemAddressFree, std::uint64_t, std::size_t)
+DONE(cuMemAddressFree)
 API Status cuMemCreate(std::uint64_t* handle, std::size_t bytes, const void*, unsigned long long) {
   if (!take_memory(bytes)) return kMemoryAllocation;
   *handle = reinterpret_cast<std::uint64_t>(new_handle());
-  const std::lock_guard lock(state().mutex);
-  state().sizes[*handle] = bytes;
+  Held<State>()->sizes[*handle] = bytes;
   return kSuccess;
 }
 API Status cuMemRelease(std::uint64_t handle) {
-  const std::lock_guard lock(state().mutex);
-  const auto it = state().sizes.find(handle);
-  if (it == state().sizes.end()) return kInvalidValue;
+  const Held<State> s;
+  const auto it = s->sizes.find(handle);
+  if (it == s->sizes.end()) return kInvalidValue;
   give_memory(it->second);
-  state().sizes.erase(it);
+  s->sizes.erase(it);
   return kSuccess;
 }
-DONE(cuMemMap, std::uint64_t, std::size_t, std::size_t, std::uint64_t, unsigned long long)
-DONE(cuMemUnmap, std::uint64_t, std::size_t)
-DONE(cuMemSetAccess, std::uint64_t, std::size_t, const void*, std::size_t)
+DONE(cuMemMap)
+DONE(cuMemUnmap)
+DONE(cuMemSetAccess)
 API Status cuMemGetAllocationGranularity(std::size_t* bytes, const void*, int) {
   return *bytes = std::size_t{2} << 20, kSuccess;
 }
@@ -275,10 +264,10 @@ API Status cuLinkComplete(void*, void**, std::size_t*) { return kNotSupported; }
 // ---- NVML: how many devices there are and what they are called; clocks and counters are not
 // known.
 constexpr Status kNvmlUnknown = 3;  // NVML_ERROR_NOT_SUPPORTED
-API Status nvmlInit() { return kSuccess; }
-API Status nvmlInit_v2() { return kSuccess; }
-API Status nvmlInitWithFlags(unsigned) { return kSuccess; }
-API Status nvmlShutdown() { return kSuccess; }
+DONE(nvmlInit)
+DONE(nvmlInit_v2)
+DONE(nvmlInitWithFlags)
+DONE(nvmlShutdown)
 API Status nvmlDeviceGetCount_v2(unsigned* count) {
   return *count = static_cast<unsigned>(properties().devices), kSuccess;
 }
@@ -334,13 +323,13 @@ API const char* nvmlErrorString(Status) { return "Not Supported"; }
 constexpr Status kCuptiNotInitialized = 15;
 #define REFUSED(name, ...) \
   API Status name(__VA_ARGS__) { return kCuptiNotInitialized; }
-REFUSED(cuptiSubscribe, void**, void*, void*)
-REFUSED(cuptiActivityRegisterCallbacks, void*, void*)
-REFUSED(cuptiActivityEnable, int)
-REFUSED(cuptiActivityDisable, int)
-REFUSED(cuptiActivityFlushAll, unsigned)
-REFUSED(cuptiActivityRegisterTimestampCallback, void*)
-REFUSED(cuptiActivityPushExternalCorrelationId, int, std::uint64_t)
-REFUSED(cuptiActivityPopExternalCorrelationId, int, std::uint64_t*)
-REFUSED(cuptiActivitySetAttribute, int, std::size_t*, void*)
+REFUSED(cuptiSubscribe)
+REFUSED(cuptiActivityRegisterCallbacks)
+REFUSED(cuptiActivityEnable)
+REFUSED(cuptiActivityDisable)
+REFUSED(cuptiActivityFlushAll)
+REFUSED(cuptiActivityRegisterTimestampCallback)
+REFUSED(cuptiActivityPushExternalCorrelationId)
+REFUSED(cuptiActivityPopExternalCorrelationId)
+REFUSED(cuptiActivitySetAttribute)
 REFUSED(cuptiFinalize)

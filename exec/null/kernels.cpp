@@ -7,20 +7,113 @@
 #include <cstring>
 #include <map>
 #include <mutex>
+#include <numeric>
 #include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "exec/null/abi.h"
-#include "exec/null/counts.h"
 #include "exec/null/device.h"
 #include "exec/null/log.h"
 #include "exec/null/record.h"
+#include "exec/null/state.h"
 #include "exec/null/unanswered.h"
 
 namespace foreshard::null {
 namespace {
+
+// What counting kernels write, where the host may read it: how often each value occurs, and sums of
+// known numbers. Programs cut experts' tokens by them.
+// at::cuda's histogram (ATen/native/cuda/SummaryOps.cu: counts, partial counts, input, bins, least,
+// most, elements) of numbers that nobody computed says of each bin the same: what routes tokens to
+// experts is trained to be level. CUB's DeviceScanKernel (input, output, ..., elements) adds up.
+class Counts {
+ public:
+  // Of a kernel that is one, by its name and its arguments' types.
+  static std::optional<Counts> of(const std::string& name, const std::vector<std::string>& types);
+  // Before the kernel's operands are forgotten, and behind it.
+  std::vector<char> result(void** arguments) const;
+  void write(void** arguments, const std::vector<char>& result) const;
+
+ private:
+  enum class What : unsigned char { kHistogram, kSums };
+  What what_ = What::kHistogram;
+  bool is_long_ = false;
+  std::size_t arguments_ = 0;
+};
+
+constexpr std::size_t kBins = 3, kElements = 6;  // among the histogram's arguments
+
+template <typename Number>
+std::vector<char> bytes_of(const std::vector<Number>& numbers) {
+  std::vector<char> bytes(numbers.size() * sizeof(Number));
+  if (!bytes.empty()) std::memcpy(bytes.data(), numbers.data(), bytes.size());
+  return bytes;
+}
+
+std::int64_t number_at(void** arguments, std::size_t i) {
+  return *static_cast<const std::int64_t*>(arguments[i]);
+}
+
+template <typename Number>
+std::vector<char> level(std::int64_t bins, std::int64_t elements) {
+  std::vector<Number> counts(static_cast<std::size_t>(bins));
+  for (std::int64_t i = 0; i < bins; ++i)
+    counts[static_cast<std::size_t>(i)] =
+        static_cast<Number>(elements * (i + 1) / bins - elements * i / bins);
+  return bytes_of(counts);
+}
+
+template <typename Number>
+std::vector<char> sums(const void* input, std::size_t count) {
+  std::vector<Number> numbers(count);
+  if (!known_bytes(numbers.data(), input, count * sizeof(Number))) return {};
+  std::partial_sum(numbers.begin(), numbers.end(), numbers.begin());
+  return bytes_of(numbers);
+}
+
+std::optional<Counts> Counts::of(const std::string& name, const std::vector<std::string>& types) {
+  Counts made;
+  made.arguments_ = types.size();
+  const auto has = [](const std::string& text, const char* part) {
+    return text.find(part) != std::string::npos;
+  };
+  if (has(name, "kernelHistogram1D") && types.size() > kElements && types[kElements] == "long") {
+    made.is_long_ = has(types[0], "TensorInfo<long");
+    if (made.is_long_ || has(types[0], "TensorInfo<int")) return made;
+  }
+  if (has(name, "DeviceScanKernel") && types.size() > 2 && types.back() == "unsigned int" &&
+      has(types[types.size() - 2], "NullType")) {  // (what starts from a value is exclusive)
+    made.what_ = What::kSums;
+    made.is_long_ = types[0] == "long const*";
+    const bool adds = has(types[types.size() - 3], "plus<") || has(types[types.size() - 3], "Sum");
+    const std::string result = made.is_long_ ? "long*" : "int*";
+    if (adds && (made.is_long_ || types[0] == "int const*") && types[1] == result) return made;
+  }
+  return std::nullopt;
+}
+
+std::vector<char> Counts::result(void** arguments) const {
+  if (what_ == What::kSums) {
+    const auto count =
+        static_cast<std::size_t>(*static_cast<const std::uint32_t*>(arguments[arguments_ - 1]));
+    if (count == 0 || count * 8 > kKnownBytes) return {};
+    const void* const input = *static_cast<const void* const*>(arguments[0]);
+    return is_long_ ? sums<std::int64_t>(input, count) : sums<std::int32_t>(input, count);
+  }
+  const std::int64_t bins = number_at(arguments, kBins), all = number_at(arguments, kElements);
+  if (bins <= 0 || bins * 8 > static_cast<std::int64_t>(kKnownBytes)) return {};
+  return is_long_ ? level<std::int64_t>(bins, all) : level<std::int32_t>(bins, all);
+}
+
+void Counts::write(void** arguments, const std::vector<char>& result) const {
+  if (result.empty()) return;
+  if (what_ == What::kHistogram) record_level_counts();
+  // A TensorInfo begins with its address, too.
+  const std::size_t output = what_ == What::kSums ? 1 : 0;
+  copy_bytes(*static_cast<void* const*>(arguments[output]), result.data(), result.size());
+}
 
 // The newest architecture (90 is 9.0) of a fat binary that the GPU runs: binaries run on their own
 // and on later minor versions, PTX on all later ones. Places of the fields: CUDA's fatbinary.h is
@@ -143,18 +236,13 @@ struct Kernels {
   std::map<const void*, int> architectures;
   std::map<const void*, Known> known;
 };
-Kernels& kernels() {
-  static Kernels* const k = new Kernels;
-  return *k;
-}
 
 const Kernels::Known& kernel(const void* function) {
-  Kernels& all = kernels();
-  const std::lock_guard lock(all.mutex);
-  Kernels::Known& known = all.known[function];
+  const Held<Kernels> all;
+  Kernels::Known& known = all->known[function];
   if (known.name < 0) {
-    const auto it = all.names.find(function);
-    const std::string name = it == all.names.end() ? "a kernel without a name" : it->second;
+    const auto it = all->names.find(function);
+    const std::string name = it == all->names.end() ? "a kernel without a name" : it->second;
     known.name = name_id(name);
     const std::vector<std::string> types = argument_types(name);
     known.words = argument_words(types);
@@ -205,7 +293,7 @@ thread_local std::vector<Configuration> configurations;
 using namespace foreshard::null;
 
 // ---- registration of kernels, at the load of each library ----
-FORESHARD_NULL_API void** __cudaRegisterFatBinary(void* wrapper) {
+API void** __cudaRegisterFatBinary(void* wrapper) {
   patch_unanswered();
   // The handle is the architecture, once for each.
   static std::map<int, void*>* const handles = new std::map<int, void*>;
@@ -214,29 +302,25 @@ FORESHARD_NULL_API void** __cudaRegisterFatBinary(void* wrapper) {
   handle = reinterpret_cast<void*>(static_cast<std::intptr_t>(architecture));
   return &handle;
 }
-FORESHARD_NULL_API void __cudaRegisterFatBinaryEnd(void**) {}
-FORESHARD_NULL_API void __cudaUnregisterFatBinary(void**) {}
-FORESHARD_NULL_API void __cudaRegisterVar(void**, char*, char*, const char*, int, std::size_t, int,
-                                          int) {}
-FORESHARD_NULL_API void __cudaRegisterManagedVar(void**, void**, char*, const char*, int,
-                                                 std::size_t, int, int) {}
-FORESHARD_NULL_API char __cudaInitModule(void**) { return 1; }
-FORESHARD_NULL_API void __cudaRegisterFunction(void** handle, const char* host, char*,
-                                               const char* name, int, void*, void*, void*, void*,
-                                               int*) {
-  Kernels& all = kernels();
-  const std::lock_guard lock(all.mutex);
-  all.names[host] = name;
+API void __cudaRegisterFatBinaryEnd(void**) {}
+API void __cudaUnregisterFatBinary(void**) {}
+API void __cudaRegisterVar(void**, char*, char*, const char*, int, std::size_t, int, int) {}
+API void __cudaRegisterManagedVar(void**, void**, char*, const char*, int, std::size_t, int, int) {}
+API char __cudaInitModule(void**) { return 1; }
+API void __cudaRegisterFunction(void** handle, const char* host, char*, const char* name, int,
+                                void*, void*, void*, void*, int*) {
+  const Held<Kernels> all;
+  all->names[host] = name;
   if (handle == nullptr) return;
-  all.architectures[host] = static_cast<int>(reinterpret_cast<std::intptr_t>(*handle));
+  all->architectures[host] = static_cast<int>(reinterpret_cast<std::intptr_t>(*handle));
 }
-FORESHARD_NULL_API unsigned __cudaPushCallConfiguration(Dim3 grid, Dim3 block,
-                                                        std::size_t shared_bytes, void* stream) {
+API unsigned __cudaPushCallConfiguration(Dim3 grid, Dim3 block, std::size_t shared_bytes,
+                                         void* stream) {
   configurations.push_back({grid, block, shared_bytes, stream});
   return 0;
 }
-FORESHARD_NULL_API Status __cudaPopCallConfiguration(Dim3* grid, Dim3* block,
-                                                     std::size_t* shared_bytes, void* stream) {
+API Status __cudaPopCallConfiguration(Dim3* grid, Dim3* block, std::size_t* shared_bytes,
+                                      void* stream) {
   if (configurations.empty()) return kInvalidValue;
   const Configuration c = configurations.back();
   configurations.pop_back();
@@ -246,47 +330,42 @@ FORESHARD_NULL_API Status __cudaPopCallConfiguration(Dim3* grid, Dim3* block,
   *static_cast<void**>(stream) = c.stream;
   return kSuccess;
 }
-FORESHARD_NULL_API Status __cudaGetKernel(void** kernel, const void* function) {
-  *kernel = const_cast<void*>(function);
-  return kSuccess;
+API Status __cudaGetKernel(void** kernel, const void* function) {
+  return *kernel = const_cast<void*>(function), kSuccess;
 }
-FORESHARD_NULL_API Status __cudaLaunchKernel(void* kernel, Dim3 grid, Dim3 block, void** arguments,
-                                             std::size_t shared_bytes, StreamHandle stream) {
+API Status __cudaLaunchKernel(void* kernel, Dim3 grid, Dim3 block, void** arguments,
+                              std::size_t shared_bytes, StreamHandle stream) {
   return launch(kernel, grid, block, arguments, shared_bytes, stream);
 }
-FORESHARD_NULL_API Status cudaLaunchKernel(const void* function, Dim3 grid, Dim3 block,
-                                           void** arguments, std::size_t shared_bytes,
-                                           StreamHandle stream) {
+API Status cudaLaunchKernel(const void* function, Dim3 grid, Dim3 block, void** arguments,
+                            std::size_t shared_bytes, StreamHandle stream) {
   return launch(function, grid, block, arguments, shared_bytes, stream);
 }
-FORESHARD_NULL_API Status cudaLaunchCooperativeKernel(const void* function, Dim3 grid, Dim3 block,
-                                                      void** arguments, std::size_t shared_bytes,
-                                                      StreamHandle stream) {
+API Status cudaLaunchCooperativeKernel(const void* function, Dim3 grid, Dim3 block,
+                                       void** arguments, std::size_t shared_bytes,
+                                       StreamHandle stream) {
   return launch(function, grid, block, arguments, shared_bytes, stream);
 }
-FORESHARD_NULL_API Status cudaLaunchKernelExC(const LaunchConfig* c, const void* function,
-                                              void** arguments) {
+API Status cudaLaunchKernelExC(const LaunchConfig* c, const void* function, void** arguments) {
   return launch(function, c->grid, c->block, arguments, c->shared_bytes, c->stream);
 }
-FORESHARD_NULL_API Status cudaLaunchHostFunc(StreamHandle, void (*function)(void*), void* data) {
+API Status cudaLaunchHostFunc(StreamHandle, void (*function)(void*), void* data) {
   function(data);
   return kSuccess;
 }
-FORESHARD_NULL_API Status cudaStreamAddCallback(StreamHandle stream,
-                                                void (*function)(StreamHandle, Status, void*),
-                                                void* data, unsigned) {
+API Status cudaStreamAddCallback(StreamHandle stream, void (*function)(StreamHandle, Status, void*),
+                                 void* data, unsigned) {
   function(stream, kSuccess, data);
   return kSuccess;
 }
-FORESHARD_NULL_API Status cudaFuncGetAttributes(FunctionAttributes* a, const void* function) {
+API Status cudaFuncGetAttributes(FunctionAttributes* a, const void* function) {
   std::memset(a, 0, sizeof *a);
   int binary = properties().major * 10 + properties().minor;
   {
-    Kernels& all = kernels();
-    const std::lock_guard lock(all.mutex);
-    const auto it = all.architectures.find(function);
+    const Held<Kernels> all;
+    const auto it = all->architectures.find(function);
     // CUB picks its kernels by it, of the architectures that it was compiled for.
-    if (it != all.architectures.end()) binary = it->second;
+    if (it != all->architectures.end()) binary = it->second;
   }
   a->max_threads = 1024;
   a->registers = 32;
@@ -294,18 +373,17 @@ FORESHARD_NULL_API Status cudaFuncGetAttributes(FunctionAttributes* a, const voi
   a->max_dynamic_shared = 49152;
   return kSuccess;
 }
-FORESHARD_NULL_API Status cudaFuncSetAttribute(const void*, int, int) { return kSuccess; }
-FORESHARD_NULL_API Status cudaFuncSetCacheConfig(const void*, int) { return kSuccess; }
+DONE(cudaFuncSetAttribute)
+DONE(cudaFuncSetCacheConfig)
 // As many blocks as threads allow; registers and shared memory are not looked at.
-FORESHARD_NULL_API Status cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(
-    int* count, const void*, int threads, std::size_t, unsigned) {
-  *count = threads <= 0 ? 1 : std::max(1, properties().threads_per_multiprocessor / threads);
-  return kSuccess;
+API Status cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int* count, const void*,
+                                                                  int threads, std::size_t,
+                                                                  unsigned) {
+  return *count = threads <= 0 ? 1 : std::max(1, properties().threads_per_multiprocessor / threads),
+         kSuccess;
 }
-FORESHARD_NULL_API Status cudaOccupancyMaxActiveBlocksPerMultiprocessor(int* count,
-                                                                        const void* function,
-                                                                        int threads,
-                                                                        std::size_t shared) {
+API Status cudaOccupancyMaxActiveBlocksPerMultiprocessor(int* count, const void* function,
+                                                         int threads, std::size_t shared) {
   return cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(count, function, threads, shared,
                                                                 0);
 }

@@ -18,6 +18,8 @@
 #include <utility>
 #include <vector>
 
+#include "exec/null/state.h"
+
 namespace foreshard::null {
 namespace {
 
@@ -71,10 +73,6 @@ struct State {
   std::string line;               // of a graph: its numbers
 };
 // Never destroyed: libraries call while the process ends.
-State& state() {
-  static State* const s = new State;
-  return *s;
-}
 
 thread_local std::int64_t thread_number = -1;
 thread_local std::int64_t left_at = 0;     // processor time at which the recorder returned
@@ -131,7 +129,7 @@ Recording::~Recording() {
 
 Line::Line(char kind) {
   const std::int64_t now = entered_at != 0 ? entered_at : processor_ns();
-  State& s = state();
+  State& s = state<State>();
   s.mutex.lock();
   if (!s.opened) open_log(s);
   if (thread_number < 0) thread_number = s.threads++;
@@ -149,14 +147,14 @@ Line::Line(char kind) {
 }
 
 Line& Line::operator<<(std::int64_t number) {
-  std::string& text = target(state());
+  std::string& text = target(state<State>());
   text += ' ';
   append(text, number);
   return *this;
 }
 
 Line::~Line() {
-  State& s = state();
+  State& s = state<State>();
   if (std::exchange(s.line_is_of_graph, false)) {
     s.graphs.back().lines.back().numbers = s.line;
   } else {
@@ -173,51 +171,45 @@ Line::~Line() {
 }
 
 std::int64_t name_id(std::string_view text) {
-  State& s = state();
-  const std::lock_guard lock(s.mutex);
-  if (!s.opened) open_log(s);
-  const auto [at, is_new] = s.names.emplace(text, static_cast<std::int64_t>(s.names.size()));
+  const Held<State> s;
+  if (!s->opened) open_log(*s);
+  const auto [at, is_new] = s->names.emplace(text, static_cast<std::int64_t>(s->names.size()));
   if (is_new) {
-    append_name(s, at->second, text);
-    s.texts.push_back(&at->first);
+    append_name(*s, at->second, text);
+    s->texts.push_back(&at->first);
   }
   return at->second;
 }
 
 std::string name_text(std::int64_t id) {
-  State& s = state();
-  const std::lock_guard lock(s.mutex);
-  return id < 0 || id >= static_cast<std::int64_t>(s.texts.size())
+  const Held<State> s;
+  return id < 0 || id >= static_cast<std::int64_t>(s->texts.size())
              ? ""
-             : *s.texts[static_cast<std::size_t>(id)];
+             : *s->texts[static_cast<std::size_t>(id)];
 }
 
 std::int64_t handle_id(const void* handle) {
   if (handle == nullptr) return 0;
-  State& s = state();
-  const std::lock_guard lock(s.mutex);
-  return s.handles.emplace(handle, static_cast<std::int64_t>(s.handles.size()) + 1).first->second;
+  const Held<State> s;
+  return s->handles.emplace(handle, static_cast<std::int64_t>(s->handles.size()) + 1).first->second;
 }
 
 void begin_graph(const void* stream) {
-  State& s = state();
-  const std::lock_guard lock(s.mutex);
-  s.graphs.push_back({stream, {}});
-  s.capturing = true;
+  const Held<State> s;
+  s->graphs.push_back({stream, {}});
+  s->capturing = true;
 }
 
 std::int64_t end_graph() {
-  State& s = state();
-  const std::lock_guard lock(s.mutex);
-  s.capturing = false;
-  return static_cast<std::int64_t>(s.graphs.size()) - 1;
+  const Held<State> s;
+  s->capturing = false;
+  return static_cast<std::int64_t>(s->graphs.size()) - 1;
 }
 
 void launch_graph(std::int64_t number, const void* stream) {
-  State& s = state();
-  const std::lock_guard lock(s.mutex);
-  if (number < 0 || number >= static_cast<std::int64_t>(s.graphs.size())) return;
-  const Graph& graph = s.graphs[static_cast<std::size_t>(number)];
+  const Held<State> s;
+  if (number < 0 || number >= static_cast<std::int64_t>(s->graphs.size())) return;
+  const Graph& graph = s->graphs[static_cast<std::size_t>(number)];
   const std::int64_t origin = handle_id(graph.origin), now = handle_id(stream);
   { Line('P') << number << static_cast<std::int64_t>(graph.lines.size()); }
   for (const GraphLine& line : graph.lines) {
@@ -225,19 +217,18 @@ void launch_graph(std::int64_t number, const void* stream) {
     const std::size_t end = std::min(line.numbers.find(' ', 1), line.numbers.size());
     std::int64_t of = 0;
     std::from_chars(line.numbers.data() + 1, line.numbers.data() + end, of);
-    s.buffer += line.kind;
-    s.buffer += " 0 ";
-    append(s.buffer, thread_number);
-    s.buffer += ' ';
-    append(s.buffer, of == origin && line.kind != 'H' ? now : of);
-    s.buffer.append(line.numbers, end);
-    s.buffer += '\n';
+    s->buffer += line.kind;
+    s->buffer += " 0 ";
+    append(s->buffer, thread_number);
+    s->buffer += ' ';
+    append(s->buffer, of == origin && line.kind != 'H' ? now : of);
+    s->buffer.append(line.numbers, end);
+    s->buffer += '\n';
   }
 }
 
 void log_fault(std::string_view what) {
-  State& s = state();
-  const std::lock_guard lock(s.mutex);
+  const Held<State> s;
   const std::int64_t name = name_id(what);
   Line('V') << name;
 }
@@ -248,11 +239,10 @@ void skip_time(std::int64_t ns) {
 }
 
 void flush_log() {
-  State& s = state();
-  const std::lock_guard lock(s.mutex);
-  if (s.file < 0 || getpid() != s.owner) return;
-  write_all(s.file, s.buffer);
-  s.buffer.clear();
+  const Held<State> s;
+  if (s->file < 0 || getpid() != s->owner) return;
+  write_all(s->file, s->buffer);
+  s->buffer.clear();
 }
 
 namespace {

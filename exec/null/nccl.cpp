@@ -106,7 +106,6 @@ void gather_broadcasts() {
 
 using namespace foreshard::null;
 
-#define API FORESHARD_NULL_API
 using Comm = void*;
 struct ncclUniqueId {
   char bytes[128];
@@ -155,19 +154,19 @@ API Status ncclCommUserRank(Comm c, int* rank) {
   return *rank = static_cast<const Communicator*>(c)->rank, kSuccess;
 }
 API Status ncclCommCuDevice(Comm, int* device) { return *device = current_device(), kSuccess; }
-API Status ncclCommDestroy(Comm) { return kSuccess; }
-API Status ncclCommAbort(Comm) { return kSuccess; }
-API Status ncclCommRevoke(Comm, int) { return kSuccess; }
-API Status ncclCommFinalize(Comm) { return kSuccess; }
-API Status ncclCommRegister(Comm, void*, std::size_t, void**) { return kSuccess; }
-API Status ncclCommDeregister(Comm, void*) { return kSuccess; }
-API Status ncclCommWindowRegister(Comm, void*, std::size_t, void**, int) { return kSuccess; }
-API Status ncclCommWindowDeregister(Comm, void*) { return kSuccess; }
-API Status ncclCommDump(Comm, void*) { return kSuccess; }
-API Status ncclCommSuspend(Comm, int) { return kSuccess; }
-API Status ncclCommResume(Comm) { return kSuccess; }
+DONE(ncclCommDestroy)
+DONE(ncclCommAbort)
+DONE(ncclCommRevoke)
+DONE(ncclCommFinalize)
+DONE(ncclCommRegister)
+DONE(ncclCommDeregister)
+DONE(ncclCommWindowRegister)
+DONE(ncclCommWindowDeregister)
+DONE(ncclCommDump)
+DONE(ncclCommSuspend)
+DONE(ncclCommResume)
 API Status ncclMemAlloc(void**, std::size_t) { return 1; }
-API Status ncclMemFree(void*) { return kSuccess; }
+DONE(ncclMemFree)
 API const char* ncclGetErrorString(Status) { return "the null GPU's NCCL"; }
 API const char* ncclGetLastError(Comm) { return ""; }
 API Status ncclGroupStart() { return ++group_depth, kSuccess; }
@@ -175,11 +174,11 @@ API Status ncclGroupEnd() {
   if (group_depth > 0 && --group_depth == 0) gather_broadcasts();
   return kSuccess;
 }
-API Status ncclGroupSimulateEnd(void*) { return kSuccess; }
+DONE(ncclGroupSimulateEnd)
 API Status ncclRedOpCreatePreMulSum(int* operation, void*, int, int, Comm) {
   return *operation = 5, kSuccess;
 }
-API Status ncclRedOpDestroy(int, Comm) { return kSuccess; }
+DONE(ncclRedOpDestroy)
 
 API Status ncclAllGather(const void* from, void* to, std::size_t count, int type, Comm c,
                          StreamHandle stream) {

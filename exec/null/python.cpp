@@ -107,35 +107,33 @@ std::string python_place() {
 }  // namespace foreshard::null
 
 // A line of the process' own between its calls: "step 3", "group default_pg 0 1 2".
-FORESHARD_NULL_API void foreshard_null_mark(const char* text) {
+API void foreshard_null_mark(const char* text) {
   const std::int64_t name = foreshard::null::name_id(text);
   foreshard::null::Line('H') << name;
 }
-FORESHARD_NULL_API void foreshard_null_forget_time() { foreshard::null::forget_time(); }
-FORESHARD_NULL_API void foreshard_null_flush() { foreshard::null::flush_log(); }
+API void foreshard_null_forget_time() { foreshard::null::forget_time(); }
+API void foreshard_null_flush() { foreshard::null::flush_log(); }
 
 // What device memory holds, where that is known (1), and what it is to hold.
-FORESHARD_NULL_API int foreshard_null_known(const void* at, void* to, std::size_t bytes) {
+API int foreshard_null_known(const void* at, void* to, std::size_t bytes) {
   return foreshard::null::known_bytes(to, at, bytes) ? 1 : 0;
 }
-FORESHARD_NULL_API void foreshard_null_know(void* at, const void* from, std::size_t bytes) {
+API void foreshard_null_know(void* at, const void* from, std::size_t bytes) {
   foreshard::null::copy_bytes(at, from, bytes);
 }
-FORESHARD_NULL_API void foreshard_null_forget(const void* at, std::size_t bytes) {
+API void foreshard_null_forget(const void* at, std::size_t bytes) {
   foreshard::null::forget(at, bytes);
 }
 // An operation whose writes are told follows; of the time since the last call so much is not the
 // program's.
-FORESHARD_NULL_API void foreshard_null_begin_operation(std::int64_t ns) {
+API void foreshard_null_begin_operation(std::int64_t ns) {
   foreshard::null::begin_told_operation();
   foreshard::null::skip_time(ns);
 }
-FORESHARD_NULL_API void foreshard_null_end_operation(std::int64_t ns) {
+API void foreshard_null_end_operation(std::int64_t ns) {
   foreshard::null::end_told_operation();
   foreshard::null::skip_time(ns);
 }
 // What this thread's next read of a number that nobody computed is to say, until the operation's
 // end.
-FORESHARD_NULL_API void foreshard_null_answer(std::int64_t value) {
-  foreshard::null::answer_next_read(value);
-}
+API void foreshard_null_answer(std::int64_t value) { foreshard::null::answer_next_read(value); }

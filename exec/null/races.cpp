@@ -31,6 +31,7 @@
 #include "exec/null/device.h"
 #include "exec/null/log.h"
 #include "exec/null/record.h"
+#include "exec/null/state.h"
 #include "exec/null/stream_capture.h"
 
 namespace foreshard::null {
@@ -89,10 +90,6 @@ struct State {
   std::map<std::uint64_t, Left> left;  // of memory that nobody holds, by its begin
   std::set<std::string> told;
 };
-State& state() {
-  static State* const s = new State;
-  return *s;
-}
 thread_local bool gives_work = false;
 
 std::uint64_t number(const void* pointer) { return reinterpret_cast<std::uint64_t>(pointer); }
@@ -198,9 +195,8 @@ void tell(const Fault& fault) {
     key += ' ' + std::to_string(part);
   }
   {
-    State& s = state();
-    const std::lock_guard lock(s.mutex);
-    if (s.told.size() >= kMostTold || !s.told.insert(key).second) return;
+    const Held<State> s;
+    if (s->told.size() >= kMostTold || !s->told.insert(key).second) return;
   }
   report_fault(std::string(fault.what) + ", " + std::to_string(fault.bytes) +
                " bytes: " + words_of(fault.now) +
@@ -303,7 +299,7 @@ void check_work(StreamHandle stream, std::int64_t name, const std::vector<Use>& 
   const std::int64_t source = note_place();
   const bool is_of_graph = is_captured(stream);
   std::vector<Fault> faults;
-  State& s = state();
+  State& s = state<State>();
   {
     const std::lock_guard lock(s.mutex);
     faults = faults_of(s, next_work(s, stream_key(stream), name, source), uses);
@@ -314,9 +310,8 @@ void check_work(StreamHandle stream, std::int64_t name, const std::vector<Use>& 
 
 void check_captured(std::int64_t graph) {
   if (!checks_races()) return;
-  State& s = state();
-  const std::lock_guard lock(s.mutex);
-  s.graphs[graph] = std::exchange(s.captured, {});
+  const Held<State> s;
+  s->graphs[graph] = std::exchange(s->captured, {});
 }
 
 void check_graph(std::int64_t graph, StreamHandle stream) {
@@ -324,7 +319,7 @@ void check_graph(std::int64_t graph, StreamHandle stream) {
   gives_work = true;
   const std::int64_t source = note_place();
   std::vector<Fault> faults;
-  State& s = state();
+  State& s = state<State>();
   {
     const std::lock_guard lock(s.mutex);
     const std::uint64_t key = stream_key(stream);
@@ -351,98 +346,90 @@ void check_graph(std::int64_t graph, StreamHandle stream) {
 
 void order_stream(StreamHandle stream, unsigned flags) {
   if (!checks_races() || (flags & kNonBlocking) != 0) return;
-  const std::lock_guard lock(state().mutex);
-  state().blocking.insert(stream_key(stream));
+  const Held<State> s;
+  s->blocking.insert(stream_key(stream));
 }
 
 void order_record(EventHandle event, StreamHandle stream) {
   if (!checks_races()) return;
-  State& s = state();
-  const std::lock_guard lock(s.mutex);
-  s.events[number(event)] = clock_of(s, stream_key(stream));
+  const Held<State> s;
+  s->events[number(event)] = clock_of(*s, stream_key(stream));
 }
 
 void order_outside(StreamHandle stream, EventHandle event, Outside what) {
   if (!checks_races() || !is_captured(stream)) return;
-  State& s = state();
-  const std::lock_guard lock(s.mutex);
+  const Held<State> s;
   Node node;
   (what == Outside::kWaits ? node.waits : node.records) = event;
-  s.captured.push_back(std::move(node));
+  s->captured.push_back(std::move(node));
 }
 
 void order_wait(StreamHandle stream, EventHandle event) {
   if (!checks_races()) return;
-  State& s = state();
-  const std::lock_guard lock(s.mutex);
-  const auto it = s.events.find(number(event));
-  if (it != s.events.end()) join(s.streams[stream_key(stream)], it->second);
+  const Held<State> s;
+  const auto it = s->events.find(number(event));
+  if (it != s->events.end()) join(s->streams[stream_key(stream)], it->second);
 }
 
 void order_host_event(EventHandle event) {
   if (!checks_races() || !gives_work) return;
-  State& s = state();
-  const std::lock_guard lock(s.mutex);
-  const auto it = s.events.find(number(event));
-  if (it != s.events.end()) join(s.host, it->second);
+  const Held<State> s;
+  const auto it = s->events.find(number(event));
+  if (it != s->events.end()) join(s->host, it->second);
 }
 
 void order_host_stream(StreamHandle stream) {
   if (!checks_races() || !gives_work) return;
-  State& s = state();
-  const std::lock_guard lock(s.mutex);
-  join(s.host, clock_of(s, stream_key(stream)));
+  const Held<State> s;
+  join(s->host, clock_of(*s, stream_key(stream)));
 }
 
 void order_host_all() {
   if (!checks_races()) return;
-  State& s = state();
-  const std::lock_guard lock(s.mutex);
-  for (const auto& [stream, clock] : s.streams) join(s.host, clock);
+  const Held<State> s;
+  for (const auto& [stream, clock] : s->streams) join(s->host, clock);
 }
 
 void hand_out(const void* at, std::uint64_t bytes, Holder holder) {
   if (!checks_races()) return;
-  State& s = state();
-  const std::lock_guard lock(s.mutex);
+  const Held<State> s;
   const std::uint64_t begin = number(at);
   if (holder == Holder::kAllocator) {
-    const Block* const around = block_of(s, begin);
+    const Block* const around = block_of(*s, begin);
     if (around != nullptr && around->is_plain) {
-      s.blocks.erase(std::prev(s.blocks.upper_bound(begin)));
+      s->blocks.erase(std::prev(s->blocks.upper_bound(begin)));
     }
   }
   Block block;
   block.end = begin + bytes;
   // Nothing is known of who writes first in a layout that is not known.
   block.is_plain = block.is_used = holder == Holder::kProgram;
-  auto it = s.left.upper_bound(begin);
-  if (it != s.left.begin() && std::prev(it)->second.end > begin) --it;
-  while (it != s.left.end() && it->first < block.end) {
+  auto it = s->left.upper_bound(begin);
+  if (it != s->left.begin() && std::prev(it)->second.end > begin) --it;
+  while (it != s->left.end() && it->first < block.end) {
     const std::uint64_t from = it->first;
     Left left = std::move(it->second);
-    it = s.left.erase(it);
+    it = s->left.erase(it);
     add_within(block.before, left.users, begin, block.end);
     // What lies beside the block stays.
     const auto keep_part = [&](std::uint64_t part, std::uint64_t end) {
-      Left& beside = s.left[part] = {end, {}};
+      Left& beside = s->left[part] = {end, {}};
       add_within(beside.users, left.users, part, end);
     };
     if (from < begin) keep_part(from, begin);
     if (left.end > block.end) keep_part(block.end, left.end);
   }
-  s.blocks[begin] = std::move(block);
+  s->blocks[begin] = std::move(block);
 }
 
 void take_back(const void* at) {
   if (!checks_races()) return;
-  State& s = state();
-  const std::lock_guard lock(s.mutex);
-  const auto it = s.blocks.find(number(at));
-  if (it == s.blocks.end()) return;
+  const Held<State> s;
+  const auto it = s->blocks.find(number(at));
+  if (it == s->blocks.end()) return;
   Block& block = it->second;
-  s.left[it->first] = {block.end, std::move(block.is_used ? block.users : block.before)};
-  s.blocks.erase(it);
+  s->left[it->first] = {block.end, std::move(block.is_used ? block.users : block.before)};
+  s->blocks.erase(it);
 }
 
 void report_fault(std::string_view what) {

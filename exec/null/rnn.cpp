@@ -17,14 +17,12 @@
 #include "exec/null/device.h"
 #include "exec/null/log.h"
 #include "exec/null/record.h"
+#include "exec/null/state.h"
 
 // exec/null/dnn.cpp
-FORESHARD_NULL_API foreshard::null::Status cudnnGetStream(void* handle,
-                                                          foreshard::null::StreamHandle* stream);
-FORESHARD_NULL_API foreshard::null::Status cudnnSetTensorNdDescriptor(void* tensor, int type,
-                                                                      int count,
-                                                                      const int* dimensions,
-                                                                      const int* strides);
+API foreshard::null::Status cudnnGetStream(void* handle, foreshard::null::StreamHandle* stream);
+API foreshard::null::Status cudnnSetTensorNdDescriptor(void* tensor, int type, int count,
+                                                       const int* dimensions, const int* strides);
 
 namespace foreshard::null {
 namespace {
@@ -51,18 +49,8 @@ struct State {
   std::map<const void*, Recurrent> layers;
   std::map<const void*, Sequences> sequences;
 };
-State& state() {
-  static State* const s = new State;
-  return *s;
-}
-Recurrent layer_of(const void* descriptor) {
-  const std::lock_guard lock(state().mutex);
-  return state().layers[descriptor];
-}
-Sequences sequences_of(const void* descriptor) {
-  const std::lock_guard lock(state().mutex);
-  return state().sequences[descriptor];
-}
+Recurrent layer_of(const void* descriptor) { return Held<State>()->layers[descriptor]; }
+Sequences sequences_of(const void* descriptor) { return Held<State>()->sequences[descriptor]; }
 
 // cudnnDataType_t: float 0, double 1, half 2, bfloat16 9; as cudaDataType_t.
 int cuda_type(int type) { return type == 9 ? 14 : type; }
@@ -145,35 +133,27 @@ void describe(void* tensor, int type, std::int64_t rows, std::int64_t columns) {
 
 using namespace foreshard::null;
 
-#define API FORESHARD_NULL_API
-
-API Status cudnnCreateRNNDescriptor(void** made) { return *made = new_handle(), kSuccess; }
+CREATED(cudnnCreateRNNDescriptor)
 API Status cudnnDestroyRNNDescriptor(void* descriptor) {
-  const std::lock_guard lock(state().mutex);
-  state().layers.erase(descriptor);
-  return kSuccess;
+  return Held<State>()->layers.erase(descriptor), kSuccess;
 }
-API Status cudnnCreateRNNDataDescriptor(void** made) { return *made = new_handle(), kSuccess; }
+CREATED(cudnnCreateRNNDataDescriptor)
 API Status cudnnDestroyRNNDataDescriptor(void* descriptor) {
-  const std::lock_guard lock(state().mutex);
-  state().sequences.erase(descriptor);
-  return kSuccess;
+  return Held<State>()->sequences.erase(descriptor), kSuccess;
 }
 API Status cudnnSetRNNDescriptor_v8(void* descriptor, int algorithm, int cell, int, int direction,
                                     int, int type, int, int, std::int32_t input,
                                     std::int32_t hidden, std::int32_t projection,
                                     std::int32_t layers, void*, std::uint32_t) {
-  const std::lock_guard lock(state().mutex);
-  state().layers[descriptor] = {algorithm, cell,   direction,  type,
-                                input,     hidden, projection, layers};
+  Held<State>()->layers[descriptor] = {algorithm, cell,   direction,  type,
+                                       input,     hidden, projection, layers};
   return kSuccess;
 }
 API Status cudnnSetRNNDataDescriptor(void* descriptor, int, int, int longest, int batch, int,
                                      const int* lengths, void*) {
   Sequences s{longest, batch, 0};
   for (int i = 0; i < batch; ++i) s.tokens += lengths[i];
-  const std::lock_guard lock(state().mutex);
-  state().sequences[descriptor] = s;
+  Held<State>()->sequences[descriptor] = s;
   return kSuccess;
 }
 API Status cudnnGetRNNWeightSpaceSize(void*, void* descriptor, std::size_t* bytes) {
@@ -239,10 +219,5 @@ API Status cudnnDropoutGetStatesSize(void*, std::size_t* bytes) {
            static_cast<std::size_t>(p.threads_per_multiprocessor);
   return kSuccess;
 }
-API Status cudnnSetDropoutDescriptor(void*, void*, float, void*, std::size_t, unsigned long long) {
-  return kSuccess;
-}
-API Status cudnnRestoreDropoutDescriptor(void*, void*, float, void*, std::size_t,
-                                         unsigned long long) {
-  return kSuccess;
-}
+DONE(cudnnSetDropoutDescriptor)
+DONE(cudnnRestoreDropoutDescriptor)

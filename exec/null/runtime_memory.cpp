@@ -62,7 +62,7 @@ Pinned& pinned() {
 
 using namespace foreshard::null;
 
-FORESHARD_NULL_API Status cudaMalloc(void** at, std::size_t bytes) {
+API Status cudaMalloc(void** at, std::size_t bytes) {
   *at = nullptr;
   if (const Status status = refuse_unsafe(__func__)) return status;
   *at = allocate(bytes);
@@ -71,7 +71,7 @@ FORESHARD_NULL_API Status cudaMalloc(void** at, std::size_t bytes) {
   Line('D') << reinterpret_cast<std::uint64_t>(*at) << static_cast<std::uint64_t>(bytes);
   return kSuccess;
 }
-FORESHARD_NULL_API Status cudaFree(void* at) {
+API Status cudaFree(void* at) {
   if (const Status status = refuse_unsafe(__func__)) return status;
   order_host_all();  // cudaFree waits for the device
   take_back(at);
@@ -79,20 +79,20 @@ FORESHARD_NULL_API Status cudaFree(void* at) {
   if (at != nullptr) Line('d') << reinterpret_cast<std::uint64_t>(at);
   return kSuccess;
 }
-FORESHARD_NULL_API Status cudaMallocAsync(void** at, std::size_t bytes, StreamHandle) {
+API Status cudaMallocAsync(void** at, std::size_t bytes, StreamHandle) {
   return cudaMalloc(at, bytes);
 }
-FORESHARD_NULL_API Status cudaFreeAsync(void* at, StreamHandle) { return cudaFree(at); }
-FORESHARD_NULL_API Status cudaMallocManaged(void** at, std::size_t bytes, unsigned) {
+API Status cudaFreeAsync(void* at, StreamHandle) { return cudaFree(at); }
+API Status cudaMallocManaged(void** at, std::size_t bytes, unsigned) {
   return cudaMalloc(at, bytes);
 }
-FORESHARD_NULL_API Status cudaMemGetInfo(std::size_t* free, std::size_t* total) {
+API Status cudaMemGetInfo(std::size_t* free, std::size_t* total) {
   const FreeMemory left = memory_left();
   *free = left.free;
   *total = left.total;
   return kSuccess;
 }
-FORESHARD_NULL_API Status cudaHostAlloc(void** at, std::size_t bytes, unsigned) {
+API Status cudaHostAlloc(void** at, std::size_t bytes, unsigned) {
   *at = nullptr;
   if (const Status status = refuse_unsafe(__func__)) return status;
   *at = std::aligned_alloc(4096, (bytes + 4095) / 4096 * 4096);
@@ -101,46 +101,40 @@ FORESHARD_NULL_API Status cudaHostAlloc(void** at, std::size_t bytes, unsigned) 
   hand_out(*at, bytes, Holder::kProgram);  // copies from and to it are work of streams
   return kSuccess;
 }
-FORESHARD_NULL_API Status cudaMallocHost(void** at, std::size_t bytes) {
-  return cudaHostAlloc(at, bytes, 0);
-}
-FORESHARD_NULL_API Status cudaFreeHost(void* at) {
+API Status cudaMallocHost(void** at, std::size_t bytes) { return cudaHostAlloc(at, bytes, 0); }
+API Status cudaFreeHost(void* at) {
   take_back(at);
   pinned().remove(at);
   std::free(at);
   return kSuccess;
 }
-FORESHARD_NULL_API Status cudaHostRegister(void* at, std::size_t bytes, unsigned) {
+API Status cudaHostRegister(void* at, std::size_t bytes, unsigned) {
   pinned().add(at, bytes);
   return kSuccess;
 }
-FORESHARD_NULL_API Status cudaHostUnregister(void* at) {
+API Status cudaHostUnregister(void* at) {
   pinned().remove(at);
   return kSuccess;
 }
-FORESHARD_NULL_API Status cudaHostGetDevicePointer(void** device, void* host, unsigned) {
-  *device = host;
-  return kSuccess;
+API Status cudaHostGetDevicePointer(void** device, void* host, unsigned) {
+  return *device = host, kSuccess;
 }
-FORESHARD_NULL_API Status cudaHostGetFlags(unsigned* flags, void*) {
-  *flags = 0;
-  return kSuccess;
-}
-FORESHARD_NULL_API Status cudaMemcpy(void* to, const void* from, std::size_t bytes, int) {
+API Status cudaHostGetFlags(unsigned* flags, void*) { return *flags = 0, kSuccess; }
+API Status cudaMemcpy(void* to, const void* from, std::size_t bytes, int) {
   if (const Status status = refuse_unsafe(__func__)) return status;
   return copy(to, from, bytes, nullptr, true);
 }
-FORESHARD_NULL_API Status cudaMemcpyAsync(void* to, const void* from, std::size_t bytes, int,
-                                          StreamHandle stream) {
+API Status cudaMemcpyAsync(void* to, const void* from, std::size_t bytes, int,
+                           StreamHandle stream) {
   return copy(to, from, bytes, stream, false);
 }
-FORESHARD_NULL_API Status cudaMemcpyPeerAsync(void* to, int, const void* from, int,
-                                              std::size_t bytes, StreamHandle stream) {
+API Status cudaMemcpyPeerAsync(void* to, int, const void* from, int, std::size_t bytes,
+                               StreamHandle stream) {
   return copy(to, from, bytes, stream, false);
 }
-FORESHARD_NULL_API Status cudaMemcpy2DAsync(void* to, std::size_t to_pitch, const void* from,
-                                            std::size_t from_pitch, std::size_t width,
-                                            std::size_t height, int, StreamHandle stream) {
+API Status cudaMemcpy2DAsync(void* to, std::size_t to_pitch, const void* from,
+                             std::size_t from_pitch, std::size_t width, std::size_t height, int,
+                             StreamHandle stream) {
   for (std::size_t row = 0; row < height; ++row) {
     copy_bytes(static_cast<char*>(to) + row * to_pitch,
                static_cast<const char*>(from) + row * from_pitch, width);
@@ -149,42 +143,32 @@ FORESHARD_NULL_API Status cudaMemcpy2DAsync(void* to, std::size_t to_pitch, cons
       {is_device(to) ? (is_device(from) ? 'D' : 'h') : 'd', stream, width * height, to, from});
   return kSuccess;
 }
-FORESHARD_NULL_API Status cudaMemcpyToSymbol(const void*, const void*, std::size_t, std::size_t,
-                                             int) {
-  return kSuccess;
-}
-FORESHARD_NULL_API Status cudaMemcpyToSymbolAsync(const void*, const void*, std::size_t,
-                                                  std::size_t, int, StreamHandle) {
-  return kSuccess;
-}
-FORESHARD_NULL_API Status cudaMemset(void* to, int value, std::size_t bytes) {
+DONE(cudaMemcpyToSymbol)
+DONE(cudaMemcpyToSymbolAsync)
+API Status cudaMemset(void* to, int value, std::size_t bytes) {
   return set(to, value, bytes, nullptr);
 }
-FORESHARD_NULL_API Status cudaMemsetAsync(void* to, int value, std::size_t bytes,
-                                          StreamHandle stream) {
+API Status cudaMemsetAsync(void* to, int value, std::size_t bytes, StreamHandle stream) {
   return set(to, value, bytes, stream);
 }
-FORESHARD_NULL_API Status cudaGetSymbolAddress(void** at, const void* symbol) {
+API Status cudaGetSymbolAddress(void** at, const void* symbol) {
   // Somewhere on the device; nobody reads it.
   static void* const place = allocate(1 << 20);
   *at = static_cast<char*>(place) + reinterpret_cast<std::uint64_t>(symbol) % 1024 * 16;
   return kSuccess;
 }
-FORESHARD_NULL_API Status cudaPointerGetAttributes(PointerAttributes* a, const void* at) {
+API Status cudaPointerGetAttributes(PointerAttributes* a, const void* at) {
   std::memset(a, 0, sizeof *a);
   a->type = is_device(at) ? 2 : pinned().holds(at) ? 1 : 0;
   a->device = current_device();
   a->device_pointer = const_cast<void*>(at);
   return kSuccess;
 }
-FORESHARD_NULL_API Status cudaDeviceGetDefaultMemPool(void** pool, int) {
-  *pool = new_handle();
-  return kSuccess;
-}
-FORESHARD_NULL_API Status cudaMemPoolSetAttribute(void*, int, void*) { return kSuccess; }
-FORESHARD_NULL_API Status cudaMemPoolGetAttribute(void*, int, void* value) {
+API Status cudaDeviceGetDefaultMemPool(void** pool, int) { return *pool = new_handle(), kSuccess; }
+DONE(cudaMemPoolSetAttribute)
+API Status cudaMemPoolGetAttribute(void*, int, void* value) {
   std::memset(value, 0, 8);
   return kSuccess;
 }
-FORESHARD_NULL_API Status cudaMemPoolSetAccess(void*, const void*, std::size_t) { return kSuccess; }
-FORESHARD_NULL_API Status cudaMemPoolTrimTo(void*, std::size_t) { return kSuccess; }
+DONE(cudaMemPoolSetAccess)
+DONE(cudaMemPoolTrimTo)

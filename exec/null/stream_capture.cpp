@@ -14,6 +14,7 @@
 #include "exec/null/log.h"
 #include "exec/null/races.h"
 #include "exec/null/record.h"
+#include "exec/null/state.h"
 
 namespace foreshard::null {
 namespace {
@@ -30,10 +31,6 @@ struct State {
   std::map<std::uint64_t, Clock> streams;
   std::map<EventHandle, Clock> events;
 };
-State& state() {
-  static State* const s = new State;
-  return *s;
-}
 std::atomic<bool> captures{false};
 thread_local bool is_own = false;  // this thread began the capture
 thread_local int thread_mode = kGlobal;
@@ -45,8 +42,8 @@ void join(Clock& into, const Clock& other) {
 Status fault(Status status, std::string_view what) {
   const std::string place = python_place();
   report_fault(std::string(what) + (place.empty() ? "" : " (" + place + ")"));
-  const std::lock_guard lock(state().mutex);
-  state().is_valid = false;
+  const Held<State> s;
+  s->is_valid = false;
   return status;
 }
 
@@ -57,7 +54,7 @@ Status begin_capture(StreamHandle stream, int mode) {
   if (reinterpret_cast<std::uint64_t>(stream) < 3) {
     return fault(kCaptureUnsupported, "the default stream cannot be captured");
   }
-  State& s = state();
+  State& s = state<State>();
   {
     const std::lock_guard lock(s.mutex);
     s.first = stream_key(stream);
@@ -73,7 +70,7 @@ Status begin_capture(StreamHandle stream, int mode) {
 }
 
 Status end_capture(StreamHandle stream, void** graph) {
-  State& s = state();
+  State& s = state<State>();
   *graph = nullptr;
   if (!captures || stream_key(stream) != s.first) {
     return fault(kCaptureUnmatched, "a capture ends on a stream where none began");
@@ -103,35 +100,32 @@ Status end_capture(StreamHandle stream, void** graph) {
 
 bool is_captured(StreamHandle stream) {
   if (!captures) return false;
-  const std::lock_guard lock(state().mutex);
-  return state().streams.count(stream_key(stream)) != 0;
+  return Held<State>()->streams.count(stream_key(stream)) != 0;
 }
 
 void exchange_capture_mode(int* mode) { std::swap(*mode, thread_mode); }
 
 void capture_work(StreamHandle stream) {
   if (!captures) return;
-  State& s = state();
-  const std::lock_guard lock(s.mutex);
-  const auto it = s.streams.find(stream_key(stream));
-  if (it != s.streams.end()) ++it->second[it->first];
+  const Held<State> s;
+  const auto it = s->streams.find(stream_key(stream));
+  if (it != s->streams.end()) ++it->second[it->first];
 }
 
 void capture_record(EventHandle event, StreamHandle stream) {
   if (!captures) return;
-  State& s = state();
-  const std::lock_guard lock(s.mutex);
-  const auto it = s.streams.find(stream_key(stream));
-  if (it == s.streams.end()) {
-    s.events.erase(event);
+  const Held<State> s;
+  const auto it = s->streams.find(stream_key(stream));
+  if (it == s->streams.end()) {
+    s->events.erase(event);
   } else {
-    s.events[event] = it->second;
+    s->events[event] = it->second;
   }
 }
 
 Status capture_wait(StreamHandle stream, EventHandle event) {
   if (!captures) return kSuccess;
-  State& s = state();
+  State& s = state<State>();
   bool is_outside = false, is_legacy = false;
   {
     const std::lock_guard lock(s.mutex);
@@ -153,8 +147,8 @@ Status capture_wait(StreamHandle stream, EventHandle event) {
 
 Status refuse_unsafe(std::string_view call) {
   if (!captures || thread_mode == kRelaxed) return kSuccess;
-  const bool own = is_own && state().mode != kRelaxed;
-  const bool others = thread_mode == kGlobal && state().mode == kGlobal;
+  const bool own = is_own && state<State>().mode != kRelaxed;
+  const bool others = thread_mode == kGlobal && state<State>().mode == kGlobal;
   if (!own && !others) return kSuccess;
   return fault(kCaptureUnsupported, std::string(call) + " is called inside a capture");
 }
@@ -168,8 +162,8 @@ Status refuse_on_captured_event(std::string_view call, EventHandle event) {
   if (!captures) return kSuccess;
   bool is_of_capture = false;
   {
-    const std::lock_guard lock(state().mutex);
-    is_of_capture = state().events.count(event) != 0;
+    const Held<State> s;
+    is_of_capture = s->events.count(event) != 0;
   }
   return is_of_capture
              ? fault(kCaptureUnsupported, std::string(call) + " asks an event of a capture")

@@ -53,11 +53,10 @@ Function function_of(const char* library, const char* name) {
 
 using namespace foreshard::null;
 
-FORESHARD_NULL_API void _ZN3c1027reportMemoryUsageToProfilerEPvlmmNS_6DeviceE(void* pointer,
-                                                                              std::int64_t size,
-                                                                              std::size_t allocated,
-                                                                              std::size_t reserved,
-                                                                              TorchDevice device) {
+API void _ZN3c1027reportMemoryUsageToProfilerEPvlmmNS_6DeviceE(void* pointer, std::int64_t size,
+                                                               std::size_t allocated,
+                                                               std::size_t reserved,
+                                                               TorchDevice device) {
   constexpr std::int8_t kCuda = 1;
   if (device.type == kCuda) {
     const Recording recording;
@@ -80,7 +79,7 @@ FORESHARD_NULL_API void _ZN3c1027reportMemoryUsageToProfilerEPvlmmNS_6DeviceE(vo
   if (next != nullptr) next(pointer, size, allocated, reserved, device);
 }
 
-FORESHARD_NULL_API void _ZN3c104cuda20setCurrentCUDAStreamENS0_10CUDAStreamE(TorchStream stream) {
+API void _ZN3c104cuda20setCurrentCUDAStreamENS0_10CUDAStreamE(TorchStream stream) {
   static const auto next = function_of<void (*)(TorchStream)>("/libc10_cuda.so", __func__);
   static const auto handle_of = function_of<StreamHandle (*)(const TorchStream*)>(
       "/libc10_cuda.so", "_ZNK3c104cuda10CUDAStream6streamEv");

@@ -4,13 +4,18 @@
 
 #include <ATen/Functions.h>
 #include <fmt/format.h>
+#include <torch/csrc/autograd/profiler_kineto.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <array>
 #include <chrono>
 #include <cmath>
+#include <cstring>
 #include <fstream>
+#include <set>
+#include <string_view>
+#include <type_traits>
 #include <utility>
 
 #include "exec/data/token_data.h"
@@ -18,14 +23,113 @@
 #include "exec/engine/schedule.h"
 #include "exec/engine/update.h"
 #include "exec/run/control.h"
-#include "exec/run/kineto.h"
-#include "exec/run/rank_record_text.h"
 #include "exec/run/run_state.h"
 #include "reports/view/event_names.h"
+#include "sim/base/error.h"
 #include "sim/spec/checks/plan_check.h"
 
 namespace foreshard {
 namespace {
+
+// LibTorch's own profiler over a few steps: every operator, and on a GPU every kernel and copy, in
+// ranges that carry the names of the plan's events. What torch.profiler writes, for Perfetto.
+class KinetoRecorder {
+ public:
+  // Begins at once. `gpu`: the device's activities too. One at a time in a process.
+  explicit KinetoRecorder(bool gpu);
+  ~KinetoRecorder();  // drops what was not saved
+  KinetoRecorder(const KinetoRecorder&) = delete;
+  KinetoRecorder& operator=(const KinetoRecorder&) = delete;
+  // Ends it. Throws Error(kInvalidInput) where the file cannot be written.
+  void save(const std::filesystem::path& file);
+
+ private:
+  bool running_ = true;
+};
+
+namespace profiler = torch::autograd::profiler;
+namespace parts = torch::profiler::impl;
+
+KinetoRecorder::KinetoRecorder(bool gpu) {
+  const parts::ProfilerConfig config(parts::ProfilerState::KINETO);
+  std::set<parts::ActivityType> activities = {parts::ActivityType::CPU};
+  if (gpu) activities.insert(parts::ActivityType::CUDA);
+  profiler::prepareProfiler(config, activities);
+  profiler::enableProfiler(config, activities,
+                           {at::RecordScope::FUNCTION, at::RecordScope::USER_SCOPE});
+}
+
+KinetoRecorder::~KinetoRecorder() {
+  if (running_) profiler::disableProfiler();
+}
+
+void KinetoRecorder::save(const std::filesystem::path& file) {
+  running_ = false;
+  const auto result = profiler::disableProfiler();
+  if (!std::ofstream(file)) {
+    throw Error(ExitCode::kInvalidInput, fmt::format("{} cannot be written", file.string()));
+  }
+  result->save(file.string());
+}
+
+// A RankRecord as bytes, for rank 0 to collect.
+// The bytes of its parts one after the other; both sides are the same program on the same kind of
+// machine.
+template <typename Io, typename Value>
+void each_part(Io& io, Value& value) {
+  using Plain = std::remove_const_t<Value>;
+  if constexpr (std::is_same_v<Plain, RankRecord>) {
+    io(value.rank, value.clocks_shared, value.step_durations, value.timelines);
+    io(value.rss_before_init, value.rss_after_init, value.peak_rss, value.arena);
+    io(value.activations_peak, value.device_reserved, value.device_used);
+  } else if constexpr (std::is_same_v<Plain, MeasuredStep>) {
+    io(value.step, value.begin, value.duration, value.spans);
+  } else if constexpr (std::is_trivially_copyable_v<Plain>) {
+    io.bytes(&value, sizeof value);
+  } else {
+    std::size_t size = value.size();
+    io(size);
+    if constexpr (!std::is_const_v<Value>) value.resize(size);
+    for (auto& each : value) each_part(io, each);
+  }
+}
+
+struct Writer {
+  template <typename... Values>
+  void operator()(const Values&... values) {
+    (each_part(*this, values), ...);
+  }
+  void bytes(const void* from, std::size_t size) {
+    out.append(static_cast<const char*>(from), size);
+  }
+  std::string out;
+};
+
+struct Reader {
+  template <typename... Values>
+  void operator()(Values&... values) {
+    (each_part(*this, values), ...);
+  }
+  void bytes(void* to, std::size_t size) {
+    FORESHARD_CHECK(in.size() >= size, "a rank's record is cut off");
+    std::memcpy(to, in.data(), size);
+    in.remove_prefix(size);
+  }
+  std::string_view in;
+};
+
+std::string to_bytes(const RankRecord& record) {
+  Writer writer;
+  writer(record);
+  return std::move(writer.out);
+}
+
+// of the same program
+RankRecord rank_record_of(std::string_view bytes) {
+  RankRecord record;
+  Reader{bytes}(record);
+  return record;
+}
 
 // "VmRSS:   123 kB" and the like of /proc/self/status; 0 where the system has no such file.
 Bytes process_memory(std::string_view key) {

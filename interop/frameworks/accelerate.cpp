@@ -86,12 +86,7 @@ void read_fsdp2(ForeignReader& reader, const Ranks& ranks) {
   reader.map(fsdp("version"), "runtime", "fsdp2");
   reader.assume("trainer", "accelerate", "the file is Accelerate's");
   read_mesh(reader, ranks);
-  reader.flag(fsdp("reshard_after_forward"), "reshard_after_forward", "always", "never");
-  for (const char* old : {"sharding_strategy", "backward_prefetch", "forward_prefetch",
-                          "use_orig_params", "sync_module_states"}) {
-    reader.ignore(fsdp(old), "a key of FSDP1, which FSDP2 does not have");
-  }
-  reader.flag(fsdp("offload_params"), "offload", "cpu", "none");
+  reader.take("fsdp2");
   read_precision(reader, true);
 }
 
@@ -135,8 +130,7 @@ void read_fsdp1(ForeignReader& reader, const Ranks& ranks) {
       reader.map(fsdp("backward_prefetch"), "fsdp1.backward_prefetch", how == 0 ? "pre" : "post");
     }
   }
-  reader.flag(fsdp("forward_prefetch"), "prefetch.forward", "1", "implicit");
-  reader.flag(fsdp("use_orig_params"), "fsdp1.use_orig_params");
+  reader.take("fsdp1");
   if (const ConfigNode* node = reader.find(fsdp("offload_params"));
       node != nullptr && node->as_bool()) {
     reader.unsupported(fsdp("offload_params"), "FSDP1's offload is not modelled");
@@ -160,20 +154,14 @@ void read_zero(ForeignReader& reader, const Ranks& ranks) {
   reader.integer(key("gradient_accumulation_steps"), "batch.accumulation");
   reader.clipping(key("gradient_clipping"));
   if (number > 0) {
-    for (const char* name : {"offload_optimizer", "offload_param"}) {
-      reader.choice(key(name) + "_device", fmt::format("zero.{}", name),
-                    {{"none", "none"}, {"cpu", "cpu"}, {"nvme", "nvme"}});
-    }
+    reader.take("zero_offload");
     if (ranks.all > 0) {
       reader.map("num_processes", "mesh.shard", fmt::format("{}", ranks.all));
       reader.assume("mesh.replicate", "1", "ZeRO partitions over all ranks");
     }
   }
   read_precision(reader, false);
-  for (const char* name : {"zero3_init_flag", "zero3_save_16bit_model",
-                           "deepspeed_multinode_launcher", "deepspeed_moe_layer_cls_names"}) {
-    reader.ignore(key(name), "says nothing of a step's time or memory");
-  }
+  reader.take("zero_rest");
 }
 
 }  // namespace
@@ -188,7 +176,7 @@ ForeignPlan read_accelerate(const ConfigNode& root) {
   if (!looks_like_accelerate(root)) {
     throw root.error("this has no distributed_type", "a file of accelerate config");
   }
-  ForeignReader reader(root, plan);
+  ForeignReader reader(root, plan, "accelerate");
   static constexpr std::string_view kTypes[] = {"FSDP", "DEEPSPEED", "MULTI_GPU", "NO"};
   const std::size_t type = root.at("distributed_type").as_choice(kTypes);
   reader.find("distributed_type");
@@ -216,14 +204,7 @@ ForeignPlan read_accelerate(const ConfigNode& root) {
     const bool off = backend->as_string() == "NO" || backend->as_string() == "no";
     reader.map("dynamo_config.dynamo_backend", "compile", off ? "none" : "model");
   }
-  reader.finish(
-      "compute_environment debug downcast_bf16 enable_cpu_affinity machine_rank "
-      "main_process_ip main_process_port main_training_function gpu_ids rdzv_backend "
-      "same_network tpu_env tpu_use_cluster tpu_use_sudo use_cpu distributed_type "
-      "num_machines num_processes dynamo_config megatron_lm_config mpirun_config fp8_config "
-      "fsdp_config.fsdp_state_dict_type fsdp_config.fsdp_cpu_ram_efficient_loading "
-      "fsdp_config.fsdp_sync_module_states fsdp_config.fsdp_ignored_modules "
-      "fsdp_config.fsdp_activation_checkpointing_offload");
+  reader.finish();
   return plan;
 }
 

@@ -1,11 +1,9 @@
 #include <fmt/format.h>
 
-#include <algorithm>
 #include <nlohmann/json.hpp>
 
 #include "interop/frameworks/frameworks.h"
 #include "sim/base/letters.h"
-#include "sim/base/parse.h"
 #include "sim/spec/plan_keys.h"
 
 namespace foreshard {
@@ -13,18 +11,7 @@ namespace {
 
 constexpr const char* kZero = "zero_optimization";
 
-// Keys of "zero_optimization" that are keys of the plan under the same name.
-constexpr std::string_view kFlags =
-    "overlap_comm contiguous_gradients reduce_scatter round_robin_gradients "
-    "use_multi_rank_bucket_allreduce stage3_use_all_reduce_for_fetch_params zero_quantized_weights "
-    "zero_quantized_gradients";
-constexpr std::string_view kCounts =
-    "reduce_bucket_size allgather_bucket_size stage3_prefetch_bucket_size "
-    "stage3_max_live_parameters stage3_max_reuse_distance stage3_param_persistence_threshold "
-    "stage3_model_persistence_threshold sub_group_size zero_hpz_partition_size";
-
 std::string in_zero(std::string_view key) { return fmt::format("{}.{}", kZero, key); }
-std::string of_plan(std::string_view key) { return fmt::format("zero.{}", key); }
 
 bool is_on(ForeignReader& reader, const char* path) {
   const ConfigNode* node = reader.find(path);
@@ -63,20 +50,13 @@ void read_batch_sizes(ForeignReader& reader) {
   }
 }
 
-void read_offload(ForeignReader& reader, const char* name) {
-  reader.choice(in_zero(name) + ".device", of_plan(name),
-                {{"none", "none"}, {"cpu", "cpu"}, {"nvme", "nvme"}});
-}
-
 void read_optimizer_section(ForeignReader& reader) {
   const ConfigNode* type = reader.find("optimizer.type");
   if (type == nullptr) return;
   const std::string name = lower(type->as_string());
   if (name == "adam" || name == "adamw" || name == "fusedadam") {
     reader.map("optimizer.type", "optimizer.kind", "adamw");
-    reader.number("optimizer.params.lr", "optimizer.learning_rate");
-    reader.number("optimizer.params.eps", "optimizer.epsilon");
-    reader.number("optimizer.params.weight_decay", "optimizer.weight_decay");
+    reader.take("adamw");
     if (const ConfigNode* betas = reader.find("optimizer.params.betas");
         betas != nullptr && betas->is_sequence() && betas->elements().size() == 2) {
       const auto of = [&](std::size_t i) {
@@ -87,7 +67,7 @@ void read_optimizer_section(ForeignReader& reader) {
     }
   } else if (name == "sgd") {
     reader.map("optimizer.type", "optimizer.kind", "sgd");
-    reader.number("optimizer.params.lr", "optimizer.learning_rate");
+    reader.take("sgd");
   } else {
     reader.unsupported("optimizer.type", "only AdamW and SGD are modelled");
   }
@@ -101,7 +81,7 @@ ForeignPlan read_deepspeed(const ConfigNode& root) {
   if (!root.is_mapping()) {
     throw root.error("this is not a JSON object", "the object of a DeepSpeed configuration");
   }
-  ForeignReader reader(root, plan);
+  ForeignReader reader(root, plan, "deepspeed");
   const std::string stage_path = in_zero("stage");
   const ConfigNode* stage = reader.find(stage_path);
   const std::int64_t number = stage == nullptr ? 0 : stage->as_int(0, 3);
@@ -117,11 +97,8 @@ ForeignPlan read_deepspeed(const ConfigNode& root) {
     reader.assume("optimizer.clip_norm", "none", "no gradient_clipping");
   }
   if (number > 0) {
-    for (const std::string& key : parts_of(kFlags, " ")) reader.flag(in_zero(key), of_plan(key));
-    for (const std::string& key : parts_of(kCounts, " "))
-      reader.integer(in_zero(key), of_plan(key), 0);
-    read_offload(reader, "offload_optimizer");
-    read_offload(reader, "offload_param");
+    reader.take("zero");
+    reader.take("offload");
     bool pinned = false;
     for (const char* name : {"offload_optimizer", "offload_param"}) {
       const std::string path = in_zero(name) + ".pin_memory";
@@ -143,19 +120,8 @@ ForeignPlan read_deepspeed(const ConfigNode& root) {
     reader.map(in_zero("mics_shard_size"), "mesh.shard", fmt::format("{}", group->as_int()));
   }
   read_optimizer_section(reader);
-  for (const char* path : {"tensor_parallel", "pipeline", "sequence_parallel_size"}) {
-    reader.unsupported(path, "tensor, sequence and pipeline parallelism are not modelled");
-  }
-  reader.finish(
-      "steps_per_print wall_clock_breakdown scheduler tensorboard wandb csv_monitor comet "
-      "flops_profiler comms_logger checkpoint fp16 bf16 amp dump_state "
-      "zero_allow_untested_optimizer zero_force_ds_cpu_optimizer activation_checkpointing "
-      "aio prescale_gradients gradient_predivide_factor optimizer.params "
-      "zero_optimization.stage3_gather_16bit_weights_on_model_save "
-      "zero_optimization.allgather_partitions zero_optimization.load_from_fp32_weights "
-      "zero_optimization.elastic_checkpoint zero_optimization.offload_optimizer "
-      "zero_optimization.offload_param zero_optimization.ignore_unused_parameters "
-      "zero_optimization.mics_hierarchical_params_gather autotuning elasticity");
+  reader.take("missing");
+  reader.finish();
   return plan;
 }
 
@@ -180,12 +146,11 @@ Exported export_deepspeed(const ExportJob& job) {
     return plan.runtime.kind == RuntimeKind::kZero3 ||
            (!key.starts_with("stage3_") && !key.starts_with("zero_"));
   };
-  const std::vector<std::string> known = parts_of(fmt::format("{} {}", kFlags, kCounts), " ");
+  const ConfigNode known = settings_of("deepspeed").at("zero");
   for (const PlanKey& key : library_keys()) {
     if (!key.path.starts_with("zero.")) continue;
     const std::string name(key.path.substr(5));
-    if (std::ranges::find(known, name) == known.end()) continue;
-    if (is_of_stage(name)) zero[name] = key.write(plan);
+    if (known.has(in_zero(name)) && is_of_stage(name)) zero[name] = key.write(plan);
   }
   const auto offload = [&](const char* name, ZeroOffload where) {
     if (where == ZeroOffload::kNone) return;

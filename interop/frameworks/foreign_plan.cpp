@@ -6,12 +6,24 @@
 #include <map>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <span>
 
+#include "sim/base/embedded.h"
+#include "sim/base/error.h"
 #include "sim/base/parse.h"
 #include "sim/base/spelling.h"
 #include "sim/spec/plan_keys.h"
 
 namespace foreshard {
+
+std::span<const EmbeddedFile> trainer_setting_files();
+
+ConfigNode settings_of(std::string_view trainer) {
+  static constexpr std::string_view kPath = "interop/frameworks/settings.yaml";
+  static const ConfigNode all =
+      parse_yaml(file_named(kPath, trainer_setting_files()).content, kPath);
+  return all.at(trainer);
+}
 
 std::string ForeignPlan::value(std::string_view key) const {
   for (const auto& [name, text] : keys) {
@@ -133,8 +145,45 @@ bool ForeignReader::clipping(std::string_view path) {
   return true;
 }
 
-void ForeignReader::finish(std::string_view quiet_paths) {
-  const std::vector<std::string> quiet = parts_of(quiet_paths, " ");
+void ForeignReader::take(std::string_view section) {
+  const ConfigNode rows = settings_.at(section);
+  for (const ConfigItem& row : rows.items()) take_row(row.key, row.value);
+}
+
+void ForeignReader::take_row(const std::string& path, const ConfigNode& row) {
+  using Kind = PlanKeyType::Kind;
+  if (row.is_scalar()) {
+    const PlanKey* key = find_plan_key(row.text());
+    FORESHARD_CHECK(key != nullptr, path);
+    if (key->type.kind == Kind::kFlag) flag(path, key->path);
+    if (key->type.kind == Kind::kInteger) integer(path, key->path, key->type.least);
+    if (key->type.kind == Kind::kNumber) number(path, key->path);
+    return;
+  }
+  if (const ConfigNode* why = row.find("ignored")) return ignore(path, why->as_string());
+  if (const ConfigNode* why = row.find("unsupported")) return unsupported(path, why->as_string());
+  const ConfigNode* node = find(path);
+  if (node == nullptr) return;
+  const std::string key = row.at("key").as_string();
+  const ConfigNode* words = row.find("words");
+  if (words == nullptr) {
+    const ConfigNode* above = row.find("above");
+    if (above != nullptr && node->as_int(1) <= above->as_int()) return;
+    integer(path, key, above != nullptr ? 1 : row.at("least").as_int());
+    return;
+  }
+  const std::vector<std::string> names = words->keys();
+  const std::vector<std::string_view> theirs(names.begin(), names.end());
+  const std::size_t which = names.front() == "true"
+                                ? (node->as_bool() ? 0 : 1)
+                                : node->as_choice(std::span<const std::string_view>(theirs));
+  const ConfigNode& ours = words->items()[which].value;
+  ours.is_scalar() ? map(path, key, ours.as_string())
+                   : ignore(path, ours.at("ignored").as_string());
+}
+
+void ForeignReader::finish() {
+  const std::vector<std::string> quiet = parts_of(settings_.at("quiet").as_string(), " ");
   constexpr int kMostUnknown = 1'000;  // each is compared with all that are known
   int unknown = 0;
   const auto begins = [](std::string_view path, std::string_view with) {

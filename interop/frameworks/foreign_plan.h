@@ -35,10 +35,17 @@ struct ForeignPlan {
   bool has(std::string_view key) const;
 };
 
+// What settings.yaml says of a trainer, by section.
+ConfigNode settings_of(std::string_view trainer);
+
 // Looks keys up by dotted path and writes the ledger. Errors are ConfigErrors at the value.
 class ForeignReader {
  public:
-  ForeignReader(ConfigNode root, ForeignPlan& plan) : root_(std::move(root)), plan_(plan) {}
+  ForeignReader(ConfigNode root, ForeignPlan& plan, std::string_view trainer)
+      : root_(std::move(root)), plan_(plan), settings_(settings_of(trainer)) {}
+
+  // The rows of a section of settings.yaml.
+  void take(std::string_view section);
 
   // nullptr where absent, null or "auto" (which the ledger notes once as `otherwise`).
   const ConfigNode* find(std::string_view path, std::string_view otherwise = "");
@@ -62,16 +69,17 @@ class ForeignReader {
   bool clipping(std::string_view path);
 
   // Every leaf that nothing asked for: "says nothing of a step" where its path begins with one of
-  // `quiet` (paths with blanks between), else unknown, with the nearest of the paths that were
-  // asked for.
-  void finish(std::string_view quiet_paths);
+  // the trainer's quiet ones, else unknown, with the nearest of the paths that were asked for.
+  void finish();
 
  private:
   const ConfigNode* at(std::string_view path);
+  void take_row(const std::string& path, const ConfigNode& row);
   void note(Mapping mapping, std::string_view path, const std::string& to, const std::string& why);
 
   ConfigNode root_;
   ForeignPlan& plan_;
+  ConfigNode settings_;
   std::vector<std::string> asked_;  // paths
   std::set<std::string> told_;      // of them, those with an entry
 };

@@ -1,5 +1,3 @@
-// Most settings are keys of the plan under another name: a table. Both codes name the degrees alike
-// (core/model_parallel_config.py), each has its own places for batch, optimizer and overlaps.
 #include <fmt/format.h>
 
 #include <string>
@@ -11,61 +9,7 @@
 namespace foreshard {
 namespace {
 
-enum class Value : std::uint8_t { kCount, kFlag, kNumber };
-
-struct Setting {
-  const char* path;
-  const char* key;
-  Value value;
-};
-
-// Where the degrees stand: Megatron-Bridge's and NeMo 1.0's, NeMo 2.0's recipes (as nemo-run writes
-// them; user guide, nemo-2.0/migration/parallelism).
 constexpr std::string_view kPlaces[] = {"model.", "trainer.strategy."};
-
-constexpr Setting kDegrees[] = {
-    {"tensor_model_parallel_size", "mesh.tp", Value::kCount},
-    {"context_parallel_size", "mesh.cp", Value::kCount},
-    {"expert_model_parallel_size", "mesh.ep", Value::kCount},
-    {"expert_tensor_parallel_size", "mesh.etp", Value::kCount},
-};
-
-constexpr Setting kSettings[] = {
-    {"model.seq_length", "batch.sequence", Value::kCount},
-    {"data.seq_length", "batch.sequence", Value::kCount},
-    {"dataset.sequence_length", "batch.sequence", Value::kCount},
-    {"data.micro_batch_size", "batch.micro_batch", Value::kCount},
-    {"data.global_batch_size", "batch.global", Value::kCount},
-    {"model.encoder_seq_length", "batch.sequence", Value::kCount},
-    {"train.micro_batch_size", "batch.micro_batch", Value::kCount},
-    {"train.global_batch_size", "batch.global", Value::kCount},
-    {"model.micro_batch_size", "batch.micro_batch", Value::kCount},
-    {"model.global_batch_size", "batch.global", Value::kCount},
-    {"ddp.num_distributed_optimizer_instances", "mesh.replicate", Value::kCount},
-    {"ddp.overlap_grad_reduce", "megatron.overlap_grad_reduce", Value::kFlag},
-    {"ddp.overlap_param_gather", "megatron.overlap_param_gather", Value::kFlag},
-    {"trainer.strategy.ddp.overlap_grad_reduce", "megatron.overlap_grad_reduce", Value::kFlag},
-    {"trainer.strategy.ddp.overlap_param_gather", "megatron.overlap_param_gather", Value::kFlag},
-    {"ddp.bucket_size", "megatron.bucket_size", Value::kCount},
-    {"model.optim.overlap_grad_sync", "megatron.overlap_grad_reduce", Value::kFlag},
-    {"model.optim.overlap_param_sync", "megatron.overlap_param_gather", Value::kFlag},
-    {"comm_overlap.overlap_moe_expert_parallel_comm", "megatron.overlap_expert_parallel",
-     Value::kFlag},
-    {"comm_overlap.tp_comm_overlap", "tensor_parallel.async", Value::kFlag},
-    {"model.ub_tp_comm_overlap", "tensor_parallel.async", Value::kFlag},
-    {"optimizer.lr", "optimizer.learning_rate", Value::kNumber},
-    {"optimizer.min_lr", "optimizer.min_learning_rate", Value::kNumber},
-    {"optimizer.adam_beta1", "optimizer.beta1", Value::kNumber},
-    {"optimizer.adam_beta2", "optimizer.beta2", Value::kNumber},
-    {"optimizer.adam_eps", "optimizer.epsilon", Value::kNumber},
-    {"optimizer.weight_decay", "optimizer.weight_decay", Value::kNumber},
-    {"optim.config.lr", "optimizer.learning_rate", Value::kNumber},
-    {"optim.config.adam_beta1", "optimizer.beta1", Value::kNumber},
-    {"optim.config.adam_beta2", "optimizer.beta2", Value::kNumber},
-    {"optim.config.weight_decay", "optimizer.weight_decay", Value::kNumber},
-    {"model.optim.lr", "optimizer.learning_rate", Value::kNumber},
-    {"model.optim.weight_decay", "optimizer.weight_decay", Value::kNumber},
-};
 
 void read_clipping(ForeignReader& reader) {
   for (const char* path : {"optimizer.clip_grad", "trainer.gradient_clip_val"}) {
@@ -96,12 +40,6 @@ Found find(ForeignReader& reader, std::string_view name) {
 std::int64_t degree(ForeignReader& reader, std::string_view name) {
   const Found found = find(reader, name);
   return found.node == nullptr ? 1 : found.node->as_int(1);
-}
-
-void read(ForeignReader& reader, const std::string& path, const Setting& setting) {
-  if (setting.value == Value::kCount) reader.integer(path, setting.key);
-  if (setting.value == Value::kFlag) reader.flag(path, setting.key);
-  if (setting.value == Value::kNumber) reader.number(path, setting.key);
 }
 
 // Without tp nothing is cut by sequence; false is the codes' default.
@@ -207,9 +145,7 @@ void read_dtypes(ForeignReader& reader) {
     const bool fp32 = word.starts_with("32") || word.starts_with("fp32");
     reader.map(path, "dtype.param", fp16 ? "fp16" : fp32 ? "fp32" : "bf16");
   }
-  for (const char* path : {"ddp.grad_reduce_in_fp32", "trainer.strategy.ddp.grad_reduce_in_fp32"}) {
-    reader.flag(path, "dtype.reduce", "fp32", "bf16");
-  }
+  reader.take("reduction");
 }
 
 void read_pipeline(ForeignReader& reader) {
@@ -261,12 +197,9 @@ ForeignPlan read_megatron(const ConfigNode& root) {
     throw root.error("has no model.tensor_model_parallel_size (NeMo 2.0: of trainer.strategy)",
                      "settings of Megatron-Bridge or NeMo");
   }
-  ForeignReader reader(root, plan);
+  ForeignReader reader(root, plan, "megatron");
   reader.assume("runtime", "megatron", "Megatron-Core's distributed optimizer");
-  for (const Setting& each : kDegrees) {
-    for (const std::string_view place : kPlaces) read(reader, path_of(place, each.path), each);
-  }
-  for (const Setting& each : kSettings) read(reader, each.path, each);
+  reader.take("settings");
   read_sequence_parallel(reader);
   read_expert_tensor_parallel(reader);
   read_context_parallel(reader);
@@ -277,9 +210,7 @@ ForeignPlan read_megatron(const ConfigNode& root) {
   read_clipping(reader);
   read_pipeline(reader);
   refuse_what_is_missing(reader);
-  reader.finish(
-      "_target_ checkpoint data dataset dist exp_manager logger model name log optim "
-      "optimizer profiling rng run scheduler tokenizer train trainer");
+  reader.finish();
   return plan;
 }
 

@@ -1,6 +1,5 @@
 #include <fmt/format.h>
 
-#include <array>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <vector>
@@ -14,18 +13,6 @@
 namespace foreshard {
 namespace {
 
-struct Flavor {
-  std::string_view model, flavor, zoo;
-};
-// torchtitan/models/*/__init__.py: the flavors that are published models.
-constexpr std::array kFlavors = {
-    Flavor{"llama3", "8B", "llama-3.1-8b"},      Flavor{"llama3", "70B", "llama-3.1-70b"},
-    Flavor{"llama3", "405B", "llama-3.1-405b"},  Flavor{"qwen3", "0.6B", "qwen3-0.6b"},
-    Flavor{"qwen3", "1.7B", "qwen3-1.7b"},       Flavor{"qwen3", "4B", "qwen3-4b"},
-    Flavor{"qwen3", "8B", "qwen3-8b"},           Flavor{"qwen3", "14B", "qwen3-14b"},
-    Flavor{"qwen3", "32B", "qwen3-32b"},         Flavor{"deepseek_v3", "671B", "deepseek-v3"},
-    Flavor{"qwen3", "30B-A3B", "qwen3-30b-a3b"}, Flavor{"qwen3", "235B-A22B", "qwen3-235b-a22b"}};
-
 void read_model(ForeignReader& reader) {
   std::string model, flavor, path = "model.name";
   for (const char* key : {"model.name", "model_spec.name"}) {
@@ -38,11 +25,10 @@ void read_model(ForeignReader& reader) {
     if (const ConfigNode* node = reader.find(key)) flavor = node->as_string();
   }
   if (model.empty()) return;
-  for (const Flavor& known : kFlavors) {
-    if (known.model == model && known.flavor == flavor) {
-      return reader.map(path, "model", std::string(known.zoo));
-    }
-  }
+  const ConfigNode flavors = settings_of("torchtitan").at("flavors");
+  const ConfigNode* known = flavors.find(model);
+  const ConfigNode* zoo = known == nullptr ? nullptr : known->find(flavor);
+  if (zoo != nullptr) return reader.map(path, "model", zoo->as_string());
   reader.unsupported(path, fmt::format("flavor {} of {} is no model that is known by name: give "
                                        "--model",
                                        flavor.empty() ? "?" : flavor, model));
@@ -80,15 +66,7 @@ void read_stages(ForeignReader& reader) {
   const auto key = [](const char* name) {
     return fmt::format("parallelism.pipeline_parallel_{}", name);
   };
-  reader.integer(key("degree"), "mesh.pp");
-  reader.choice(key("schedule"), "pipeline.schedule",
-                {{"1F1B", "1F1B"},
-                 {"GPipe", "GPipe"},
-                 {"Interleaved1F1B", "Interleaved1F1B"},
-                 {"LoopedBFS", "LoopedBFS"},
-                 {"InterleavedZeroBubble", "InterleavedZeroBubble"},
-                 {"ZBVZeroBubble", "ZBVZeroBubble"},
-                 {"DualPipeV", "DualPipeV"}});
+  reader.take("stages");
   const ConfigNode* const schedule = reader.find(key("schedule"));
   const bool is_single =
       schedule == nullptr || schedule->as_string() == "1F1B" || schedule->as_string() == "GPipe";
@@ -99,9 +77,7 @@ void read_stages(ForeignReader& reader) {
   } else if (!is_single) {
     reader.assume("pipeline.stages_per_rank", "2", "as torchtitan makes of schedules of several");
   }
-  for (const char* end : {"first_stage_less_layers", "last_stage_less_layers"}) {
-    reader.integer(key(end), fmt::format("pipeline.{}", end), 0);
-  }
+  reader.take("stage_ends");
   if (const ConfigNode* csv = reader.find(key("schedule_csv"));
       csv != nullptr && !csv->as_string().empty()) {
     reader.unsupported(key("schedule_csv"), "its rows are pipeline.orders of schedule custom");
@@ -150,15 +126,7 @@ void read_parallelism(ForeignReader& reader) {
       reader.ignore(key("data_parallel_shard_degree"), "the rest of the ranks, as by default");
     }
   }
-  constexpr std::pair<const char*, const char*> kAxes[] = {
-      {"tensor_parallel_degree", "mesh.tp"},
-      {"context_parallel_degree", "mesh.cp"},
-      {"expert_parallel_degree", "mesh.ep"},
-      {"expert_tensor_parallel_degree", "mesh.etp"}};
-  for (const auto& [name, axis] : kAxes) {
-    const ConfigNode* node = reader.find(key(name));
-    if (node != nullptr && node->as_int(1) > 1) reader.integer(key(name), axis);
-  }
+  reader.take("axes");
   if (const ConfigNode* node = reader.find(key("context_parallel_load_balancer"))) {
     if (node->as_string() == "headtail") {
       reader.map(key("context_parallel_load_balancer"), "context_parallel.balance", "headtail");
@@ -169,22 +137,9 @@ void read_parallelism(ForeignReader& reader) {
                          "only halves from both ends are modelled (headtail)");
     }
   }
-  reader.choice(key("expert_parallel_comm_backend"), "expert_parallel.dispatcher",
-                {{"standard", "alltoall"}, {"deepep", "deepep"}});
+  reader.take("experts");
   read_stages(reader);
-  reader.flag(key("disable_loss_parallel"), "tensor_parallel.loss", "false", "true");
-  reader.flag(key("enable_async_tensor_parallel"), "tensor_parallel.async");
-  if (const ConfigNode* node = reader.find(key("fsdp_reshard_after_forward"))) {
-    static constexpr std::string_view kWords[] = {"default", "always", "never"};
-    const std::size_t which = node->as_choice(kWords);
-    if (which == 0) {
-      reader.ignore(key("fsdp_reshard_after_forward"), "as the trainer does by default");
-    } else {
-      reader.map(key("fsdp_reshard_after_forward"), "reshard_after_forward",
-                 std::string(kWords[which]));
-    }
-  }
-  reader.flag(key("enable_fsdp_symm_mem"), "collectives.kernels", "symmetric", "default");
+  reader.take("sharding");
 }
 
 void read_checkpointing(ForeignReader& reader) {
@@ -227,14 +182,7 @@ void read_float8(ForeignReader& reader, const std::string& table) {
 }
 
 void read_precision(ForeignReader& reader) {
-  const std::pair<const char*, const char*> kKeys[] = {
-      {"training.mixed_precision_param", "dtype.param"},
-      {"training.mixed_precision_reduce", "dtype.reduce"},
-      {"training.dtype", "dtype.master"}};
-  for (const auto& [path, key] : kKeys) {
-    reader.choice(path, key, {{"bfloat16", "bf16"}, {"float32", "fp32"}, {"float16", "fp16"}});
-  }
-  reader.flag("training.enable_cpu_offload", "offload", "cpu", "none");
+  reader.take("precision");
   for (const std::string table : {"float8", "quantize.linear.float8"}) read_float8(reader, table);
 }
 
@@ -246,15 +194,7 @@ void read_optimizer(ForeignReader& reader) {
       reader.unsupported("optimizer.name", "only AdamW is modelled for this trainer");
     }
   }
-  reader.number("optimizer.lr", "optimizer.learning_rate");
-  reader.number("optimizer.beta1", "optimizer.beta1");
-  reader.number("optimizer.beta2", "optimizer.beta2");
-  reader.number("optimizer.eps", "optimizer.epsilon");
-  reader.number("optimizer.weight_decay", "optimizer.weight_decay");
-  reader.choice("optimizer.implementation", "optimizer.implementation",
-                {{"foreach", "foreach"}, {"fused", "fused"}, {"for-loop", "loop"}});
-  reader.integer("lr_scheduler.warmup_steps", "optimizer.warmup_steps", 0);
-  reader.number("training.max_norm", "optimizer.clip_norm");
+  reader.take("optimizer");
 }
 
 }  // namespace
@@ -270,7 +210,7 @@ ForeignPlan read_torchtitan(const ConfigNode& root) {
     throw root.error("this has neither [training] nor [parallelism]",
                      "TorchTitan's TOML, or the JSON that it saves");
   }
-  ForeignReader reader(root, plan);
+  ForeignReader reader(root, plan, "torchtitan");
   reader.assume("runtime", "fsdp2", "TorchTitan shards with fully_shard");
   reader.assume("trainer", "torchtitan", "the file is TorchTitan's");
   read_model(reader);
@@ -294,17 +234,7 @@ ForeignPlan read_torchtitan(const ConfigNode& root) {
     }
   }
   read_optimizer(reader);
-  reader.finish(
-      "job profiling metrics checkpoint comm debug fault_tolerance experimental validation "
-      "memory_estimation model.tokenizer_path model.hf_assets_path model.tokenizer "
-      "model.converters model.print_after_conversion training.steps training.dataset "
-      "training.dataset_path training.gc_freq training.gc_debug training.seed "
-      "training.deterministic lr_scheduler optimizer.early_step_in_backward dump_folder "
-      "description activation_checkpoint compile float8 quantize dataloader tokenizer "
-      "model_spec parallelism.pipeline_parallel_schedule "
-      "parallelism.pipeline_parallel_microbatch_size "
-      "parallelism.context_parallel_rotate_method parallelism.disable_loss_parallel "
-      "parallelism.enable_compiled_autograd");
+  reader.finish();
   return plan;
 }
 
@@ -367,9 +297,11 @@ std::string text_of(const ExportJob& job, const char* reshard) {
   const Plan& plan = job.plan;
   const Optimizer& o = plan.optimizer;
   std::string model = "# model: none of TorchTitan's flavors; name yours\n";
-  for (const Flavor& flavor : kFlavors) {
-    if (flavor.zoo == plan.model) {
-      model = fmt::format("[model]\nname = \"{}\"\nflavor = \"{}\"\n", flavor.model, flavor.flavor);
+  const ConfigNode flavors = settings_of("torchtitan").at("flavors");
+  for (const ConfigItem& name : flavors.items()) {
+    for (const ConfigItem& flavor : name.value.items()) {
+      if (flavor.value.text() != plan.model) continue;
+      model = fmt::format("[model]\nname = \"{}\"\nflavor = \"{}\"\n", name.key, flavor.key);
     }
   }
   const char* implementation = o.implementation == Optimizer::Implementation::kFused ? "fused"

@@ -9,7 +9,6 @@
 #include "interop/hf/hf_families.h"
 #include "interop/hf/hf_keys.h"
 #include "interop/hf/hf_readers.h"
-#include "interop/hf/hf_vision.h"
 #include "models/families.h"
 #include "sim/base/error.h"
 
@@ -51,6 +50,17 @@ bool read_gelu(std::string_view word, ModelDims& dims) {
   dims.numerics.gelu_tanh = word != "gelu";
   dims.numerics.gelu_new = word == "gelu_new";
   return true;
+}
+
+void read_gelu_or_relu(KeyReader& keys, std::string_view usual, const std::string& expected,
+                       ModelDims& dims) {
+  constexpr std::string_view kKey = "activation_function";
+  const std::string word = keys.word_or(kKey, usual);
+  if (word == "relu") {
+    dims.activation = Activation::kRelu;
+  } else if (!read_gelu(word, dims)) {
+    keys.refuse(kKey, "activation \"" + word + "\" is not supported", expected);
+  }
 }
 
 std::int64_t even_head_dim(KeyReader& keys, const ModelDims& dims) {

@@ -1,6 +1,6 @@
 // Reads a Hugging Face config.json, as transformers 4 and 5 write it, of the families of
 // interop/hf/hf_families.h; and of models that read images, vit, clip and llava
-// (interop/hf/hf_vision.h).
+// (interop/hf/hf_readers.h).
 //
 // Sizes must be there; what Hugging Face derives or defaults (key/value heads, head dimension,
 // context, biases, tied embeddings, sliding window) is taken from its own configuration classes
@@ -45,5 +45,16 @@ HfConfig parse_hf_config(const ConfigNode& root, std::string_view name);
 
 // Of a file that is read; a size that cannot be is an error of the file.
 ModelSpec build_hf_model(const HfConfig& config, Stack stack = Stack::kEager);
+
+// Configurations in the cache of the Hugging Face hub on this machine
+// (huggingface_hub: docs/source/en/guides/manage-cache.md): nothing is fetched.
+//
+//     FOLDER/models--ORG--NAME/refs/main                  the commit
+//     FOLDER/models--ORG--NAME/snapshots/COMMIT/config.json
+
+// The config.json of `id` ("org/name"; letter case is free) in `folder`: of the commit that
+// refs/main names, else of the only snapshot there is. nullopt: it is not there, or `id` is no id.
+std::optional<std::filesystem::path> cached_config(const std::filesystem::path& folder,
+                                                   std::string_view id);
 
 }  // namespace foreshard

@@ -261,10 +261,7 @@ void read_masked_head(KeyReader& keys, ModelDims& dims) {
   dims.transform_bias = keys.flag_or("classifier_bias", false);
   dims.head_bias = keys.flag_or("decoder_bias", true);
   keys.refuse_if_set("sparse_prediction", "a head of the masked tokens alone is not supported");
-  const std::string word = keys.word_or("classifier_activation", "gelu");
-  if (word != "gelu") {
-    keys.refuse("classifier_activation", "activation \"" + word + "\" is not supported", "gelu");
-  }
+  keys.one_of("classifier_activation", "gelu", "activation", {"gelu"});
 }
 
 void read_mixture(KeyReader& keys, const FamilyWords& words, ModelDims& dims) {

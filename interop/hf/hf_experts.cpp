@@ -182,10 +182,7 @@ void read_latent(KeyReader& keys, bool late_experts, ModelDims& dims) {
   dims.tied = keys.flag_or("tie_word_embeddings", false);
   dims.qkv_bias = dims.output_bias = keys.flag_or("attention_bias", false);
   read_numerics(keys, dims);
-  const std::string activation = keys.word_or("hidden_act", "silu");
-  if (activation != "silu") {
-    keys.refuse("hidden_act", "activation \"" + activation + "\" is not supported", "silu");
-  }
+  keys.one_of("hidden_act", "silu", "activation", {"silu"});
   if (late_experts) read_late_experts(keys, dims);
 }
 

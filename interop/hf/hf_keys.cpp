@@ -93,6 +93,19 @@ std::string KeyReader::word_or(std::string_view key, std::string_view fallback) 
   return std::string(fallback);
 }
 
+std::string KeyReader::one_of(std::string_view key, std::string_view fallback,
+                              std::string_view what, Spellings words) {
+  std::string word = word_or(key, fallback);
+  if (std::find(words.begin(), words.end(), word) != words.end()) return word;
+  std::string expected;
+  for (const std::string_view& each : words) {
+    const bool is_last = &each + 1 == words.end();
+    expected += expected.empty() ? "" : is_last ? " or " : ", ";
+    expected += each;
+  }
+  refuse(key, fmt::format("{} \"{}\" is not supported", what, word), expected);
+}
+
 double KeyReader::number_or(std::string_view key, double fallback) {
   if (const ConfigNode* value = find({key})) return value->as_double(0, 1e12);
   const std::string* value = provided({key});

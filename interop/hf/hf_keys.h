@@ -50,6 +50,9 @@ class KeyReader {
   std::int64_t count_or(std::string_view key, std::int64_t fallback);  // from 0
   bool flag_or(std::string_view key, bool fallback);
   std::string word_or(std::string_view key, std::string_view fallback);
+  // One of these words, which say `what`: "activation".
+  std::string one_of(std::string_view key, std::string_view fallback, std::string_view what,
+                     Spellings words);
 
   double number_or(std::string_view key, double fallback);  // above 0, at most 1e12
 

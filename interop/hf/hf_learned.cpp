@@ -19,13 +19,7 @@ void read_gpt2(KeyReader& keys, ModelDims& dims) {
       keys.size_or({"n_positions", "max_position_embeddings"}, 1024);
   dims.tied = keys.flag_or("tie_word_embeddings", true);
   read_dropouts(keys, {true, true, true}, dims);
-  const std::string activation = keys.word_or("activation_function", "gelu_new");
-  if (activation == "relu") {
-    dims.activation = Activation::kRelu;
-  } else if (!read_gelu(activation, dims)) {
-    keys.refuse("activation_function", "activation \"" + activation + "\" is not supported",
-                "gelu_new, gelu or relu");
-  }
+  read_gelu_or_relu(keys, "gelu_new", "gelu_new, gelu or relu", dims);
 }
 
 void read_opt(KeyReader& keys, ModelDims& dims) {
@@ -98,17 +92,12 @@ void read_mpt_attention(KeyReader& keys, KeyReader& attention, ModelDims& dims) 
     dims.positions = Positions::kLearned;
     dims.position_rows = dims.max_positions;
   }
-  const std::string type = attention.word_or("attn_type", "multihead_attention");
-  if (type == "multihead_attention") {
-    dims.kv_heads = dims.heads;
-  } else if (type == "multiquery_attention") {
-    dims.kv_heads = 1;
-  } else if (type == "grouped_query_attention") {
-    dims.kv_heads = attention.size({"kv_n_heads"});
-  } else {
-    attention.refuse("attn_type", "attention \"" + type + "\" is not supported",
-                     "multihead_attention, multiquery_attention or grouped_query_attention");
-  }
+  const std::string type =
+      attention.one_of("attn_type", "multihead_attention", "attention",
+                       {"multihead_attention", "multiquery_attention", "grouped_query_attention"});
+  dims.kv_heads = type == "multihead_attention"    ? dims.heads
+                  : type == "multiquery_attention" ? 1
+                                                   : attention.size({"kv_n_heads"});
   check_kv_heads(keys, dims);
 }
 
@@ -119,17 +108,11 @@ void read_mpt(KeyReader& keys, ModelDims& dims, std::vector<HfKey>& ledger) {
   dims.max_positions = keys.size_or({"max_seq_len", "max_position_embeddings"}, 2048);
   dims.tied = keys.flag_or("tie_word_embeddings", true);
   if (!keys.flag_or("no_bias", true)) add_biases(dims);
-  const std::string norm = keys.word_or("norm_type", "low_precision_layernorm");
-  if (norm != "low_precision_layernorm" && norm != "layernorm") {
-    keys.refuse("norm_type", "norm \"" + norm + "\" is not supported",
-                "low_precision_layernorm or layernorm");
-  }
+  keys.one_of("norm_type", "low_precision_layernorm", "norm",
+              {"low_precision_layernorm", "layernorm"});
   if (const ConfigNode* node = keys.find({"ffn_config"})) {
     KeyReader ffn(*node, "ffn_config.", ledger);
-    const std::string type = ffn.word_or("ffn_type", "mptmlp");
-    if (type != "mptmlp") {
-      ffn.refuse("ffn_type", "feed-forward \"" + type + "\" is not supported", "mptmlp");
-    }
+    ffn.one_of("ffn_type", "mptmlp", "feed-forward", {"mptmlp"});
     ffn.ignore_rest();
   }
   if (const ConfigNode* node = keys.find({"attn_config"})) {

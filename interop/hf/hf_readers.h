@@ -7,6 +7,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -14,6 +15,7 @@
 #include "interop/hf/hf_families.h"
 #include "interop/hf/hf_keys.h"
 #include "models/model_dims.h"
+#include "models/vision.h"
 
 namespace foreshard {
 
@@ -28,6 +30,9 @@ struct Dropouts {
 void read_dropouts(KeyReader& keys, const Dropouts& usual, ModelDims& dims);
 // Which of transformers' gelus the word names; false: none.
 bool read_gelu(std::string_view word, ModelDims& dims);
+// activation_function of models that have one of these.
+void read_gelu_or_relu(KeyReader& keys, std::string_view usual, const std::string& expected,
+                       ModelDims& dims);
 std::int64_t even_head_dim(KeyReader& keys, const ModelDims& dims);  // hidden / heads
 void check_kv_heads(KeyReader& keys, const ModelDims& dims);
 void check_layer_count(KeyReader& keys, const ModelDims& dims);  // before layers are listed
@@ -79,5 +84,23 @@ void read_late_experts(KeyReader& keys, ModelDims& dims);
 void read_spread_experts(KeyReader& keys, ModelDims& dims);
 // In every interleave_moe_layer_step-th layer, or those of moe_layers (Llama 4).
 void read_interleaved_experts(KeyReader& keys, ModelDims& dims);
+
+// Hugging Face configurations of models that read images: model_type vit, clip and llava.
+//
+// Defaults are those of configuration_{vit,clip,llava}.py of transformers 4.5x: a nested
+// vision_config or text_config holds what differs. ViT must classify
+// (ViTForImageClassification); LLaVA's tower is CLIP's, read in front of its last block without the
+// class token (vision_feature_layer -2, vision_feature_select_strategy default).
+
+std::span<const std::string_view> hf_vision_types();
+
+// How a decoder's object is read (interop/hf/hf_config.cpp); `outer_type` is the enclosing
+// object's.
+using ReadDecoder = ModelDims (*)(KeyReader& keys, const ConfigNode* outer_type,
+                                  std::vector<HfKey>& ledger);
+
+// Of the object whose model_type is one of hf_vision_types(). Throws ConfigError for what is
+// missing, out of range or not modelled.
+VisionDims read_hf_vision(KeyReader& keys, std::vector<HfKey>& ledger, ReadDecoder read_decoder);
 
 }  // namespace foreshard

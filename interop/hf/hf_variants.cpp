@@ -113,13 +113,7 @@ void read_bart(KeyReader& keys, ModelDims& dims) {
   dims.tied = keys.flag_or("tie_word_embeddings", true);
   dims.final_norm = dims.residual == Residual::kPreNorm;  // (mBART's)
   keys.flag_or("scale_embedding", false);                 // by 1, too
-  const std::string activation = keys.word_or("activation_function", "gelu");
-  if (activation == "relu") {
-    dims.activation = Activation::kRelu;
-  } else if (!read_gelu(activation, dims)) {
-    keys.refuse("activation_function", "activation \"" + activation + "\" is not supported",
-                "gelu or relu");
-  }
+  read_gelu_or_relu(keys, "gelu", "gelu or relu", dims);
   read_dropouts(keys, {.branches = true}, dims);
   dims.embedding_dropout = dims.dropout;
   dims.ffn_dropout = keys.number_or("activation_dropout", 0) > 0;

@@ -1,9 +1,8 @@
 // One function per model; a nested object that is absent is read as an empty one, all defaults.
-#include "interop/hf/hf_vision.h"
-
 #include <array>
 #include <string>
 
+#include "interop/hf/hf_readers.h"
 #include "sim/base/error.h"
 
 namespace foreshard {
@@ -44,12 +43,7 @@ TowerDims read_tower(KeyReader& keys, const TowerDefaults& usual) {
 }
 
 bool reads_quick_gelu(KeyReader& keys, std::string_view usual) {
-  const std::string activation = keys.word_or("hidden_act", usual);
-  if (activation != "quick_gelu" && activation != "gelu") {
-    keys.refuse("hidden_act", "activation \"" + activation + "\" is not supported",
-                "quick_gelu or gelu");
-  }
-  return activation == "quick_gelu";
+  return keys.one_of("hidden_act", usual, "activation", {"quick_gelu", "gelu"}) == "quick_gelu";
 }
 
 // Of towers beside words no dropout is modelled: it keeps masks for backward.
@@ -121,11 +115,7 @@ VisionDims read_llava(KeyReader& keys, std::vector<HfKey>& ledger, ReadDecoder r
   VisionDims dims;
   require_architecture(keys, "LlavaForConditionalGeneration");
   KeyReader vision(nested(keys, "vision_config"), "vision_config.", ledger);
-  const std::string type = vision.word_or("model_type", "clip_vision_model");
-  if (type != "clip_vision_model") {
-    vision.refuse("model_type", "a tower of model_type \"" + type + "\" is not supported",
-                  "clip_vision_model");
-  }
+  vision.one_of("model_type", "clip_vision_model", "a tower of model_type", {"clip_vision_model"});
   // LlavaConfig's own tower where there is none, CLIPVisionConfig's defaults where there is one.
   const bool is_there = keys.node().has("vision_config");
   dims.tower = read_tower(
@@ -139,11 +129,7 @@ VisionDims read_llava(KeyReader& keys, std::vector<HfKey>& ledger, ReadDecoder r
   dims.text = read_decoder(text, &llama, ledger);
   text.ignore_rest();
 
-  const std::string activation = keys.word_or("projector_hidden_act", "gelu");
-  if (activation != "gelu") {
-    keys.refuse("projector_hidden_act", "activation \"" + activation + "\" is not supported",
-                "gelu");
-  }
+  keys.one_of("projector_hidden_act", "gelu", "activation", {"gelu"});
   if (const ConfigNode* layer = keys.find({"vision_feature_layer"})) {
     if (layer->as_int() != -2)
       throw layer->error("features of another layer are not supported", "-2");

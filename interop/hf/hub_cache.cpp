@@ -1,12 +1,11 @@
 // A folder's name is an id with "--" for its slash; an id may itself hold "--" behind the slash, so
 // folders are compared with the id's own folder name, not taken apart where that can be avoided.
-#include "interop/hf/hub_cache.h"
-
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <system_error>
 
+#include "interop/hf/hf_config.h"
 #include "sim/base/error.h"
 #include "sim/base/letters.h"
 #include "sim/base/text_file.h"

@@ -61,75 +61,64 @@ std::optional<double> usual(std::vector<double> values) {
   return quartiles(std::move(values)).median;
 }
 
+// A figure that a line may have, and where it goes.
+struct Figure {
+  std::regex form;
+  std::vector<double> Series::*series = nullptr;       // where above 0
+  std::optional<double> TrainingLog::*most = nullptr;  // the most of any line
+  double unit = 1;
+  bool is_rate = false;  // 1 over it
+};
+
+struct Format {
+  const char* name;
+  std::vector<std::regex> signs;  // a step's line has one of them
+  std::vector<Figure> figures;
+};
+
+const std::vector<Format>& formats() {
+  constexpr const char* kElapsed = "elapsed time per iteration \\(ms\\): *" FORESHARD_NUMBER;
+  constexpr const char* kPerIteration = "time_per_iteration_ms: *" FORESHARD_NUMBER;
+  constexpr const char* kSteps = "'train_steps_per_second': *'?" FORESHARD_NUMBER;
+  // "10/100 [00:35<05:10,  3.45s/it]"
+  constexpr const char* kSlow = "[0-9]+/[0-9]+ \\[[^\\]]*?" FORESHARD_NUMBER "s/it";
+  constexpr const char* kQuick = "[0-9]+/[0-9]+ \\[[^\\]]*?" FORESHARD_NUMBER "it/s";
+  static const std::vector<Format> kFormats = {
+      {"torchtitan",
+       {pattern("step: *" FORESHARD_NUMBER " +loss:")},
+       {{pattern("(?:tps|wps): *" FORESHARD_NUMBER), &Series::per_gpu},
+        {pattern("memory: *" FORESHARD_NUMBER " ?GiB"), &Series::reserved,
+         &TrainingLog::reserved_bytes, kGibi},
+        {pattern("data_loading\\(%\\): *" FORESHARD_NUMBER), &Series::data, nullptr, 0.01}}},
+      {"megatron", {pattern(kElapsed)}, {{pattern(kElapsed), &Series::step_s, nullptr, 1e-3}}},
+      {"nanotron",
+       {pattern(kPerIteration)},
+       {{pattern(kPerIteration), &Series::step_s, nullptr, 1e-3},
+        {pattern("tokens_per_sec_per_gpu: *" FORESHARD_NUMBER), &Series::per_gpu}}},
+      {"trainer",
+       {pattern(kSteps)},
+       {{pattern(kSteps), &Series::step_s, nullptr, 1, true},
+        {pattern("'train_tokens_per_second(?:_per_gpu)?': *'?" FORESHARD_NUMBER),
+         &Series::per_gpu}}},
+      {"tqdm",
+       {pattern(kSlow), pattern(kQuick)},
+       {{pattern(kSlow), &Series::step_s}, {pattern(kQuick), &Series::step_s, nullptr, 1, true}}}};
+  return kFormats;
+}
+
 void keep_most(std::optional<double>& most, const std::optional<double>& value, double unit) {
   if (value) most = std::max(most.value_or(0), *value * unit);
 }
 
-void add(std::vector<double>& series, const std::optional<double>& value, double unit) {
-  if (value && *value > 0) series.push_back(*value * unit);
-}
-
-bool read_torchtitan(const std::string& line, TrainingLog& log, Series& series) {
-  static const std::regex step = pattern("step: *" FORESHARD_NUMBER " +loss:");
-  static const std::regex rate = pattern("(?:tps|wps): *" FORESHARD_NUMBER);
-  static const std::regex memory = pattern("memory: *" FORESHARD_NUMBER " ?GiB");
-  static const std::regex data = pattern("data_loading\\(%\\): *" FORESHARD_NUMBER);
-  if (!std::regex_search(line, step)) return false;
-  add(series.per_gpu, behind(line, rate), 1);
-  add(series.reserved, behind(line, memory), kGibi);
-  keep_most(log.reserved_bytes, behind(line, memory), kGibi);
-  add(series.data, behind(line, data), 0.01);
-  ++log.steps;
-  return true;
-}
-
-bool read_megatron(const std::string& line, TrainingLog& log, Series& series) {
-  static const std::regex time = pattern("elapsed time per iteration \\(ms\\): *" FORESHARD_NUMBER);
-  static const std::regex allocated = pattern("max allocated: *" FORESHARD_NUMBER);
-  static const std::regex reserved = pattern("max reserved: *" FORESHARD_NUMBER);
-  if (line.find("memory (MB)") != std::string::npos) {
-    keep_most(log.memory_bytes, behind(line, allocated), kMebi);
-    keep_most(log.reserved_bytes, behind(line, reserved), kMebi);
+bool read_step(const Format& format, const std::string& line, TrainingLog& log, Series& series) {
+  const auto says = [&](const std::regex& sign) { return behind(line, sign).has_value(); };
+  if (std::ranges::none_of(format.signs, says)) return false;
+  for (const Figure& figure : format.figures) {
+    const std::optional<double> value = behind(line, figure.form);
+    if (figure.most != nullptr) keep_most(log.*figure.most, value, figure.unit);
+    if (!value || *value <= 0) continue;
+    (series.*figure.series).push_back(figure.is_rate ? 1 / *value : *value * figure.unit);
   }
-  const std::optional<double> ms = behind(line, time);
-  if (!ms) return false;
-  add(series.step_s, ms, 1e-3);
-  ++log.steps;
-  return true;
-}
-
-bool read_nanotron(const std::string& line, TrainingLog& log, Series& series) {
-  static const std::regex time = pattern("time_per_iteration_ms: *" FORESHARD_NUMBER);
-  static const std::regex rate = pattern("tokens_per_sec_per_gpu: *" FORESHARD_NUMBER);
-  const std::optional<double> ms = behind(line, time);
-  if (!ms) return false;
-  add(series.step_s, ms, 1e-3);
-  add(series.per_gpu, behind(line, rate), 1);
-  ++log.steps;
-  return true;
-}
-
-bool read_trainer(const std::string& line, TrainingLog& log, Series& series) {
-  static const std::regex rate = pattern("'train_steps_per_second': *'?" FORESHARD_NUMBER);
-  static const std::regex tokens =
-      pattern("'train_tokens_per_second(?:_per_gpu)?': *'?" FORESHARD_NUMBER);
-  const std::optional<double> per_second = behind(line, rate);
-  if (!per_second) return false;
-  if (*per_second > 0) series.step_s.push_back(1 / *per_second);
-  add(series.per_gpu, behind(line, tokens), 1);
-  ++log.steps;
-  return true;
-}
-
-// "10/100 [00:35<05:10,  3.45s/it]"
-bool read_bar(const std::string& line, TrainingLog& log, Series& series) {
-  static const std::regex slow = pattern("[0-9]+/[0-9]+ \\[[^\\]]*?" FORESHARD_NUMBER "s/it");
-  static const std::regex quick = pattern("[0-9]+/[0-9]+ \\[[^\\]]*?" FORESHARD_NUMBER "it/s");
-  const std::optional<double> seconds = behind(line, slow);
-  const std::optional<double> rate = behind(line, quick);
-  if (!seconds && !rate) return false;
-  if (seconds) add(series.step_s, seconds, 1);
-  if (rate && *rate > 0) series.step_s.push_back(1 / *rate);
   ++log.steps;
   return true;
 }
@@ -166,9 +155,14 @@ std::optional<OutOfMemory> read_out_of_memory(const std::string& line) {
   found.reserved_unallocated = read({&unused});
   return found;
 }
-#undef FORESHARD_NUMBER
 
 void read_other(const std::string& line, int number, TrainingLog& log) {
+  static const std::regex allocated = pattern("max allocated: *" FORESHARD_NUMBER);
+  static const std::regex reserved = pattern("max reserved: *" FORESHARD_NUMBER);
+  if (line.find("memory (MB)") != std::string::npos) {  // Megatron's
+    keep_most(log.memory_bytes, behind(line, allocated), kMebi);
+    keep_most(log.reserved_bytes, behind(line, reserved), kMebi);
+  }
   static const std::regex retries = pattern("([0-9]+) (?:CUDA memory )?alloc(?:ation)?[_ ]retries");
   static const std::regex flushes = pattern("([0-9]+) pytorch allocator cache flushes");
   static const std::regex parameters = pattern(
@@ -187,20 +181,12 @@ void read_other(const std::string& line, int number, TrainingLog& log) {
     log.out_of_memory = std::move(memory);
   }
 }
+#undef FORESHARD_NUMBER
 
 }  // namespace
 
 TrainingLog read_training_log(const std::string& text) {
   constexpr std::size_t kMostWords = 256 * 1024, kLongest = 4096;
-  struct Format {
-    const char* name;
-    bool (*read)(const std::string&, TrainingLog&, Series&);
-  };
-  static constexpr Format kFormats[] = {{"torchtitan", read_torchtitan},
-                                        {"megatron", read_megatron},
-                                        {"nanotron", read_nanotron},
-                                        {"trainer", read_trainer},
-                                        {"tqdm", read_bar}};
   TrainingLog log;
   Series series;
   log.words = text.substr(0, kMostWords);
@@ -212,8 +198,8 @@ TrainingLog read_training_log(const std::string& text) {
     ++number;
     line.resize(std::min(line.size(), kLongest));
     read_other(line, number, log);
-    for (const Format& format : kFormats) {
-      if (!format.read(line, log, series)) continue;
+    for (const Format& format : formats()) {
+      if (!read_step(format, line, log, series)) continue;
       // The Trainer's summary is of the whole run: better than its bar.
       if (log.trainer.empty() || std::string_view(format.name) == "trainer") {
         if (log.trainer == "tqdm")

@@ -7,26 +7,123 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cctype>
 #include <cmath>
 #include <map>
 #include <optional>
 #include <set>
 
-#include "interop/network/nccl_log_words.h"
 #include "interop/network/topology_lines.h"
 #include "sim/base/config.h"
 #include "sim/base/error.h"
 #include "sim/base/letters.h"
+#include "sim/base/parse.h"
 #include "sim/base/quantile.h"
 #include "sim/cost/collective.h"
 
 namespace foreshard {
 namespace {
 
-using nccl_log::device_in;
-using nccl_log::launcher_prefix;
-using nccl_log::number_of;
-using nccl_log::operation_in;
+// The words of a line of nccl-tests' output, behind whatever a launcher put in front of it.
+using Words = std::vector<std::string>;
+
+struct Device {
+  std::string host;
+  std::string name;
+};
+
+// Bytes of the launcher's mark that the text begins with: "[1,0]<stdout>: ", "0: ", or "node-3: "
+// where a comment or a row follows.
+std::size_t launcher_mark(std::string_view text) {
+  if (text.empty()) return 0;
+  if (text[0] == '[') {
+    std::size_t at = text.find(']');
+    if (at == std::string_view::npos) return 0;
+    ++at;
+    if (at < text.size() && text[at] == '<') {
+      const std::size_t end = skip(text, at + 1, [](char c) { return c >= 'a' && c <= 'z'; });
+      if (end > at + 1 && end < text.size() && text[end] == '>') at = end + 1;
+    }
+    if (at < text.size() && text[at] == ':') ++at;
+    return skip(text, at, is_space);
+  }
+  const bool is_number = is_digit(text[0]);
+  if (!is_number && std::isalpha(static_cast<unsigned char>(text[0])) == 0) return 0;
+  const std::size_t colon =
+      skip(text, 0, [&](char c) { return is_number ? is_digit(c) : is_name_letter(c); });
+  if (colon >= text.size() || text[colon] != ':') return 0;
+  const std::size_t end = skip(text, colon + 1, is_space);
+  if (end == colon + 1) return 0;
+  const bool follows = end < text.size() && (text[end] == '#' || is_digit(text[end]));
+  return is_number || follows ? end : 0;
+}
+
+bool is_count(const std::string& word) {
+  return !word.empty() && std::ranges::all_of(word, is_digit);
+}
+
+// The whole word as a finite number.
+std::optional<double> number_of(const std::string& word) {
+  const std::optional<double> value = parse_number<double>(word);
+  return value && std::isfinite(*value) ? value : std::nullopt;
+}
+
+// Bytes of the launcher's prefix ("[1,0]<stdout>:", "0: ", "node-3: "): up to two marks, not beyond
+// a '#'.
+std::size_t launcher_prefix(std::string_view line) {
+  const std::size_t begin = skip(line, 0, is_space);
+  std::size_t at = begin;
+  for (int i = 0; i < 2; ++i) at += launcher_mark(line.substr(at));
+  return at == begin || at > line.find('#') ? 0 : at;
+}
+
+// The operation in "all_gather_perf" or a path that ends so.
+std::optional<CollectiveOperation> operation_in(const std::string& text) {
+  std::optional<CollectiveOperation> found;
+  std::size_t where = 0;
+  const auto look = [&](const char* name, CollectiveOperation operation) {
+    const std::size_t at = text.rfind(name);
+    // "reduce" is inside "all_reduce" and "reduce_scatter", which begin earlier or there.
+    if (at == std::string::npos || (found && at < where)) return;
+    found = operation;
+    where = at;
+  };
+  look("reduce_perf", CollectiveOperation::kReduce);
+  look("broadcast", CollectiveOperation::kBroadcast);
+  look("sendrecv", CollectiveOperation::kSendRecv);
+  look("alltoall", CollectiveOperation::kAllToAll);
+  for (std::size_t i = 0; i < 3; ++i) {
+    const auto operation = static_cast<CollectiveOperation>(i);
+    const std::size_t at = text.rfind(to_string(operation));
+    if (at != std::string::npos && (!found || at + 4 >= where)) found = operation, where = at;
+  }
+  return found;
+}
+
+// Of "Rank 0 Group 0 Pid 1234 on host device 0 [0x1b] NVIDIA H100", in any case.
+std::optional<Device> device_in(std::string_view text, const Words& words) {
+  std::size_t at = 0;
+  const auto word = [&](std::string_view wanted) {
+    const bool same =
+        at < words.size() && words[at].size() == wanted.size() &&
+        std::equal(wanted.begin(), wanted.end(), words[at].begin(),
+                   [](char a, char b) { return a == std::tolower(static_cast<unsigned char>(b)); });
+    at += same ? 1 : 0;
+    return same;
+  };
+  const auto count = [&] { return at < words.size() && is_count(words[at]) && ++at != 0; };
+  while (at < words.size() && !word("rank")) ++at;
+  if (!count()) return std::nullopt;
+  if (word("group") && !count()) return std::nullopt;
+  if (!word("pid") || !count() || !word("on") || at >= words.size()) return std::nullopt;
+  Device device{words[at++], ""};
+  if (!word("device") || !count()) return std::nullopt;
+  if (at >= words.size() || words[at][0] != '[') return std::nullopt;
+  const std::size_t close = text.find(']');
+  if (close == std::string_view::npos) return std::nullopt;
+  device.name = text.substr(skip(text, close + 1, is_space));
+  return device;
+}
 
 struct TableRow {
   double bytes = 0;

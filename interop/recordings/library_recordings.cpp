@@ -393,22 +393,20 @@ LibraryRecording read_library_recording(const RecordingFolder& folder, std::size
   };
   const CsvFile& events = *table("events");
   recording.events_file = events.name();
+  using Event = LibraryRecordedEvent;
+  const CsvMembers<Event> of_event(events, {{"step", &Event::step},
+                                            {"micro", &Event::microbatch},
+                                            {"seq", &Event::seq},
+                                            {"kind", &Event::kind},
+                                            {"unit", &Event::unit},
+                                            {"bytes_in", &Event::bytes_in},
+                                            {"bytes_out", &Event::bytes_out},
+                                            {"dtype", &Event::dtype},
+                                            {"group", &Event::group},
+                                            {"note", &Event::note}});
   for (const std::size_t r : folder.rows("events", recording.id)) {
     LibraryRecordedEvent& event = recording.events.emplace_back();
-    const auto number = [&](const char* column) { return events.integer(r, events.at(column)); };
-    const auto text = [&](const char* column) {
-      return std::string(events.text(r, events.at(column)));
-    };
-    event.step = number("step");
-    event.microbatch = number("micro");
-    event.seq = number("seq");
-    event.kind = text("kind");
-    event.unit = text("unit");
-    event.bytes_in = number("bytes_in");
-    event.bytes_out = number("bytes_out");
-    event.dtype = text("dtype");
-    event.group = text("group");
-    event.note = text("note");
+    of_event.read(r, event);
   }
   if (const auto whole = config.find("full_steps")) {
     for (const ConfigNode& step : whole->elements()) recording.whole_steps.insert(step.as_int());
@@ -417,18 +415,17 @@ LibraryRecording read_library_recording(const RecordingFolder& folder, std::size
   }
   const CsvFile& buckets = *table("buckets");
   recording.buckets_file = buckets.name();
+  const CsvMembers<LibraryBucket> of_bucket(buckets, {{"phase", &LibraryBucket::phase},
+                                                      {"index", &LibraryBucket::index},
+                                                      {"kind", &LibraryBucket::kind},
+                                                      {"bytes", &LibraryBucket::bytes},
+                                                      {"dtype", &LibraryBucket::dtype},
+                                                      {"extra", &LibraryBucket::extra}});
+  const std::size_t parameters = buckets.at("params");
   for (const std::size_t r : folder.rows("buckets", recording.id)) {
     LibraryBucket& bucket = recording.buckets.emplace_back();
-    const auto text = [&](const char* column) {
-      return std::string(buckets.text(r, buckets.at(column)));
-    };
-    bucket.phase = text("phase");
-    bucket.index = buckets.integer(r, buckets.at("index"));
-    bucket.kind = text("kind");
-    bucket.bytes = buckets.integer(r, buckets.at("bytes"));
-    bucket.dtype = text("dtype");
-    bucket.extra = text("extra");
-    bucket.parameters = parts_of(text("params"), ";");
+    of_bucket.read(r, bucket);
+    bucket.parameters = parts_of(buckets.text(r, parameters), ";");
   }
   flatten(json_cell(folder, row, "facts"), "", recording);
   return recording;

@@ -12,6 +12,7 @@
 #include "interop/recordings/pipeline_tables.h"
 #include "interop/recordings/recorded_job.h"
 #include "interop/recordings/recorded_settings.h"
+#include "interop/recordings/recordings.h"
 #include "sim/base/config.h"
 #include "sim/base/error.h"
 #include "sim/base/parse.h"
@@ -227,13 +228,7 @@ class PipelineRecordings {
     read_memory(config, rank, r);
     const auto settings = settings_.find(config);
     if (settings != settings_.end() && settings->second.at("dp").empty()) return r;  // no units
-    for (const std::size_t u : units_.of(config, rank)) {
-      const CsvFile& file = units_.file();
-      r.units.push_back({std::string(file.text(u, file.at("unit"))),
-                         file.integer(u, file.at("params")), file.integer(u, file.at("numel")),
-                         file.integer(u, file.at("shard_numel")),
-                         file.integer(u, file.at("shard_numel_padded"))});
-    }
+    r.units = read_units_of(units_.file(), units_.of(config, rank));
     return r;
   }
 
@@ -242,24 +237,11 @@ class PipelineRecordings {
     const auto text = [&](std::size_t row, const char* column) {
       return std::string(file.text(row, file.at(column)));
     };
-    const auto number = [&](std::size_t row, const char* column) {
-      return text(row, column).empty() ? RecordedEvent::kBlank : file.integer(row, file.at(column));
-    };
+    const CsvMembers<RecordedEvent> of_event = event_members(file);
     for (const std::size_t row : events_.of(config, rank)) {
       if (file.integer(row, file.at("step")) != 2) continue;
       RecordedEvent& event = r.events.emplace_back();
-      event.step = 2;
-      event.seq = number(row, "seq");
-      event.kind = text(row, "kind");
-      event.unit = text(row, "unit");
-      event.stream = text(row, "stream");
-      event.dtype = text(row, "dtype");
-      event.group = text(row, "group");
-      event.cause = text(row, "cause");
-      event.state = text(row, "state");
-      event.on = text(row, "on");
-      event.bytes_in = number(row, "bytes_in");
-      event.bytes_out = number(row, "bytes_out");
+      of_event.read(row, event);
       if (event.kind == "send" || event.kind == "recv") {
         event.on = fmt::format("peer {} batch {}", text(row, "peer"), text(row, "batch"));
       } else if (event.kind == "p2p_wait") {

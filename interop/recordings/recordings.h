@@ -88,4 +88,8 @@ class RecordingLibrary {
   friend class RecordingReader;
 };
 
+// The columns that tables of events have whoever recorded them; of units, all of them.
+CsvMembers<RecordedEvent> event_members(const CsvFile& file);
+std::vector<RecordedUnit> read_units_of(const CsvFile& file, const std::vector<std::size_t>& rows);
+
 }  // namespace foreshard

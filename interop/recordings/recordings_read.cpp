@@ -24,6 +24,39 @@ bool is_idle_visit(const RecordedEvent& event) {
 
 }  // namespace
 
+CsvMembers<RecordedEvent> event_members(const CsvFile& file) {
+  using Event = RecordedEvent;
+  return {file,
+          {{"step", &Event::step},
+           {"seq", &Event::seq},
+           {"kind", &Event::kind},
+           {"unit", &Event::unit},
+           {"stream", &Event::stream},
+           {"bytes_in", &Event::bytes_in},
+           {"bytes_out", &Event::bytes_out},
+           {"dtype", &Event::dtype},
+           {"group", &Event::group},
+           {"cause", &Event::cause},
+           {"state", &Event::state},
+           {"on", &Event::on}}};
+}
+
+std::vector<RecordedUnit> read_units_of(const CsvFile& file, const std::vector<std::size_t>& rows) {
+  using Unit = RecordedUnit;
+  const CsvMembers<Unit> of_unit(file, {{"unit", &Unit::unit},
+                                        {"params", &Unit::params},
+                                        {"numel", &Unit::numel},
+                                        {"shard_numel_padded", &Unit::shard_numel_padded}});
+  const auto shard = file.find("shard_numel");
+  std::vector<RecordedUnit> units;
+  for (const std::size_t row : rows) {
+    RecordedUnit& unit = units.emplace_back();
+    of_unit.read(row, unit);
+    if (shard) unit.shard_numel = file.integer(row, *shard);
+  }
+  return units;
+}
+
 class RecordingReader {
  public:
   RecordingReader(RecordingLibrary& library, const RecordingFolder& folder, std::size_t row)
@@ -121,11 +154,9 @@ class RecordingReader {
     const CsvFile* file = folder.table("events");
     if (file == nullptr) return std::nullopt;
     file_ = file->name();
-    std::array<std::size_t, 13> c{};
-    constexpr std::array<const char*, 13> kColumns = {
-        "step",      "seq",   "microbatch", "kind",  "unit",  "stream", "bytes_in",
-        "bytes_out", "dtype", "group",      "cause", "state", "on"};
-    for (std::size_t i = 0; i < c.size(); ++i) c[i] = file->at(kColumns[i]);
+    const CsvMembers<RecordedEvent> of_event = event_members(*file);
+    const CsvMembers<RecordedEvent> of_microbatch(*file,
+                                                  {{"microbatch", &RecordedEvent::microbatch}});
     std::array<std::optional<std::size_t>, kPools.size()> pools;
     for (std::size_t i = 0; i < kPools.size(); ++i) {
       pools[i] = file->find("mem_" + std::string(kPools[i]));
@@ -141,29 +172,18 @@ class RecordingReader {
     std::string state_at_end;
     for (std::size_t row : rows) {
       RecordedEvent& event = events.emplace_back();
-      const auto blank_or = [&](std::size_t column) {
-        return file->text(row, column).empty() ? RecordedEvent::kBlank : file->integer(row, column);
-      };
-      event.step = file->integer(row, c[0]);
-      event.seq = file->integer(row, c[1]);
-      event.microbatch = blank_or(c[2]);
-      event.kind = file->text(row, c[3]);
-      event.unit = file->text(row, c[4]);
+      of_event.read(row, event);
+      of_microbatch.read(row, event);
       // The recorder of axes calls both ends of a tied model by the table's unit, though
       // fully_shard made two: name and state are the other's.
       const bool at_end =
           module && (file->text(row, *module) == "norm" || file->text(row, *module) == "output");
       const bool misnamed = at_end && event.unit == "tok_embeddings";
-      if (misnamed) event.unit = kNormAndHead;
-      event.stream = file->text(row, c[5]);
-      event.bytes_in = blank_or(c[6]);
-      event.bytes_out = blank_or(c[7]);
-      event.dtype = file->text(row, c[8]);
-      event.group = file->text(row, c[9]);
-      event.cause = file->text(row, c[10]);
-      event.state = misnamed ? state_at_end : file->text(row, c[11]);
+      if (misnamed) {
+        event.unit = kNormAndHead;
+        event.state = state_at_end;
+      }
       if (event.unit == kNormAndHead) state_at_end = event.state;
-      event.on = file->text(row, c[12]);
       if (communicator && issue) {
         event.communicator = file->text(row, *communicator);
         event.issue = file->text(row, *issue);
@@ -226,29 +246,25 @@ class RecordingReader {
     const CsvFile* file = folder.table("memory");
     if (file == nullptr) return std::nullopt;
     file_ = file->name();
-    const std::array<std::size_t, 7> c = {file->at("step"),
-                                          file->at("seq"),
-                                          file->at("microbatch"),
-                                          file->at("kind"),
-                                          file->at("unit"),
-                                          file->at("total"),
-                                          file->at("peak_since_previous_row")};
+    using Row = RecordedMemoryRow;
+    constexpr std::string_view kPeak = "peak_since_previous_row";
+    const CsvMembers<Row> of_row(*file, {{"step", &Row::step},
+                                         {"seq", &Row::seq},
+                                         {"microbatch", &Row::microbatch},
+                                         {"kind", &Row::kind},
+                                         {"unit", &Row::unit},
+                                         {"total", &Row::total},
+                                         {kPeak, &Row::peak_since_previous_row}});
     std::vector<std::size_t> categories;
     recording_.categories.clear();
-    for (std::size_t i = c[6] + 1; i < file->columns(); ++i) {
+    for (std::size_t i = file->at(kPeak) + 1; i < file->columns(); ++i) {
       categories.push_back(i);
       recording_.categories.emplace_back(file->header(i));
     }
     std::vector<RecordedMemoryRow> result;
     for (std::size_t row : folder.rows("memory", id_)) {
       RecordedMemoryRow& r = result.emplace_back();
-      r.step = file->integer(row, c[0]);
-      r.seq = file->integer(row, c[1]);
-      r.microbatch = file->text(row, c[2]).empty() ? -1 : file->integer(row, c[2]);
-      r.kind = file->text(row, c[3]);
-      r.unit = file->text(row, c[4]);
-      r.total = file->integer(row, c[5]);
-      r.peak_since_previous_row = file->integer(row, c[6]);
+      of_row.read(row, r);
       for (std::size_t column : categories) r.categories.push_back(file->integer(row, column));
     }
     return result;
@@ -268,14 +284,7 @@ class RecordingReader {
   void read_units(const RecordingFolder& source) {
     const CsvFile& file = *source.table("units");
     recording_.units_file = file.name();
-    const auto shard = file.find("shard_numel");
-    for (std::size_t row : source.rows("units", id_)) {
-      recording_.units.push_back({std::string(file.text(row, file.at("unit"))),
-                                  file.integer(row, file.at("params")),
-                                  file.integer(row, file.at("numel")),
-                                  shard ? file.integer(row, *shard) : RecordedUnit::kUnknown,
-                                  file.integer(row, file.at("shard_numel_padded"))});
-    }
+    recording_.units = read_units_of(file, source.rows("units", id_));
   }
 
   void read_allocations(const CsvFile& file) {

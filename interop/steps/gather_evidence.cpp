@@ -1,7 +1,5 @@
 // Sensitivities are central differences of the logarithm of the step time over a factor's, 5 % to
 // either side. Large residuals count less (Huber): a row at capacity must not move a machine.
-#include "interop/steps/gather_evidence.h"
-
 #include <oneapi/tbb/parallel_for.h>
 
 #include <algorithm>
@@ -10,6 +8,7 @@
 #include <set>
 #include <utility>
 
+#include "interop/steps/measured_tables.h"
 #include "interop/steps/step_forecaster.h"
 #include "interop/steps/training_job.h"
 #include "interop/steps/training_rows.h"

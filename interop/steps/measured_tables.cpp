@@ -7,9 +7,7 @@
 #include <string_view>
 
 #include "calibration/csv_table.h"
-#include "interop/steps/score_steps.h"
 #include "interop/steps/training_rows.h"
-#include "reports/accuracy/score_collectives.h"
 #include "reports/accuracy/score_kernels.h"
 #include "sim/base/error.h"
 #include "sim/base/text_file.h"

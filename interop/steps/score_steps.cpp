@@ -2,8 +2,6 @@
 // family's. What a row leaves open is forecast with each alternative, what a code without preset
 // does besides is a spread. Open choices are independent: the logarithms of how far each reaches to
 // either side, and of the interval's own end, add up as the root of their squares.
-#include "interop/steps/score_steps.h"
-
 #include <fmt/format.h>
 #include <oneapi/tbb/parallel_for.h>
 
@@ -15,6 +13,7 @@
 
 #include "calibration/first_looks.h"
 #include "calibration/training_evidence.h"
+#include "interop/steps/measured_tables.h"
 #include "interop/steps/step_forecaster.h"
 #include "interop/steps/training_job.h"
 #include "interop/steps/training_rows.h"

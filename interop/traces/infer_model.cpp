@@ -5,14 +5,13 @@
 // from the tables, attention and packed gradients of the trace; what they leave open (width of the
 // feed-forward layer, number of key heads, biases, tied embeddings) is tried, and a candidate must
 // have the very shapes of the trace's blocks and the sizes of all its units.
-#include "interop/traces/infer_model.h"
-
 #include <algorithm>
 #include <array>
 #include <map>
 #include <set>
 
 #include "interop/recordings/recorded_job.h"
+#include "interop/traces/infer_readings.h"
 #include "models/families.h"
 #include "models/model_dims.h"
 #include "models/zoo.h"

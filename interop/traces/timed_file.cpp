@@ -1,5 +1,4 @@
-#include "interop/traces/timed_file.h"
-
+#include "interop/traces/trace_bytes.h"
 #include "sim/base/config.h"
 #include "sim/base/spelling.h"
 

@@ -3,10 +3,13 @@
 #pragma once
 
 #include <cstdint>
+#include <filesystem>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "reports/view/event_names.h"
+#include "sim/base/units.h"
 #include "sim/graph/event_graph.h"
 
 namespace foreshard {
@@ -30,5 +33,20 @@ std::vector<std::string> collective_differences(
     const EventGraph& graph, const EventNames& names,
     const std::vector<TracedCollectiveCall>& calls,
     ComparedCollectives compared = ComparedCollectives::kOfUnits);
+
+// What a training script writes beside its trace, NAME.timed.json (schema "foreshard.timed/1"; the
+// exported script, interop/record/timed.py).
+
+struct TimedFile {
+  std::string host, created;
+  std::int64_t rank = -1, world = -1;
+  std::vector<std::pair<std::string, std::string>> versions;
+  bool lists_collectives = false;
+  std::vector<TracedCollectiveCall> collectives;  // of one step
+  Bytes peak_allocated, peak_reserved;            // of the GPU; 0: not recorded
+};
+
+// Throws Error(kInvalidInput), naming file and key.
+TimedFile read_timed_file(const std::filesystem::path& path);
 
 }  // namespace foreshard

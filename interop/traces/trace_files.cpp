@@ -4,7 +4,7 @@
 
 #include <algorithm>
 
-#include "interop/traces/timed_file.h"
+#include "interop/traces/trace_bytes.h"
 #include "sim/base/error.h"
 
 namespace foreshard {

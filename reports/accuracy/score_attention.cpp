@@ -1,5 +1,5 @@
 // A row is forecast from the first of these that has rows enough, in the form of
-// calibration/fit/micro_attention.h:
+// MicroAttention:
 //   1  the same GPU, kernel, head size, pass and mask, of another source of the same program
 //   2  its own source without the row's family: heads, or the sequence where all rows have the same
 //      heads (the GPU has no other source of this kind)
@@ -14,20 +14,81 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 #include <functional>
 #include <map>
 #include <optional>
+#include <span>
 
-#include "calibration/fit/micro_attention.h"
+#include "calibration/fit/least_squares.h"
 #include "calibration/gpu_names.h"
 #include "calibration/profile_store.h"
 #include "calibration/published.h"
 #include "reports/accuracy/score_kernels.h"
 #include "reports/accuracy/score_rows.h"
 #include "sim/cost/cost_model.h"
+#include "sim/spec/cluster.h"
 
 namespace foreshard {
 namespace {
+
+// Attention as micro-benchmarks time it, serving kernels with their caches included.
+//
+//   t = F/(e*P) * (1 + s0/S) * (1 + c0/C) * (1 + w*(ceil(C)/C - 1)) + r*Q/BW + t0
+// C = B*h*ceil(S/128)/SM as in sim/spec/calibration.h, ceil(C)/C at most 4, Q the bytes of queries,
+// keys, values and outputs, r how often they are moved. All relative to a GPU's figures, so that a
+// fit moves to another GPU.
+// The prior weighs like one row that fits to 5 %, with the spreads below between GPUs and kernels.
+struct MicroAttention {
+  double efficiency = 0.5;
+  double s_half = 300;
+  double c_half = 0.5;
+  double wave = 0.2;
+  double moves = 1.8;
+  double overhead = 8e-6;  // s
+};
+
+double attention_seconds(const MicroAttention& model, const AttentionRow& row, const Gpu& gpu) {
+  constexpr double kQueries = 128, kMostWaste = 4, kBytes = 2;
+  const double blocks =
+      row.batch * row.heads * std::ceil(row.sequence / kQueries) / as_double(gpu.multiprocessors);
+  const double waste = std::min(kMostWaste, std::ceil(blocks - 1e-9) / blocks);
+  const double moved = kBytes * row.batch * row.sequence * row.head_dim *
+                       (2 * row.heads + 2 * std::max(row.kv_heads, 1.0));
+  return row.flops / (model.efficiency * gpu.peak_bf16.value()) *
+             (1 + model.s_half / row.sequence) * (1 + model.c_half / blocks) *
+             (1 + model.wave * (waste - 1)) +
+         model.moves * moved / gpu.memory_bandwidth.value() + model.overhead;
+}
+
+// Rows of one kernel, head size, pass and mask. Few rows are drawn towards the defaults above, what
+// serving sweeps of eight GPUs have in common.
+MicroAttention fit_micro_attention(const std::vector<AttentionRow>& rows, const Gpu& gpu) {
+  constexpr std::size_t kConstants = 6;
+  constexpr double kRowError = 0.05;
+  const MicroAttention usual;
+  const auto of = [](std::span<const double> x) {
+    return MicroAttention{x[0], x[1], x[2], x[3], x[4], x[5]};
+  };
+  LeastSquares problem;
+  problem.rows = rows.size() + kConstants;
+  problem.ranges = {{0.02, 1.5}, {1, 5000}, {0, 10}, {0, 1}, {0, 6}, {1e-7, 5e-5}};
+  problem.starts = {
+      {usual.efficiency, usual.s_half, usual.c_half, usual.wave, usual.moves, usual.overhead}};
+  problem.residuals = [&](std::span<const double> x, std::span<double> out) {
+    const MicroAttention model = of(x);
+    log_errors(
+        rows, [&](auto& row) { return attention_seconds(model, row, gpu); }, out);
+    const double off[kConstants] = {std::log(model.efficiency / usual.efficiency) / 1.0,
+                                    std::log(model.s_half / usual.s_half) / 1.5,
+                                    (model.c_half - usual.c_half) / 1.0,
+                                    (model.wave - usual.wave) / 0.3,
+                                    (model.moves - usual.moves) / 1.5,
+                                    std::log(model.overhead / usual.overhead) / 0.7};
+    for (std::size_t i = 0; i < kConstants; ++i) out[rows.size() + i] = kRowError * off[i];
+  };
+  return of(solve(problem));
+}
 
 constexpr double kResidualsToForecast = 1.3;
 // Standard deviations of the logarithm: the same kernel timed by another program, and moved to

@@ -2,8 +2,6 @@
 // fabric and size the 92 % quantile of their absolute logarithms, the row's own source left out, is
 // half an interval of about 90 % on fabrics nobody has seen. A kind that only the own source has
 // measured takes three times the widest of the networks, for all that is known is that it differs.
-#include "reports/accuracy/score_collectives.h"
-
 #include <algorithm>
 #include <cmath>
 #include <map>
@@ -11,6 +9,7 @@
 
 #include "calibration/fit/fit_fabric.h"
 #include "calibration/fit/nccl_rows.h"
+#include "reports/accuracy/score_kernels.h"
 #include "sim/base/quantile.h"
 
 namespace foreshard {

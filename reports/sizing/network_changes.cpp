@@ -1,8 +1,6 @@
 // Where only prices change, the graph of the step is priced anew
 // (reports/sizing/machine_changes.h). Without some nodes the mesh is another and the step is built
 // anew.
-#include "reports/sizing/network_changes.h"
-
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -11,6 +9,7 @@
 #include <set>
 
 #include "calibration/profile_store.h"
+#include "reports/sizing/machine_changes.h"
 #include "sim/base/unit_strings.h"
 #include "sim/simulate/cost_choices.h"
 #include "sim/simulate/simulate.h"

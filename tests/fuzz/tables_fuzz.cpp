@@ -9,7 +9,7 @@
 #include "calibration/machines.h"
 #include "calibration/prices.h"
 #include "calibration/published.h"
-#include "interop/steps/score_steps.h"
+#include "interop/steps/measured_tables.h"
 #include "interop/steps/training_rows.h"
 #include "tests/fuzz/scratch.h"
 

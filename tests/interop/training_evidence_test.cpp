@@ -10,9 +10,7 @@
 #include <nlohmann/json.hpp>
 
 #include "calibration/profile_store.h"
-#include "interop/steps/gather_evidence.h"
 #include "interop/steps/measured_tables.h"
-#include "interop/steps/score_steps.h"
 #include "interop/steps/step_forecaster.h"
 #include "interop/steps/training_job.h"
 

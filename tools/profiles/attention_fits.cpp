@@ -51,9 +51,8 @@ AttentionCurve fit_backward(const Rows& rows, const AttentionCurve& forward, con
     return curve;
   };
   problem.residuals = [&](std::span<const double> x, std::span<double> out) {
-    for (std::size_t i = 0; i < rows.size(); ++i) {
-      out[i] = std::log(both_seconds(forward, with(x), rows[i], gpu) / rows[i].seconds);
-    }
+    log_errors(
+        rows, [&](auto& row) { return both_seconds(forward, with(x), row, gpu); }, out);
   };
   return with(solve(problem));
 }
@@ -86,32 +85,23 @@ AttentionCurve fit_split(const Rows& rows, const PassRatio& ratio, const Attenti
   problem.residuals = [&](std::span<const double> x, std::span<double> out) {
     const AttentionCurve forward = with(x);
     const AttentionCurve backward = backward_of(forward, ratio);
-    for (std::size_t i = 0; i < rows.size(); ++i) {
-      out[i] = std::log(both_seconds(forward, backward, rows[i], gpu) / rows[i].seconds);
-    }
+    log_errors(
+        rows, [&](auto& row) { return both_seconds(forward, backward, row, gpu); }, out);
   };
   return with(solve(problem));
 }
 
 FitError error_on(std::string what, const AttentionCurve& curve, const Rows& rows, const Gpu& gpu) {
-  std::vector<double> predicted;
-  std::vector<double> measured;
-  for (const AttentionRow& row : rows) {
-    predicted.push_back(attention_seconds(curve, row, row.flops, gpu));
-    measured.push_back(row.seconds);
-  }
-  return fit_error(std::move(what), predicted, measured);
+  return fit_error(std::move(what), rows, [&](const AttentionRow& row) {
+    return attention_seconds(curve, row, row.flops, gpu);
+  });
 }
 
 FitError error_on_both(std::string what, const AttentionCurve& forward,
                        const AttentionCurve& backward, const Rows& rows, const Gpu& gpu) {
-  std::vector<double> predicted;
-  std::vector<double> measured;
-  for (const AttentionRow& row : rows) {
-    predicted.push_back(both_seconds(forward, backward, row, gpu));
-    measured.push_back(row.seconds);
-  }
-  return fit_error(std::move(what), predicted, measured);
+  return fit_error(std::move(what), rows, [&](const AttentionRow& row) {
+    return both_seconds(forward, backward, row, gpu);
+  });
 }
 
 // Rows such as training has: sequences from 2k and two waves of blocks on the chip.
@@ -159,9 +149,8 @@ AttentionCurve fit_attention(const std::vector<AttentionRow>& rows, const Gpu& g
   };
   problem.residuals = [&](std::span<const double> x, std::span<double> out) {
     const AttentionCurve curve = with(x);
-    for (std::size_t i = 0; i < rows.size(); ++i) {
-      out[i] = std::log(attention_seconds(curve, rows[i], rows[i].flops, gpu) / rows[i].seconds);
-    }
+    log_errors(
+        rows, [&](auto& row) { return attention_seconds(curve, row, row.flops, gpu); }, out);
   };
   return with(solve(problem));
 }

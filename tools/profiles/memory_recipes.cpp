@@ -67,13 +67,8 @@ MemoryRows beyond_cache(MemoryRows rows) {
 
 FitError error_on(std::string what, const MemoryCurve& curve, const MemoryRows& rows,
                   const Gpu& gpu) {
-  std::vector<double> predicted;
-  std::vector<double> measured;
-  for (const MemoryRow& row : rows) {
-    predicted.push_back(memory_seconds(curve, row.bytes, gpu));
-    measured.push_back(row.seconds);
-  }
-  return fit_error(std::move(what), predicted, measured);
+  return fit_error(std::move(what), rows,
+                   [&](const MemoryRow& row) { return memory_seconds(curve, row.bytes, gpu); });
 }
 
 MemoryRows joined(MemoryRows a, const MemoryRows& b) {

@@ -8,8 +8,6 @@
 
 #include "exec/null/abi.h"
 
-#define API FORESHARD_NULL_API
-
 // ---- NVRTC compiles on the host ----
 namespace {
 constexpr int kNvrtcError = 11;  // NVRTC_ERROR_INTERNAL_ERROR

@@ -1,10 +1,9 @@
-#include "calibration/fit/fit_csv.h"
-
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <string>
 
+#include "calibration/fit/fit_device.h"
 #include "calibration/profile_store.h"
 #include "calibration/published.h"
 #include "sim/base/error.h"

@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "calibration/machine_figures.h"
 #include "calibration/machines.h"
 #include "models/yaml/model_yaml.h"
 #include "sim/base/config.h"
@@ -30,7 +31,9 @@ std::string source_path(const std::string& path) {
 Json schema(const std::string& name) {
   if (name == "plan") return plan_schema();
   std::ifstream file(source_path("cli/schemas/" + name + ".schema.json"));
-  return Json::parse(file);
+  Json json = Json::parse(file);
+  if (name == "cluster") add_figures(json);
+  return json;
 }
 
 struct Verdicts {

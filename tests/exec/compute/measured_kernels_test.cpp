@@ -4,7 +4,7 @@
 #include <set>
 #include <tuple>
 
-#include "calibration/measure/kernels.h"
+#include "calibration/measure/measure.h"
 #include "models/families.h"
 #include "sim/graph/training_step.h"
 

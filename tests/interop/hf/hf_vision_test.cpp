@@ -1,13 +1,12 @@
 // Configurations of models that read images: the published ones give the zoo's models; what is left
 // out is Hugging Face's default; what is not modelled is an error at its place.
-#include "interop/hf/hf_vision.h"
-
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <string>
 
 #include "interop/hf/hf_config.h"
+#include "interop/hf/hf_readers.h"
 #include "models/zoo.h"
 #include "sim/base/error.h"
 

@@ -1,9 +1,8 @@
-#include "interop/hf/hub_cache.h"
-
 #include <gtest/gtest.h>
 
 #include <fstream>
 
+#include "interop/hf/hf_config.h"
 #include "tests/support/temporary_folder.h"
 
 namespace foreshard {

@@ -3,7 +3,7 @@
 
 #include <string>
 
-#include "interop/steps/score_steps.h"
+#include "interop/steps/measured_tables.h"
 #include "interop/steps/training_job.h"
 #include "interop/steps/training_rows.h"
 #include "sim/base/error.h"

@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "calibration/first_looks.h"
-#include "interop/steps/score_steps.h"
+#include "interop/steps/measured_tables.h"
 #include "interop/steps/step_forecaster.h"
 #include "interop/steps/training_job.h"
 #include "sim/base/error.h"

@@ -1,6 +1,4 @@
 // One process for the suites ScoreCollectives
-#include "reports/accuracy/score_collectives.h"
-
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
@@ -11,6 +9,7 @@
 
 #include "calibration/fit/fit_fabric.h"
 #include "calibration/published.h"
+#include "reports/accuracy/score_kernels.h"
 #include "sim/base/error.h"
 
 namespace foreshard {

@@ -1,6 +1,4 @@
 // What another network would give, against forecasts on that network.
-#include "reports/sizing/network_changes.h"
-
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
@@ -10,6 +8,7 @@
 #include "calibration/machines.h"
 #include "calibration/profile_store.h"
 #include "models/zoo.h"
+#include "reports/sizing/machine_changes.h"
 #include "sim/spec/network/cluster_layout.h"
 #include "tests/support/fixtures.h"
 
