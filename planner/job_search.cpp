@@ -265,7 +265,7 @@ class VariantSearch {
     for (const JobVariant& variant : variants) spaces.push_back(&variant.space);
     const auto layers = [&](std::size_t v) {
       const auto& [job, space] = variants[v];
-      return layers_of(space, job.model, cost_model(job));
+      return layers_of(space, job.model, cost_model(job), samples_);
     };
     return variant_floors(spaces, layers, options_.threads);
   }
@@ -341,6 +341,7 @@ class VariantSearch {
     const StackSet stacks = stack_set(variant.job, costs);
     StackOdds odds(stacks, replays_);
     own.fit = rule_of(odds, replays_, options_.fit);
+    own.fit.samples = samples_;
     return search(variant.space, variant.job.model, costs, own);
   }
 
@@ -353,6 +354,7 @@ class VariantSearch {
   std::vector<MeshStep> meshes_;
   std::map<std::int64_t, PipelineStep> pipelines_;  // by ranks
   const std::shared_ptr<ReservedMemory> replays_ = std::make_shared<ReservedMemory>();
+  const std::shared_ptr<StageSamples> samples_ = std::make_shared<StageSamples>();
   std::size_t looked_ = 0;  // variants
   std::size_t places_ = 0;  // of them, where their memory is asked
   Numbered best_;

@@ -69,13 +69,19 @@ std::vector<StackCase> StackSet::of(const Plan& plan) const {
 struct StackOdds::Code {
   Code(const StackCase& of, std::shared_ptr<ReservedMemory> replays)
       : name(of.name),
-        rule({.terms = {}, .probability = {}, .at_most = {}, .replays = std::move(replays)}),
+        rule({.terms = {},
+              .probability = {},
+              .at_most = {},
+              .replays = std::move(replays),
+              .samples = {}}),
         judge(of.model, of.costs, rule),
         programs(of.model) {}
 
   const LayerPrograms& programs_of(const Plan& plan) {
-    return programs.add(plan, static_cast<std::int16_t>(plan.recompute.value),
-                        static_cast<std::int16_t>(plan.batch.micro_batch));
+    return programs
+        .add(plan, static_cast<std::int16_t>(plan.recompute.value),
+             static_cast<std::int16_t>(plan.batch.micro_batch))
+        .get();
   }
 
   std::string name;

@@ -132,8 +132,8 @@ std::uint32_t StepBuilder::program_of(std::int32_t layer, std::int32_t pass) con
 void StepBuilder::find_stage_passes() {
   using Kind = PipelineAction::Kind;
   stages_ = stages_of_part(model_, plan_);
-  pipeline_rows_ =
-      foreshard::pipeline_rows(stage_pipeline(plan_))[at(plan_.mesh.pp_index(plan_.rank))];
+  pipeline_rows_ = foreshard::pipeline_rows(stage_pipeline(plan_),
+                                            static_cast<int>(plan_.mesh.pp_index(plan_.rank)));
   const bool keeps =
       plan_.reduce_dtype == plan_.param_dtype || !plan_.mesh.is_wrapped() ||
       fsdp2_version(fsdp2_minor(plan_.runtime.version).value_or(kNewestFsdp2)).autograd_accumulates;

@@ -49,6 +49,8 @@ class LayerPrograms {
   // Whether a plan may use them: alike in everything that a program depends on, and no further
   // recompute mode.
   bool serve(const Plan& plan) const;
+  // Whether the programs of one plan serve another one that recomputes alike.
+  static bool are_alike(const Plan& plan, const Plan& other);
   // Runtime zero3: what its coordinator decides for `plan` (zero3_trace.h); refers to the model.
   const std::shared_ptr<const Zero3Trace>& zero3_trace() const { return zero3_trace_; }
 
@@ -76,7 +78,7 @@ class LayerPrograms {
     bool reentrant = false;  // Plan::recompute_reentrant
     bool stacked = false;    // ModuleKernels::scan
     bool splits = false;     // backwards, of a pipeline's stages
-    Mesh mesh;               // where it has more axes than replicate and shard, and what follows
+    Mesh mesh;  // where it has more axes than replicate and shard, as one of both, and what follows
     bool divides_loss = false;
     TensorParallel tensor_parallel;
     ContextParallel context_parallel;

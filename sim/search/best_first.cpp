@@ -88,11 +88,11 @@ class BestFirst {
 
   // By their floors.
   std::vector<Family> families_of(const Classes& classes) {
-    std::map<std::pair<const LayerPrograms*, std::int16_t>, std::size_t> known;
+    std::map<std::pair<const LazyPrograms*, std::int16_t>, std::size_t> known;
     std::vector<Family> families;
     for (std::size_t c = 0; c < classes.members.size(); ++c) {
       const std::size_t i = classes.members[c];
-      const LayerPrograms& programs = places_.programs(i, places_.plan(i));
+      const LazyPrograms& programs = places_.lazy_programs(i, places_.plan(i));
       const auto [found, is_new] =
           known.emplace(std::pair(&programs, at(places_[i], Axis::kMicroBatch)), families.size());
       if (is_new) families.emplace_back();
@@ -103,7 +103,7 @@ class BestFirst {
     places_.each(families.size(), [&](std::size_t f) {
       const std::size_t i = classes.members[families[f].classes.front()];
       const Plan plan = places_.plan(i);
-      families[f].floor = places_.judge().floor(plan, places_.programs(i, plan));
+      families[f].floor = places_.judge().floor(plan, places_.lazy_programs(i, plan));
     });
     std::ranges::stable_sort(
         families, [](const Family& a, const Family& b) { return a.floor.step < b.floor.step; });
@@ -201,9 +201,11 @@ class BestFirst {
     return {judge.bound_weighed(plan, programs), false, false};
   }
 
-  // A chunk of those with the lowest bounds; only what could be as fast as the first of `ranked`.
+  // A chunk of those with the lowest bounds; only what could be as fast as the first of `ranked`,
+  // or an answer at all, which the first of them may be.
   void judge_first(std::vector<Bounded>& waiting, std::set<Rank>& ranked) {
     std::size_t size = std::min(kChunk, waiting.size());
+    while (places_.is_too_slow(waiting[size - 1].bound)) --size;
     if (!ranked.empty()) {
       const Time fastest = std::get<Time>(*ranked.begin());
       while (waiting[size - 1].bound > fastest) --size;

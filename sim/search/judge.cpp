@@ -58,18 +58,18 @@ Fit least_fit_of(const EventGraph& graph, const Plan& plan, const Cluster& clust
 
 }  // namespace
 
-const LayerPrograms& ProgramCache::add(const Plan& plan, std::int16_t recompute,
-                                       std::int16_t micro_batch) {
+const LazyPrograms& ProgramCache::add(const Plan& plan, std::int16_t recompute,
+                                      std::int16_t micro_batch) {
   Bucket& bucket = buckets_[{recompute, micro_batch}];
   for (const auto& programs : bucket) {
     if (programs->serve(plan)) return *programs;
   }
-  bucket.push_back(std::make_unique<LayerPrograms>(model_, plan));
+  bucket.push_back(std::make_unique<LazyPrograms>(model_, plan));
   return *bucket.back();
 }
 
-const LayerPrograms& ProgramCache::at(const Plan& plan, std::int16_t recompute,
-                                      std::int16_t micro_batch) const {
+const LazyPrograms& ProgramCache::at(const Plan& plan, std::int16_t recompute,
+                                     std::int16_t micro_batch) const {
   const Bucket& bucket = buckets_.at({recompute, micro_batch});
   if (bucket.size() == 1) return *bucket.front();
   for (const auto& programs : bucket) {
@@ -85,8 +85,22 @@ const EventGraph& Judge::build(const Plan& plan, const LayerPrograms& programs) 
   return graph_;
 }
 
+const EventGraph& Judge::build_fullest(const Plan& plan, const LayerPrograms& programs) {
+  if (plan.mesh.pp == 1) return build(plan, programs);
+  ranks_.clear();
+  for (const std::int64_t rank : unlike_ranks(model_, plan)) {
+    ranks_.push_back(build_pipeline_rank(model_, at_pipeline_rank(plan, rank), programs));
+  }
+  if (plan.rank != 0) {
+    const auto own = static_cast<std::int32_t>(plan.mesh.pp_index(plan.rank));
+    return *std::ranges::find(ranks_, own, &EventGraph::pipeline_rank);
+  }
+  return *std::ranges::max_element(ranks_, {},
+                                   [](const EventGraph& graph) { return peak_allocated(graph); });
+}
+
 bool Judge::weigh(const Plan& plan, const LayerPrograms& programs, PlanOutcome& outcome) {
-  const EventGraph& graph = build(told(plan), programs);
+  const EventGraph& graph = build_fullest(told(plan), programs);
   const Fit pools = least_fit_of(graph, plan, costs_.cluster());
   outcome.peak = pools.allocated;
   outcome.outside = pools.outside;
@@ -100,9 +114,10 @@ bool Judge::weigh(const Plan& plan, const LayerPrograms& programs, PlanOutcome& 
 }
 
 void Judge::time(const Plan& plan, const LayerPrograms& programs, PlanOutcome& outcome) {
-  const bool is_whole = told(plan).batch.accumulation == plan.batch.accumulation;
+  const bool is_built =
+      plan.mesh.pp == 1 && told(plan).batch.accumulation == plan.batch.accumulation;
   outcome.step =
-      is_whole ? simulator_.period(graph_, costs_.price(graph_)) : period(plan, programs);
+      is_built ? simulator_.period(graph_, costs_.price(graph_)) : period(plan, programs);
   outcome.verdict = Verdict::kSimulated;
 }
 
@@ -112,8 +127,9 @@ Time Judge::period(const Plan& plan, const LayerPrograms& programs) {
   });
 }
 
-LayersFloor Judge::floor(const Plan& plan, const LayerPrograms& programs) {
-  if (plan.mesh.pp > 1) return pipeline_floor(model_, plan, programs, costs_);
+LayersFloor Judge::floor(const Plan& plan, const LazyPrograms& lazy) {
+  if (plan.mesh.pp > 1) return pipeline_floor(model_, plan, costs_, *samples_);
+  const LayerPrograms& programs = lazy.get();
   const auto of = [&](std::int64_t micro_batches) {
     const EventGraph& graph = build(shortened(plan, micro_batches), programs);
     return layers_bound(graph, costs_.price(graph));
@@ -127,7 +143,7 @@ LayersFloor Judge::floor(const Plan& plan, const LayerPrograms& programs) {
 }
 
 Time Judge::bound(const Plan& plan, const LayerPrograms& programs) {
-  build(told(plan), programs);
+  build_fullest(told(plan), programs);
   return extended(plan, programs, lower_bound);
 }
 
@@ -145,25 +161,25 @@ Time Judge::extended(const Plan& plan, const LayerPrograms& programs, Bound* of)
 
 // Of each of its ranks, beside what stages before it add.
 Time Judge::pipeline_bound(const Plan& plan, const LayerPrograms& programs, Bound* of) {
-  const auto of_ranks = [&](const EventGraph& graph) {
-    const CostTable table = costs_.price(graph);
+  const auto of_ranks = [&] {
+    std::vector<CostTable> tables;
     Time most;
-    for (std::size_t r = 0; r < graph.pipeline.size(); ++r) {
-      const bool is_own = !graph.pipeline[r];
-      most = std::max(most,
-                      of(is_own ? graph : *graph.pipeline[r], is_own ? table : table.pipeline[r]));
+    for (const EventGraph& rank : ranks_) {
+      tables.push_back(costs_.price(rank));
+      most = std::max(most, of(rank, tables.back()));
     }
-    return std::max(most, stages_bound(graph, table, model_, plan));
+    return std::max(most, stages_bound(ranks_, tables, model_, plan));
   };
   const LaidOut few = laid_out_of(plan);
-  const Time laid_out = of_ranks(graph_);
+  const Time laid_out = of_ranks();
   if (few.fewer == few.count) return laid_out;
-  const double fewer = of_ranks(build(shortened(plan, few.fewer), programs)).seconds();
+  build_fullest(shortened(plan, few.fewer), programs);
+  const double fewer = of_ranks().seconds();
   return Time::seconds(of_whole_step(few, laid_out.seconds(), fewer, plan.batch.accumulation));
 }
 
-ReservedMemory::Answer Judge::reserved_of(const Plan& plan) {
-  if (!records_streams(graph_)) return reserved_->ask(graph_, plan, costs_.cluster());
+ReservedMemory::Answer Judge::reserved_of(const EventGraph& graph, const Plan& plan) {
+  if (!records_streams(graph)) return reserved_->ask(graph, plan, costs_.cluster());
   // By the times of the whole step, as predict's.
   const Plan few = shortened(plan, laid_out_of(plan).count);
   const ReservedForecast reserved = forecast(model_, few, costs_, reserved_.get()).reserved;
@@ -171,19 +187,20 @@ ReservedMemory::Answer Judge::reserved_of(const Plan& plan) {
 }
 
 Fit Judge::least_fit(const Plan& plan, const LayerPrograms& programs) {
-  return least_fit_of(build(told(plan), programs), plan, costs_.cluster());
+  return least_fit_of(build_fullest(told(plan), programs), plan, costs_.cluster());
 }
 
 Fit Judge::fit(const Plan& plan, const LayerPrograms& programs) {
-  const Fit least = least_fit(plan, programs);
-  return fit_in(costs_.cluster(), least.allocated, reserved_of(plan).peak, least.outside);
+  const EventGraph& graph = build_fullest(told(plan), programs);
+  const Fit least = least_fit_of(graph, plan, costs_.cluster());
+  return fit_in(costs_.cluster(), least.allocated, reserved_of(graph, plan).peak, least.outside);
 }
 
 bool Judge::assess(const Plan& plan, const LayerPrograms& programs, PlanOutcome& outcome,
                    double enough) {
   // From the second micro-batch on all are alike: three of them show what is reserved.
-  build(told(plan), programs);
-  const ReservedMemory::Answer reserved = reserved_of(plan);
+  const EventGraph& graph = build_fullest(told(plan), programs);
+  const ReservedMemory::Answer reserved = reserved_of(graph, plan);
   outcome.reserved = reserved.peak;
   outcome.stalls = reserved.stalls;
   const Fit fit = fit_of(outcome);

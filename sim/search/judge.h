@@ -4,6 +4,8 @@
 #include <limits>
 #include <map>
 #include <memory>
+#include <mutex>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -15,16 +17,34 @@
 
 namespace foreshard {
 
-// Programs of layers, shared by all plans that they serve. Filled in one thread, read by all.
+// Programs of layers, shared by all plans that they serve: derived when they are first asked for,
+// from any thread.
+class LazyPrograms {
+ public:
+  LazyPrograms(const ModelSpec& model, Plan plan) : model_(model), plan_(std::move(plan)) {}
+  bool serve(const Plan& plan) const { return LayerPrograms::are_alike(plan_, plan); }
+  const LayerPrograms& get() const {
+    std::call_once(once_, [&] { programs_.emplace(model_, plan_); });
+    return *programs_;
+  }
+
+ private:
+  const ModelSpec& model_;
+  const Plan plan_;
+  mutable std::once_flag once_;
+  mutable std::optional<LayerPrograms> programs_;
+};
+
+// Those of all plans of a search. Filled in one thread, read by all.
 class ProgramCache {
  public:
   explicit ProgramCache(const ModelSpec& model) : model_(model) {}
   // Of a plan; equal keys are asked first.
-  const LayerPrograms& add(const Plan& plan, std::int16_t recompute, std::int16_t micro_batch);
-  const LayerPrograms& at(const Plan& plan, std::int16_t recompute, std::int16_t micro_batch) const;
+  const LazyPrograms& add(const Plan& plan, std::int16_t recompute, std::int16_t micro_batch);
+  const LazyPrograms& at(const Plan& plan, std::int16_t recompute, std::int16_t micro_batch) const;
 
  private:
-  using Bucket = std::vector<std::unique_ptr<LayerPrograms>>;
+  using Bucket = std::vector<std::unique_ptr<LazyPrograms>>;
 
   const ModelSpec& model_;
   std::map<std::pair<std::int16_t, std::int16_t>, Bucket> buckets_;
@@ -56,11 +76,12 @@ class Judge {
       : model_(model),
         costs_(costs),
         rule_(rule),
-        reserved_(rule.replays ? rule.replays : std::make_shared<ReservedMemory>()) {}
+        reserved_(rule.replays ? rule.replays : std::make_shared<ReservedMemory>()),
+        samples_(rule.samples ? rule.samples : std::make_shared<StageSamples>()) {}
 
   // Peak and outside; false: no allocator could make it fit, and verdict says so.
   bool weigh(const Plan& plan, const LayerPrograms& programs, PlanOutcome& outcome);
-  LayersFloor floor(const Plan& plan, const LayerPrograms& programs);
+  LayersFloor floor(const Plan& plan, const LazyPrograms& programs);
   // Of the plan that was weighed last.
   void time(const Plan& plan, const LayerPrograms& programs, PlanOutcome& outcome);
   // lower_bound of the plan: also of those that gather or recompute more.
@@ -81,16 +102,17 @@ class Judge {
   }
 
  private:
-  // Of the graph that was built last.
-  ReservedMemory::Answer reserved_of(const Plan& plan);
+  ReservedMemory::Answer reserved_of(const EventGraph& graph, const Plan& plan);
 
   using Bound = Time(const EventGraph&, const CostTable&);
 
   // Of a pipeline the fullest rank's, with those of its peers.
   const EventGraph& build(const Plan& plan, const LayerPrograms& programs);
+  // The same without peers, of which those that are like one before are not made.
+  const EventGraph& build_fullest(const Plan& plan, const LayerPrograms& programs);
   // The period of the plan's step, by one of fewer micro-batches where that shows it.
   Time period(const Plan& plan, const LayerPrograms& programs);
-  // Of the plan that was built last with told() micro-batches.
+  // Of the plan of which build_fullest was asked last, with told() micro-batches.
   Time extended(const Plan& plan, const LayerPrograms& programs, Bound* of);
   Time pipeline_bound(const Plan& plan, const LayerPrograms& programs, Bound* of);
 
@@ -99,7 +121,9 @@ class Judge {
   const FitRule& rule_;
   Simulator simulator_;
   std::shared_ptr<ReservedMemory> reserved_;
+  std::shared_ptr<StageSamples> samples_;
   EventGraph graph_;
+  std::vector<EventGraph> ranks_;  // of a pipeline, as unlike_ranks() lists them
 };
 
 // A plan of no grid, which passed check(): nothing where it does not hold, or is not faster than

@@ -1,8 +1,12 @@
-// A pipeline's ranks whose stages have the same layers are alike: a graph of the first of them
-// tells what all take, of as many micro-batches as there are ranks, which begin before one ends.
+// A pipeline's stage is the sum of its blocks: graphs with one and with two blocks of a kind, two
+// micro-batches and three, tell what each further one takes and holds.
 #include "sim/search/layers_floor.h"
 
 #include <algorithm>
+#include <array>
+#include <map>
+#include <mutex>
+#include <tuple>
 
 #include "sim/graph/pipeline/stages.h"
 #include "sim/memory/memory_actions.h"
@@ -130,23 +134,43 @@ bool has_gradients(const Plan& plan, std::int64_t rank) {
   return plan.pipeline.schedule == PipelineSchedule::kInterleaved1F1B && all >= 3 * ranks;
 }
 
-// Micro-batches of which a rank holds the activations of all its stages at one time: those that go
-// forward before the first goes back. Interleaved1F1B's go through a stage in rounds.
-std::int64_t least_in_flight(const Plan& plan, std::int64_t rank) {
+// Micro-batches of each of a rank's stages that have gone forward when the first one goes back, and
+// when the first one reaches its last stage.
+struct InFlight {
+  std::vector<std::int64_t> most, at_last;
+};
+
+InFlight in_flight_of(const Plan& plan, std::int64_t rank) {
   const std::int64_t ranks = plan.mesh.pp, all = plan.batch.accumulation;
-  if (plan.pipeline.schedule == PipelineSchedule::k1F1B) return std::min(all, ranks - rank);
-  if (plan.pipeline.schedule != PipelineSchedule::kInterleaved1F1B) return all;
   const std::int64_t stages = plan.pipeline.stages_per_rank;
-  const std::int64_t round = all / std::max<std::int64_t>(1, all / ranks);
-  const std::int64_t ahead = (stages - 1) * round + 2 * (ranks - 1 - rank) + 1;
-  // (Of the last stage, which is begun last.)
-  return std::clamp<std::int64_t>(ahead - (stages - 1) * round, 1, round);
+  std::vector<std::int64_t> of(at(stages), 0);
+  switch (plan.pipeline.schedule) {
+    case PipelineSchedule::k1F1B:
+      return {{std::min(all, ranks - rank)}, {1}};
+    case PipelineSchedule::kGPipe:
+    case PipelineSchedule::kLoopedBfs:
+      of.assign(at(stages), all);
+      return {of, of};
+    case PipelineSchedule::kInterleaved1F1B: {
+      const std::int64_t round = all / std::max<std::int64_t>(1, all / ranks);
+      const auto forwards = [&](std::int64_t count) {
+        std::vector<std::int64_t> done(at(stages), 0);
+        for (std::int64_t i = 0; i < std::min(count, all * stages); ++i) {
+          ++done[at(i / round % stages)];
+        }
+        return done;
+      };
+      const std::int64_t first_of_last = (stages - 1) * round + 1;
+      return {forwards(first_of_last + 2 * (ranks - 1 - rank)), forwards(first_of_last)};
+    }
+    default:
+      return {of, of};
+  }
 }
 
-// See stages_bound. `floors`: of each rank, by its stages; `more`: micro-batches beside those that
-// they are of.
+// See stages_bound. `floors`: of each rank, by its stages.
 Time step_of(const std::vector<RankStages>& ranks,
-             const std::vector<const std::vector<StageFloor>*>& floors, std::int64_t more) {
+             const std::vector<const std::vector<StageFloor>*>& floors) {
   std::vector<Time> passes;  // of a micro-batch, by stage
   for (std::size_t r = 0; r < ranks.size(); ++r) {
     for (std::size_t s = 0; s < ranks[r].stages.size(); ++s) {
@@ -160,7 +184,7 @@ Time step_of(const std::vector<RankStages>& ranks,
     Time step;
     for (std::size_t s = 0; s < ranks[r].stages.front(); ++s) step += passes[s];
     for (std::size_t s = 0; s < ranks[r].stages.size(); ++s) {
-      step += (*floors[r])[s].all + passes[ranks[r].stages[s]] * more;
+      step += (*floors[r])[s].all;
     }
     most = std::max(most, step);
   }
@@ -174,59 +198,269 @@ LayersFloor::Held activations_of(const EventGraph& graph) {
   return {activations.peak, activations.at_loss};
 }
 
-LayersFloor pipeline_floor(const ModelSpec& model, const Plan& plan, const LayerPrograms& programs,
-                           const CostModel& costs) {
-  // Of few micro-batches all go forward before one goes back (but on the last rank of several
-  // stages), and each further one takes and holds as much as the second.
-  Plan few = plan;
-  few.batch.accumulation = std::min<std::int64_t>(plan.batch.accumulation, 2);
-  few.pipeline.schedule = plan.pipeline.stages_per_rank > 1 ? PipelineSchedule::kInterleaved1F1B
-                                                            : PipelineSchedule::kGPipe;
-  if (plan.runtime.kind != RuntimeKind::kFsdp2) {  // has no such order
-    few = plan;
-    few.batch.accumulation = std::min(plan.batch.accumulation, plan.mesh.pp);
+namespace {
+
+// Stages of a sample: the first, a middle one, the last.
+constexpr std::int64_t kSampled = 3;
+
+bool is_block(const ModelSpec& model, const LayerInstance& layer) {
+  return model.kinds[at(layer.kind)].role == LayerRole::kBlock;
+}
+
+// Whether a stage of few blocks tells of one with more.
+bool has_uniform_blocks(const ModelSpec& model, const Plan& plan) {
+  return plan.runtime.kind == RuntimeKind::kFsdp2 && plan.recompute.ranges.empty() &&
+         plan.units.experts_every == 1 && plan.units.layers_per_unit == 1 &&
+         plan.mesh.inner == MeshInner::kShard && plan.rank == 0 &&
+         std::ranges::all_of(model.order,
+                             [](const LayerInstance& layer) { return layer.same_as < 0; });
+}
+
+// A pipeline of three ranks with a stage each, whose layers are computed as the plan's.
+Plan sample_plan(Plan plan) {
+  Mesh& mesh = plan.mesh;
+  mesh.shard = mesh.data_parallel() == 1 ? 1 : 2 * mesh.ep * mesh.etp;
+  mesh.replicate = 1;
+  mesh.pp = kSampled;
+  plan.pipeline.schedule = PipelineSchedule::kGPipe;
+  plan.pipeline.stages_per_rank = 1;
+  plan.pipeline.first_less = plan.pipeline.last_less = 0;
+  plan.pipeline.microbatches = plan.pipeline.stands_for = 0;
+  plan.pipeline.orders.clear();
+  plan.batch.accumulation = std::min<std::int64_t>(plan.batch.accumulation, 2);
+  plan.reshard_after_forward = {};
+  plan.prefetch = {};
+  plan.allocator = {};
+  return plan;
+}
+
+// Blocks of one kind behind each other.
+struct Run {
+  LayerInstance block;
+  std::int64_t count = 1;
+};
+
+std::vector<LayerInstance> blocks_of(const std::vector<Run>& runs) {
+  std::vector<LayerInstance> blocks;
+  for (const Run& run : runs) blocks.insert(blocks.end(), at(run.count), run.block);
+  return blocks;
+}
+
+StageSamples::Sample measured(const ModelSpec& whole, Plan sample, const CostModel& costs,
+                              std::size_t place, const std::vector<Run>& runs) {
+  const auto of_model = [&](const LayerInstance& layer) { return is_block(whole, layer); };
+  const auto first = std::ranges::find_if(whole.order, of_model);
+  const auto last = std::find_if(whole.order.rbegin(), whole.order.rend(), of_model).base();
+  // An end without blocks is beside stages of one.
+  const std::vector<LayerInstance> blocks = runs.empty() ? std::vector{*first} : blocks_of(runs);
+  if (runs.empty()) (place == 0 ? sample.pipeline.first_less : sample.pipeline.last_less) = 1;
+  ModelSpec model = whole;
+  model.order.assign(whole.order.begin(), first);
+  for (std::int64_t s = runs.empty() ? 1 : 0; s < kSampled; ++s) {
+    model.order.insert(model.order.end(), blocks.begin(), blocks.end());
   }
-  const std::vector<RankStages> ranks = stages_of_ranks(model, plan);
-  std::vector<std::vector<StageFloor>> made(ranks.size());  // of those that are like none before
-  std::vector<const std::vector<StageFloor>*> floors;
-  LayersFloor floor;
-  for (std::size_t r = 0; r < ranks.size(); ++r) {
-    const auto alike =
-        at(std::ranges::find(ranks, ranks[r].kinds, &RankStages::kinds) - ranks.begin());
-    floors.push_back(&made[alike]);
-    if (alike != r) continue;
-    const auto rank = static_cast<std::int64_t>(r);
-    const auto build = [&](std::int64_t micro_batches) {
-      Plan of_rank = at_pipeline_rank(few, rank);
-      of_rank.batch.accumulation = micro_batches;
-      return build_pipeline_rank(model, of_rank, programs);
+  model.order.insert(model.order.end(), last, whole.order.end());
+  Plan of_rank = at_pipeline_rank(sample, static_cast<std::int64_t>(place));
+  const LayerPrograms programs(model, of_rank);
+  const auto build = [&](std::int64_t micro_batches) {
+    of_rank.batch.accumulation = micro_batches;
+    return build_pipeline_rank(model, of_rank, programs);
+  };
+  const std::int64_t few = sample.batch.accumulation;
+  EventGraph graph = build(few);
+  // Groups outside of layers are none of the cluster's, and nothing is asked of them.
+  for (Communicator& communicator : graph.communicators) {
+    const bool is_inside =
+        std::ranges::any_of(std::array{MeshDim::kTp, MeshDim::kCp, MeshDim::kEp, MeshDim::kEtp},
+                            [&](MeshDim dim) { return communicator.name == to_string(dim); });
+    if (!is_inside) communicator.group = {2, 1};
+  }
+  const auto layers = static_cast<std::int32_t>(programs.model_of(model).order.size());
+  const StageFloor floor =
+      stage_floors(graph, costs.price(graph), std::array{StageRange{0, layers}}).front();
+  StageSamples::Sample found{floor.forward, floor.backward};
+  found.held = activations_of(graph).activations.count();
+  if (few == 1) return found;
+  const std::int64_t two = found.held;
+  found.held = activations_of(build(few + 1)).activations.count() - two;
+  found.beside = std::max<std::int64_t>(0, two - few * found.held);
+  return found;
+}
+
+}  // namespace
+
+class StageSamples::Memory {
+ public:
+  // Of a model, a plan and prices.
+  std::size_t family_of(const ModelSpec& model, const Plan& sample, const FactorDraw& draw) {
+    const std::lock_guard lock(mutex_);
+    const auto number = [](auto& list, const auto& value) {
+      const auto found = std::ranges::find(list, value);
+      const auto index = at(found - list.begin());
+      if (found == list.end()) list.push_back(value);
+      return index;
     };
-    const EventGraph graph = build(few.batch.accumulation);
-    made[r] = stage_floors(graph, costs.price(graph), ranks[r].ranges);
-    LayersFloor::Held& held = floor.ranks.emplace_back(activations_of(graph));
-    if (few.batch.accumulation == 2 && plan.runtime.kind == RuntimeKind::kFsdp2) {
-      const Bytes two = held.activations, three = activations_of(build(3)).activations;
-      held.activations = two + (three - two) * (least_in_flight(plan, rank) - 2);
-    }
-    held.parameters = parameters_of(model, ranks[r]);
-    held.has_gradients = has_gradients(plan, rank);
+    return number(families_,
+                  std::tuple(number(models_, model), number(plans_, sample), number(draws_, draw)));
   }
-  floor.step = step_of(ranks, floors, plan.batch.accumulation - few.batch.accumulation);
+
+  template <typename Make>
+  Sample get(std::size_t family, std::size_t place, const std::vector<Run>& runs,
+             const Make& make) {
+    std::vector<std::int64_t> key = {static_cast<std::int64_t>(family),
+                                     static_cast<std::int64_t>(place)};
+    for (const Run& run : runs) {
+      key.push_back(run.block.kind);
+      key.push_back(run.count);
+    }
+    {
+      const std::lock_guard lock(mutex_);
+      if (const auto known = samples_.find(key); known != samples_.end()) return known->second;
+    }
+    const Sample made = make();
+    const std::lock_guard lock(mutex_);
+    return samples_.emplace(std::move(key), made).first->second;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::vector<ModelSpec> models_;
+  std::vector<Plan> plans_;
+  std::vector<FactorDraw> draws_;
+  std::vector<std::tuple<std::size_t, std::size_t, std::size_t>> families_;
+  std::map<std::vector<std::int64_t>, Sample> samples_;
+};
+
+StageSamples::StageSamples() : memory_(std::make_unique<Memory>()) {}
+StageSamples::~StageSamples() = default;
+
+std::vector<StageSamples::Sample> StageSamples::of(const ModelSpec& model, const Plan& plan,
+                                                   const CostModel& costs) {
+  std::vector<Sample> samples;
+  if (!has_uniform_blocks(model, plan)) return samples;
+  const Plan sample = sample_plan(plan);
+  const std::size_t family = memory_->family_of(model, sample, costs.center());
+  const auto measure = [&](std::size_t place, const std::vector<Run>& runs) {
+    return memory_->get(family, place, runs,
+                        [&] { return measured(model, sample, costs, place, runs); });
+  };
+  const std::vector<StageLayers> stages = split_into_stages(model, plan);
+  for (const StageLayers& stage : stages) {
+    const bool is_last = &stage == &stages.back();
+    const std::size_t place = stage.stage == 0 ? 0 : is_last ? 2 : 1;
+    std::vector<Run> runs;
+    for (std::int32_t l = stage.begin; l < stage.end; ++l) {
+      const LayerInstance& layer = model.order[at(l)];
+      if (!is_block(model, layer)) continue;
+      const bool goes_on = !runs.empty() && runs.back().block.kind == layer.kind;
+      if (goes_on) {
+        ++runs.back().count;
+      } else {
+        runs.push_back({layer});
+      }
+    }
+    std::vector<Run> single = runs;
+    for (Run& run : single) run.count = 1;
+    const Sample base = measure(place, single);
+    Sample sum = base;
+    for (std::size_t r = 0; r < runs.size(); ++r) {
+      if (runs[r].count == 1) continue;
+      std::vector<Run> more = single;
+      more[r].count = 2;
+      const Sample with = measure(place, more);
+      const std::int64_t further = runs[r].count - 1;
+      sum.forward += (with.forward - base.forward) * further;
+      sum.backward += (with.backward - base.backward) * further;
+      sum.held += (with.held - base.held) * further;
+      sum.beside = std::min(sum.beside, with.beside);
+    }
+    samples.push_back(sum);
+  }
+  return samples;
+}
+
+LayersFloor pipeline_floor(const ModelSpec& model, const Plan& plan, const CostModel& costs,
+                           StageSamples& samples) {
+  LayersFloor floor;
+  const std::vector<StageSamples::Sample> stages = samples.of(model, plan, costs);
+  if (stages.empty()) return floor;
+  // What halves of backwards pass back is less than all of them.
+  const bool splits = plan.pipeline.splits_backward();
+  const std::vector<RankStages> ranks = stages_of_ranks(model, plan);
+  for (std::size_t r = 0; r < ranks.size(); ++r) {
+    const std::vector<std::size_t>& own = ranks[r].stages;
+    Time step;
+    for (std::size_t s = 0; s < own.front(); ++s) {
+      step += stages[s].forward + (splits ? Time() : stages[s].backward);
+    }
+    for (const std::size_t s : own) {
+      step += (stages[s].forward + stages[s].backward) * plan.batch.accumulation;
+    }
+    floor.step = std::max(floor.step, step);
+
+    const auto rank = static_cast<std::int64_t>(r);
+    const InFlight passes = in_flight_of(plan, rank);
+    const auto held = [&](const std::vector<std::int64_t>& counts) {
+      std::int64_t bytes = 0;
+      for (std::size_t s = 0; s < own.size(); ++s) bytes += stages[own[s]].held * counts[s];
+      return bytes;
+    };
+    // Beside all that is in flight is what one stage alone goes back with.
+    const std::int64_t beside = stages[own.back()].beside;
+    const std::int64_t most =
+        own.size() == 1 ? held(passes.most) + (passes.most.front() > 0 ? beside : 0)
+                        : std::max(held(passes.most),
+                                   held(passes.at_last) + (passes.at_last.back() > 0 ? beside : 0));
+    LayersFloor::Held all{Bytes(most), Bytes()};
+    all.parameters = parameters_of(model, ranks[r]);
+    all.has_gradients = has_gradients(plan, rank);
+    const bool is_less = std::ranges::any_of(floor.ranks, [&](const LayersFloor::Held& other) {
+      return all.activations <= other.activations && all.parameters <= other.parameters &&
+             all.has_gradients <= other.has_gradients;
+    });
+    if (!is_less) floor.ranks.push_back(all);
+  }
   return floor;
 }
 
-Time stages_bound(const EventGraph& graph, const CostTable& costs, const ModelSpec& model,
-                  const Plan& plan) {
+namespace {
+
+bool has_like_ranks(const Plan& plan) {
+  using enum PipelineSchedule;
+  const PipelineSchedule schedule = plan.pipeline.schedule;
+  return plan.rank == 0 && (schedule == k1F1B || schedule == kInterleaved1F1B ||
+                            schedule == kGPipe || schedule == kLoopedBfs);
+}
+
+}  // namespace
+
+std::vector<std::int64_t> unlike_ranks(const ModelSpec& model, const Plan& plan) {
   const std::vector<RankStages> ranks = stages_of_ranks(model, plan);
-  std::vector<std::vector<StageFloor>> made;
+  std::vector<std::int64_t> list;
   for (std::size_t r = 0; r < ranks.size(); ++r) {
-    const bool is_own = !graph.pipeline[r];
-    made.push_back(stage_floors(is_own ? graph : *graph.pipeline[r],
-                                is_own ? costs : costs.pipeline[r], ranks[r].ranges));
+    const bool is_like =
+        std::any_of(ranks.begin(), ranks.begin() + static_cast<std::ptrdiff_t>(r),
+                    [&](const RankStages& other) { return other.kinds == ranks[r].kinds; });
+    if (!is_like || !has_like_ranks(plan)) list.push_back(static_cast<std::int64_t>(r));
+  }
+  return list;
+}
+
+Time stages_bound(std::span<const EventGraph> graphs, std::span<const CostTable> costs,
+                  const ModelSpec& model, const Plan& plan) {
+  const std::vector<RankStages> ranks = stages_of_ranks(model, plan);
+  std::vector<std::vector<StageFloor>> made(ranks.size());  // of those that have graphs
+  for (std::size_t g = 0; g < graphs.size(); ++g) {
+    const auto rank = at(graphs[g].pipeline_rank);
+    made[rank] = stage_floors(graphs[g], costs[g], ranks[rank].ranges);
   }
   std::vector<const std::vector<StageFloor>*> floors;
-  for (const std::vector<StageFloor>& each : made) floors.push_back(&each);
-  return step_of(ranks, floors, 0);
+  for (const RankStages& rank : ranks) {
+    const auto alike = at(std::ranges::find(ranks, rank.kinds, &RankStages::kinds) - ranks.begin());
+    const auto own = at(&rank - ranks.data());
+    floors.push_back(made[own].empty() ? &made[alike] : &made[own]);
+  }
+  return step_of(ranks, floors);
 }
 
 Bytes state_floor(const Plan& plan, const ModelSpec& model) {

@@ -3,6 +3,8 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
+#include <span>
 #include <vector>
 
 #include "sim/cost/cost_model.h"
@@ -46,15 +48,43 @@ Bytes memory_floor(const Plan& plan, const ModelSpec& model, const LayersFloor& 
 // Of a graph without peers, whose buffers are all replayed.
 LayersFloor::Held activations_of(const EventGraph& graph);
 
-// Of a pipeline.
-LayersFloor pipeline_floor(const ModelSpec& model, const Plan& plan, const LayerPrograms& programs,
-                           const CostModel& costs);
+// What stages take and hold of a micro-batch, told by graphs of few of their blocks. Shared by
+// plans that differ in how many ranks and stages a pipeline has, in its order and in how parameters
+// are sharded, and by searches of one job. From any thread.
+class StageSamples {
+ public:
+  struct Sample {
+    Time forward, backward;   // with loss and recomputation
+    std::int64_t held = 0;    // activations of a micro-batch from its forward to its backward
+    std::int64_t beside = 0;  // and what is beside them when there are most
+    bool operator==(const Sample&) const = default;
+  };
+  StageSamples();
+  ~StageSamples();
+  StageSamples(const StageSamples&) = delete;
+  StageSamples& operator=(const StageSamples&) = delete;
+  // Of each stage of the plan, in their order; nothing where its blocks are not all treated alike.
+  std::vector<Sample> of(const ModelSpec& model, const Plan& plan, const CostModel& costs);
 
-// A lower bound of the step, of a pipeline's graph with those of all peers: a rank begins when all
+ private:
+  class Memory;
+  std::unique_ptr<Memory> memory_;
+};
+
+// Of a pipeline; nothing but zeros where that is not known.
+LayersFloor pipeline_floor(const ModelSpec& model, const Plan& plan, const CostModel& costs,
+                           StageSamples& samples);
+
+// Ranks of a pipeline of which one is the fullest and none is like one before: those whose stages
+// have the same layers are alike, and the first of them has as many micro-batches in flight as any.
+// With Plan::rank, where that is asked for; all, under schedules of which that is not known.
+std::vector<std::int64_t> unlike_ranks(const ModelSpec& model, const Plan& plan);
+
+// A lower bound of the step, of the graphs of a pipeline's unlike_ranks(): a rank begins when all
 // stages before its first have passed a micro-batch on, and what it has computed last they pass
 // back. The first rank, which neither waits before nor has anything behind, begins its next step no
 // earlier.
-Time stages_bound(const EventGraph& graph, const CostTable& costs, const ModelSpec& model,
-                  const Plan& plan);
+Time stages_bound(std::span<const EventGraph> ranks, std::span<const CostTable> costs,
+                  const ModelSpec& model, const Plan& plan);
 
 }  // namespace foreshard

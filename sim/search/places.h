@@ -49,8 +49,11 @@ class Places {
   Rank rank(std::size_t i) const { return {outcomes_[i].step, outcomes_[i].peak, i}; }
 
   Plan plan(std::size_t i) const;
-  const LayerPrograms& programs(std::size_t i, const Plan& plan) const {
+  const LazyPrograms& lazy_programs(std::size_t i, const Plan& plan) const {
     return programs_.at(plan, at(places_[i], Axis::kRecompute), at(places_[i], Axis::kMicroBatch));
+  }
+  const LayerPrograms& programs(std::size_t i, const Plan& plan) const {
+    return lazy_programs(i, plan).get();
   }
   Judge& judge() { return judges_.local(); }  // of this thread
   Bytes floor_of_memory(const Plan& plan, const LayersFloor& floor) const {

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <numeric>
 #include <optional>
+#include <utility>
 
 #include "sim/search/axes.h"
 #include "sim/search/judge.h"
@@ -43,9 +44,11 @@ Candidate finished(Candidate best, const SearchSpace& space, const ModelSpec& mo
 
 }  // namespace
 
-Time layers_of(const SearchSpace& space, const ModelSpec& model, const CostModel& costs) {
+Time layers_of(const SearchSpace& space, const ModelSpec& model, const CostModel& costs,
+               std::shared_ptr<StageSamples> samples) {
   const SearchSpace whole = complete(space, costs.cluster());
-  const FitRule rule;
+  FitRule rule;
+  rule.samples = std::move(samples);
   Judge judge(model, costs, rule);
   Place place{};
   place[at(Axis::kShard)] = static_cast<std::int16_t>(whole.shard_groups.size() - 1);
@@ -58,7 +61,7 @@ Time layers_of(const SearchSpace& space, const ModelSpec& model, const CostModel
       if (plan.mesh.pp > 1 && problem->key == "batch.accumulation") continue;
       return Time();
     }
-    const Time layers = judge.floor(plan, LayerPrograms(model, plan)).step;
+    const Time layers = judge.floor(plan, LazyPrograms(model, plan)).step;
     if (!least || layers < *least) least = layers;
   }
   return least.value_or(Time());

@@ -24,6 +24,7 @@
 #include "sim/cost/cost_model.h"
 #include "sim/memory/capacity.h"
 #include "sim/memory/reserved_forecast.h"
+#include "sim/search/layers_floor.h"
 #include "sim/spec/model_spec.h"
 #include "sim/spec/plan.h"
 
@@ -122,7 +123,8 @@ struct SearchMemory {
 // What a plan's memory has to meet, and who says how sure it is that it fits where more is known
 // than the plan's own forecast (what it leaves open): optional, called from any thread;
 // where the odds are below `enough`, the answer may be an upper bound that is below it, too.
-// `replays`: of the allocator, shared with other searches; null: a search's own.
+// `replays`: of the allocator, shared with other searches; null: a search's own. `samples`: of a
+// pipeline's stages, shared with other searches of the same job.
 struct FitRule {
   MemoryTerms terms;
   bool keeps_riskier = true;  // plans that fit, but not surely, are looked at: for the riskier one
@@ -131,6 +133,7 @@ struct FitRule {
   // allocator. Optional.
   std::function<double(const Plan&, const Fit& least)> at_most;
   std::shared_ptr<ReservedMemory> replays;
+  std::shared_ptr<StageSamples> samples;
 };
 
 struct SearchOptions {
@@ -158,7 +161,8 @@ std::vector<Plan> enumerate(const SearchSpace& space, const ModelSpec& model,
 // What the layers of the space's plans take at the least, with the collectives inside of them: of
 // every micro-batch, recomputed as the first of the space's policies says (nothing, where it is
 // free). 0 where that is not known. A lower bound of FSDP2's steps. Throws as enumerate().
-Time layers_of(const SearchSpace& space, const ModelSpec& model, const CostModel& costs);
+Time layers_of(const SearchSpace& space, const ModelSpec& model, const CostModel& costs,
+               std::shared_ptr<StageSamples> samples = nullptr);
 
 // The numbers of spaces in the order in which to search them for their one best plan: by what
 // layers_of() says of each, of equal ones the last first.

@@ -319,6 +319,18 @@ void LayerPrograms::set_zero(const Plan& plan, Setting& setting) {
   }
 }
 
+namespace {
+
+// Layers are cut over the axes inside of shard: how the ranks outside of them share parameters is
+// the same to them.
+Mesh joined_data_ranks(Mesh mesh) {
+  mesh.shard = mesh.data_parallel();
+  mesh.replicate = 1;
+  return mesh;
+}
+
+}  // namespace
+
 LayerPrograms::Setting LayerPrograms::setting_of(const Plan& plan) {
   Setting setting;
   setting.runtime = plan.runtime.kind;
@@ -356,7 +368,7 @@ LayerPrograms::Setting LayerPrograms::setting_of(const Plan& plan) {
   setting.evaluates = plan.evaluation.in_step || setting.refers;
   setting.divides_loss = plan.step_frame != StepFrame::kPlain;
   if (cuts_layers(plan)) {
-    setting.mesh = plan.mesh;
+    setting.mesh = joined_data_ranks(plan.mesh);
     setting.tensor_parallel = plan.tensor_parallel;
     setting.context_parallel = plan.context_parallel;
     setting.expert_parallel = plan.expert_parallel;
@@ -366,7 +378,7 @@ LayerPrograms::Setting LayerPrograms::setting_of(const Plan& plan) {
     setting.rank = is_native ? slices_of_rank(plan) : plan.rank;
   }
   if (plan.mesh.pp > 1) {
-    setting.mesh = plan.mesh;
+    setting.mesh = joined_data_ranks(plan.mesh);
     setting.rank = plan.rank;
     // Whole backwards of stages that go round and round: programs are the same in any order.
     setting.pipeline = plan.pipeline;
@@ -586,6 +598,10 @@ const std::shared_ptr<const LayerProgram>& LayerPrograms::at(std::int32_t layer,
 
 const std::shared_ptr<const LayerProgram>& LayerPrograms::evaluation(std::int32_t layer) const {
   return of(layer).evaluation;
+}
+
+bool LayerPrograms::are_alike(const Plan& plan, const Plan& other) {
+  return plan.recompute == other.recompute && setting_of(plan) == setting_of(other);
 }
 
 bool LayerPrograms::serve(const Plan& plan) const {

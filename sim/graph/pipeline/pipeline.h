@@ -27,6 +27,7 @@ struct StagePipeline {
   std::vector<std::string> orders = {};  // of schedule custom
 
   int stages() const { return ranks * stages_per_rank; }
+  bool operator==(const StagePipeline&) const = default;
 };
 
 struct PipelineAction {
@@ -94,8 +95,9 @@ using PipelineRows = std::vector<PipelineRow>;  // of one rank, in host order
 // Without what gathers and reshards, which tables of the library's hosts leave out.
 std::string text_of(const PipelineRows& rows);
 
-// Of every rank. Throws as pipeline_orders().
+// Of every rank, or of one. Throws as pipeline_orders().
 std::vector<PipelineRows> pipeline_rows(const StagePipeline& pipeline);
+PipelineRows pipeline_rows(const StagePipeline& pipeline, int rank);
 // Of a rank's lowered order that may be no schedule's.
 PipelineRows pipeline_rows(const PipelineOrder& lowered, const std::vector<int>& stage_ranks,
                            int rank);

@@ -1,9 +1,7 @@
 // Lowering and the host: schedules.py's _add_unshard_reshard, _add_reduce_grad, _add_send_recv and
 // _PipelineScheduleRuntime, and the loops of ScheduleGPipe and Schedule1F1B.
 #include <algorithm>
-#include <deque>
 #include <map>
-#include <set>
 #include <tuple>
 #include <utility>
 
@@ -28,12 +26,19 @@ bool ends_pair(const PipelineOrder& order, std::size_t i) {
 // A stage is gathered while it is among the next ones that the rank computes.
 PipelineOrder with_unshards(const PipelineOrder& order) {
   constexpr std::size_t kAhead = 3;
+  // Stages from each action on.
+  std::vector<std::size_t> left(order.size());
+  std::vector<int> seen;
+  for (std::size_t i = order.size(); i-- > 0;) {
+    if (!contains(seen, order[i].stage)) seen.push_back(order[i].stage);
+    left[i] = seen.size();
+  }
   PipelineOrder all;
   std::vector<int> active;
   for (std::size_t i = 0; i < order.size(); ++i) {
     if (!ends_pair(order, i)) {
       std::vector<int> next;
-      for (std::size_t j = i; j < order.size(); ++j) {
+      for (std::size_t j = i; j < order.size() && next.size() < left[i]; ++j) {
         if (!contains(next, order[j].stage)) next.push_back(order[j].stage);
         if (next.size() >= kAhead && !order[j].overlaps_next) break;
       }
@@ -91,50 +96,59 @@ std::optional<int> reader_of(const PipelineAction& action, int stages) {
 class Exchanges {
  public:
   Exchanges(const std::vector<PipelineOrder>& orders, const std::vector<int>& ranks)
-      : ranks_(ranks),
+      : orders_(orders),
+        ranks_(ranks),
         stages_(static_cast<int>(ranks.size())),
-        out_(orders.size()),
-        there_(orders.size()) {
-    for (const PipelineOrder& order : orders) left_.emplace_back(order.begin(), order.end());
+        done_(orders.size()),
+        out_(orders.size()) {
+    for (const PipelineOrder& order : orders) {
+      for (const PipelineAction& action : order)
+        microbatches_ = std::max(microbatches_, action.microbatch + 1);
+    }
+    there_.resize(ranks.size() * 2 * at(microbatches_));
   }
 
   std::vector<PipelineOrder> run() {
     for (bool moved = true; moved;) {
       moved = false;
-      for (std::size_t rank = 0; rank < left_.size(); ++rank) moved |= advance(rank);
+      for (std::size_t rank = 0; rank < orders_.size(); ++rank) moved |= advance(rank);
     }
-    for (const auto& left : left_) {
-      if (left.empty()) continue;
+    for (std::size_t rank = 0; rank < orders_.size(); ++rank) {
+      if (done_[rank] == orders_[rank].size()) continue;
       throw Error(ExitCode::kInvalidInput,
-                  "pipeline: " + text_of(PipelineOrder{{left.front()}}) +
+                  "pipeline: " + text_of(PipelineOrder{{orders_[rank][done_[rank]]}}) +
                       " waits for what no rank computes; expected an order that can be run");
     }
     return std::move(out_);
   }
 
  private:
-  using Value = std::tuple<int, bool, int>;  // read by this stage: an activation? of which batch
+  // What the stage reads: an activation? of which batch.
+  std::size_t value(int stage, bool forward, int microbatch) const {
+    return (at(stage) * 2 + (forward ? 1 : 0)) * at(microbatches_) + at(microbatch);
+  }
 
   bool is_ready(std::size_t rank, const PipelineAction& action) const {
     const bool forward = action.kind == Kind::kForward;
     if (!forward && !is_backward_of_input(action.kind)) return true;
     const bool is_end = forward ? action.stage == 0 : action.stage == stages_ - 1;
-    return is_end || there_[rank].contains({action.stage, forward, action.microbatch});
+    return is_end || (at(ranks_[at(action.stage)]) == rank &&
+                      there_[value(action.stage, forward, action.microbatch)]);
   }
 
   bool advance(std::size_t rank) {
-    std::deque<PipelineAction>& left = left_[rank];
-    std::size_t count = 0;
-    while (count < left.size() && left[count].overlaps_next) ++count;
-    count = std::min(count + 1, left.size());
-    if (count == 0) return false;
-    for (std::size_t i = 0; i < count; ++i) {
-      if (!is_ready(rank, left[i])) return false;
+    const PipelineOrder& order = orders_[rank];
+    const std::size_t begin = done_[rank];
+    if (begin == order.size()) return false;
+    std::size_t end = begin;
+    while (end + 1 < order.size() && order[end].overlaps_next) ++end;
+    ++end;
+    for (std::size_t i = begin; i < end; ++i) {
+      if (!is_ready(rank, order[i])) return false;
     }
-    const PipelineOrder taken(left.begin(), left.begin() + static_cast<std::ptrdiff_t>(count));
-    left.erase(left.begin(), left.begin() + static_cast<std::ptrdiff_t>(count));
-    out_[rank].insert(out_[rank].end(), taken.begin(), taken.end());
-    for (const PipelineAction& action : taken) hand_on(rank, action);
+    done_[rank] = end;
+    for (std::size_t i = begin; i < end; ++i) out_[rank].push_back(order[i]);
+    for (std::size_t i = begin; i < end; ++i) hand_on(rank, order[i]);
     return true;
   }
 
@@ -149,14 +163,16 @@ class Exchanges {
       out_[to].push_back(
           {*reader, forward ? Kind::kRecvForward : Kind::kRecvBackward, action.microbatch});
     }
-    there_[to].insert({*reader, forward, action.microbatch});
+    there_[value(*reader, forward, action.microbatch)] = true;
   }
 
+  const std::vector<PipelineOrder>& orders_;
   const std::vector<int>& ranks_;
   int stages_;
-  std::vector<std::deque<PipelineAction>> left_;
+  int microbatches_ = 0;
+  std::vector<std::size_t> done_;  // actions, by rank
   std::vector<PipelineOrder> out_;
-  std::vector<std::set<Value>> there_;
+  std::vector<bool> there_;  // values that are read
 };
 
 // Rows of one rank, written one by one.
@@ -292,20 +308,49 @@ PipelineRows pipeline_rows(const PipelineOrder& lowered, const std::vector<int>&
   return std::move(host).rows();
 }
 
-std::vector<PipelineRows> pipeline_rows(const StagePipeline& pipeline) {
+namespace {
+
+bool exchanges_itself(const StagePipeline& pipeline) {
+  return pipeline.schedule == PipelineSchedule::kGPipe ||
+         pipeline.schedule == PipelineSchedule::k1F1B;
+}
+
+std::vector<PipelineOrder> lowered_orders(const StagePipeline& pipeline) {
   const std::vector<PipelineOrder> orders = pipeline_orders(pipeline);
-  const std::vector<int> ranks = stage_ranks(pipeline);
-  const bool is_gpipe = pipeline.schedule == PipelineSchedule::kGPipe;
-  const bool exchanges_itself = is_gpipe || pipeline.schedule == PipelineSchedule::k1F1B;
-  std::vector<PipelineOrder> whole;
-  if (!exchanges_itself) whole = lowered(orders, ranks, pipeline.microbatches);
+  if (exchanges_itself(pipeline)) return {};
+  return lowered(orders, stage_ranks(pipeline), pipeline.microbatches);
+}
+
+PipelineRows rows_of(const StagePipeline& pipeline, const std::vector<PipelineOrder>& lowered,
+                     int rank) {
+  if (pipeline.schedule == PipelineSchedule::kGPipe) return gpipe_rows(pipeline, rank);
+  if (exchanges_itself(pipeline)) return one_f_one_b_rows(pipeline, rank);
+  return pipeline_rows(lowered[at(rank)], stage_ranks(pipeline), rank);
+}
+
+}  // namespace
+
+std::vector<PipelineRows> pipeline_rows(const StagePipeline& pipeline) {
+  const std::vector<PipelineOrder> lowered = lowered_orders(pipeline);
   std::vector<PipelineRows> rows;
-  for (int rank = 0; rank < pipeline.ranks; ++rank) {
-    rows.push_back(is_gpipe           ? gpipe_rows(pipeline, rank)
-                   : exchanges_itself ? one_f_one_b_rows(pipeline, rank)
-                                      : pipeline_rows(whole[at(rank)], ranks, rank));
-  }
+  for (int rank = 0; rank < pipeline.ranks; ++rank)
+    rows.push_back(rows_of(pipeline, lowered, rank));
   return rows;
+}
+
+PipelineRows pipeline_rows(const StagePipeline& pipeline, int rank) {
+  // A graph of each rank of one pipeline follows the other.
+  struct Lowered {
+    std::optional<StagePipeline> of;
+    std::vector<PipelineOrder> orders;
+  };
+  thread_local Lowered last;
+  if (last.of != pipeline) {
+    last.of.reset();
+    last.orders = lowered_orders(pipeline);
+    last.of = pipeline;
+  }
+  return rows_of(pipeline, last.orders, rank);
 }
 
 }  // namespace foreshard

@@ -196,7 +196,7 @@ RC_GTEST_PROP(Bounds, FloorsOfLayersHoldForEveryMesh, ()) {
   plan.runtime = Runtime();
   RC_PRE(!find_problem(plan, model, cluster));
   const CostModel costs(cluster, round_calibration());
-  const LayersFloor floor = Judge(model, costs, FitRule()).floor(plan, LayerPrograms(model, plan));
+  const LayersFloor floor = Judge(model, costs, FitRule()).floor(plan, LazyPrograms(model, plan));
   RC_ASSERT(floor.step > Time());
   RC_ASSERT(floor.ranks.at(0).activations > Bytes());
 
