@@ -4,6 +4,9 @@
 //             log-probabilities 4V (kept)
 //   backward  all of it in the node of the choice: its gradient 4V, exponentials 4V, their sum with
 //             it 4V, times its weight 4V; log-softmax hands it on
+// torch.compile fuses them up to each collective (2.11 on the null GPU, F.cross_entropy of a
+// DTensor under loss_parallel, two ranks): casts are in the reductions, log-probabilities are made
+// twice, 4V each, of which one is kept, and one kernel makes the gradient of the logits from them.
 // Megatron-Core's (core/tensor_parallel/cross_entropy.py of 0.20) works on one fp32 copy in place,
 // which becomes the softmax that it keeps and then the gradient.
 #include "sim/graph/axes/cut_loss.h"
@@ -52,6 +55,29 @@ class LossCutter {
     divide.in_place = true;
     divide.saved = {wide};
     divide.released = {maximum, chosen_of_all, total, greatest, chosen, sum};
+    layer_.output = loss;
+    return std::move(layer_);
+  }
+
+  LayerSpec run_compiled() {
+    const Index greatest = fp32("greatest", 1);
+    operation("amax", Function::kLogSoftmax, {0}, greatest);
+    const Index maximum = all_reduce(greatest, "greatest_of_all", /*maximum=*/true);
+    const Index sum = fp32("sum", 1);
+    operation("sum_exp", Function::kLogSoftmax, {0, maximum}, sum);
+    const Index total = all_reduce(sum, "sum_of_all", /*maximum=*/false);
+    const Index first = fp32("log_probabilities (to choose)", width_);
+    operation("log_softmax", Function::kLogSoftmax, {0, maximum, total}, first);
+    const Index chosen = fp32("chosen", 1);
+    operation("choose", Function::kNegativeLogLikelihood, {}, chosen);
+    const Index chosen_of_all = all_reduce(chosen, "chosen_of_all", /*maximum=*/false);
+    const Index probabilities = fp32("log_probabilities", width_);
+    operation("log_softmax", Function::kLogSoftmax, {first}, probabilities);
+    const Index loss = scalar("loss");
+    Operation& nll = operation("nll_loss", Function::kNegativeLogLikelihood, {0}, loss);
+    nll.gradient = GradientRule::kOwn;
+    nll.saved = {probabilities};
+    nll.released = {first, greatest, maximum, sum, total, chosen, chosen_of_all, probabilities, 0};
     layer_.output = loss;
     return std::move(layer_);
   }
@@ -189,7 +215,8 @@ LayerSpec cut_native_loss(const LayerSpec& whole, const Plan& plan) {
 
 LayerSpec cut_loss(const LayerSpec& layer, const Plan& plan) {
   LossCutter cutter(layer, plan);
-  return plan.runtime.kind == RuntimeKind::kMegatron ? cutter.run_in_place() : cutter.run();
+  if (plan.runtime.kind == RuntimeKind::kMegatron) return cutter.run_in_place();
+  return plan.loss.kind == Loss::Kind::kCompiled ? cutter.run_compiled() : cutter.run();
 }
 
 }  // namespace foreshard
