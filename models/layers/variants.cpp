@@ -393,7 +393,10 @@ void apply_loss(LayerSpec& layer, const Plan& plan) {
       return;
     case Loss::Kind::kCompiled:
       layer = one_kernel_loss(std::move(layer), false);
-      if (plan.compile == Compile::kModel && is_under_autocast(plan)) return_fp32(layer, plan);
+      // A model that computes its loss itself, for a loop that wants its outputs.
+      if (plan.loss_in_forward && plan.compile == Compile::kModel && is_under_autocast(plan)) {
+        return_fp32(layer, plan);
+      }
       return;
     case Loss::Kind::kFused:
       layer = one_kernel_loss(std::move(layer), true);
