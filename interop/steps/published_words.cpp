@@ -254,11 +254,12 @@ class RowReader {
     if (!says_dispatcher) {
       row_.words["dispatcher"] = recipe.dispatcher.empty() ? "alltoall" : "deepep";
     }
-    for (const auto& [word, value] : {std::pair("cuda_graphs", &recipe.cuda_graphs),
-                                      {"expert_overlap", &recipe.expert_overlap},
-                                      {"recompute_modules", &recipe.recompute_modules}}) {
-      if (!value->empty() && !row_.has(word)) row_.words[word] = *value;
-    }
+    const auto add = [&](const char* word, const std::string& value) {
+      if (!value.empty() && !row_.has(word)) row_.words[word] = value;
+    };
+    add("cuda_graphs", recipe.cuda_graphs);
+    add("expert_overlap", recipe.expert_overlap);
+    if (!row_.has("recompute")) add("recompute_modules", recipe.recompute_modules);
   }
   // Recipes for speed of a release of Megatron-Bridge ("26.06", and cards of performance): MXFP8
   // with experts replays the whole iteration from 26.06 on (v0.5.0 to v0.6.0, scripts/performance
@@ -301,8 +302,7 @@ class RowReader {
     }
     if (row_.has("cuda_graphs")) return;
     if (is_release || is_recipe) row_.words["cuda_graphs"] = "routers";
-    if (!is_recipe || recipe != nullptr || lower(cell("dtype")) != "mxfp8") return;
-    if (is_told) return;
+    if (!is_recipe || is_told || recipe != nullptr || lower(cell("dtype")) != "mxfp8") return;
     row_.words["cuda_graphs"] = "iteration";
     row_.words["expert_overlap"] = "yes";
   }

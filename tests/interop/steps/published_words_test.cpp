@@ -132,6 +132,9 @@ TEST(PublishedWords, TablesOfMegatronBridgeLeaveTheRestToItsRecipes) {
       said("GPT OSS 120B,DGX-GB200,64,4096,7,1280,64,1,1,1,1,,64,see the recipe,BF16", "26.02");
   EXPECT_EQ(other.word("dispatcher"), "deepep");
   EXPECT_FALSE(other.has("recompute_modules"));
+  // What the row says itself holds.
+  EXPECT_FALSE(said("GPT OSS 120B,DGX-GB200,64,4096,4,1280,64,1,1,1,1,,64,none,BF16", "26.02")
+                   .has("recompute_modules"));
   // A cell that names modules.
   EXPECT_EQ(said("GPT OSS 120B,DGX-GB200,64,4096,7,1280,64,1,1,1,1,,64,"
                  "see the recipe (selective: moe_act),BF16",
