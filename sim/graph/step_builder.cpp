@@ -585,6 +585,15 @@ std::int32_t StepBuilder::allocate_persistent(MemoryCategory category, std::int3
   return id;
 }
 
+StepBuilder::GivenBatch StepBuilder::allocate_batch() {
+  const std::int64_t samples = plan_.batch.micro_batch;
+  const std::int64_t sequence = plan_.batch.sequence / plan_.mesh.cp;
+  const std::int32_t tokens = allocate(MemoryCategory::kInput, Stream::kCompute, -1,
+                                       Bytes(input_bytes(model_, samples, sequence)));
+  return {tokens, allocate(MemoryCategory::kInput, Stream::kCompute, -1,
+                           Bytes(label_bytes(model_, samples, sequence)))};
+}
+
 void StepBuilder::allocate_given_masks() {
   for (const std::int64_t bytes : kept_masks(model_, plan_)) {
     given_masks_.push_back(

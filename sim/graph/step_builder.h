@@ -225,6 +225,11 @@ class StepBuilder {
   std::vector<std::int32_t> gradient_buffers(std::int32_t unit, std::int32_t pass) const;
   // What checkpointed blocks keep of a micro-batch's masks (sim/graph/layers/given_mask.h).
   void allocate_given_masks();
+  // A micro-batch as the loop gives it, of the rank's part of the positions.
+  struct GivenBatch {
+    std::int32_t tokens = kNoBuffer, labels = kNoBuffer;
+  };
+  GivenBatch allocate_batch();
   void free_given_masks() { free_all(given_masks_); }
   // The loop's name for what the model returned: it ends when the next forward has returned, or
   // with the step. Logits::kHeld.

@@ -103,14 +103,7 @@ std::string GradientHooks::name_of(std::int32_t p) const {
 // --- one micro-batch ---
 
 void GradientHooks::run_forward() {
-  if (plan_.mesh.pp == 1) {  // (stages' are too small to count)
-    const std::int64_t samples = plan_.batch.micro_batch;
-    const std::int64_t sequence = plan_.batch.sequence / plan_.mesh.cp;
-    tokens_ = allocate(MemoryCategory::kInput, Stream::kCompute, -1,
-                       Bytes(input_bytes(model_, samples, sequence)));
-    labels_ = allocate(MemoryCategory::kInput, Stream::kCompute, -1,
-                       Bytes(label_bytes(model_, samples, sequence)));
-  }
+  if (plan_.mesh.pp == 1) batch_ = allocate_batch();  // (stages' are too small to count)
   allocate_given_masks();
   for (std::int32_t l = begin_; l < end_; ++l) {
     if (spec_of(l).role == LayerRole::kLoss) {
@@ -174,8 +167,8 @@ void GradientHooks::run_backward() {
   if (spec_of(last).role == LayerRole::kLoss) {
     add_phase(EventKind::kBackward, last, Segments::kExit);
   }
-  StepBuilder::free(tokens_);
-  StepBuilder::free(labels_);
+  StepBuilder::free(batch_.tokens);
+  StepBuilder::free(batch_.labels);
   free_given_masks();
 }
 

@@ -143,11 +143,7 @@ void Fsdp1::note_facts() {
 void Fsdp1::run_forward() {
   tape_.clear();
   if (!dry_) {
-    const Batch& batch = plan_.batch;
-    input_tokens_ = allocate(MemoryCategory::kInput, Stream::kCompute, -1,
-                             Bytes(input_bytes(model_, batch.micro_batch, batch.sequence)));
-    input_labels_ = allocate(MemoryCategory::kInput, Stream::kCompute, -1,
-                             Bytes(label_bytes(model_, batch.micro_batch, batch.sequence)));
+    batch_ = allocate_batch();
     allocate_given_masks();
   }
   if (log_) log_->begin_pass();
@@ -271,8 +267,8 @@ void Fsdp1::run_backward() {
   }
   final_callback();
   if (dry_) return;
-  StepBuilder::free(input_tokens_);
-  StepBuilder::free(input_labels_);
+  StepBuilder::free(batch_.tokens);
+  StepBuilder::free(batch_.labels);
   free_given_masks();
   const std::int32_t loss = static_cast<std::int32_t>(model_.order.size()) - 1;
   if (loss != last_layer_) add_phase(EventKind::kBackward, loss, Segments::kExit);

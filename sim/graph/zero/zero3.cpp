@@ -73,12 +73,7 @@ void Zero3::run_step() {
   persistent_memory();
   for (std::int32_t m = 0; m < static_cast<std::int32_t>(plan_.batch.accumulation); ++m) {
     begin_pass(m, m);
-    const std::int64_t samples = plan_.batch.micro_batch;
-    const std::int64_t sequence = plan_.batch.sequence / plan_.mesh.cp;
-    tokens_ = allocate(MemoryCategory::kInput, Stream::kCompute, -1,
-                       Bytes(input_bytes(model_, samples, sequence)));
-    labels_ = allocate(MemoryCategory::kInput, Stream::kCompute, -1,
-                       Bytes(label_bytes(model_, samples, sequence)));
+    batch_ = allocate_batch();
     allocate_given_masks();
     if (trace_ != nullptr) {
       follow(trace_->pass(m));
@@ -228,8 +223,8 @@ void Zero3::leave(const Zero3Place& place) {
 }
 
 void Zero3::end_backward() {
-  StepBuilder::free(tokens_);
-  StepBuilder::free(labels_);
+  StepBuilder::free(batch_.tokens);
+  StepBuilder::free(batch_.labels);
   free_given_masks();
   const auto last = static_cast<std::int32_t>(model_.order.size()) - 1;
   if (spec_of(last).role == LayerRole::kLoss) {

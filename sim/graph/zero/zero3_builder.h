@@ -217,7 +217,7 @@ class Zero3 final : public StepBuilder {
 
   std::vector<std::int64_t> sub_groups_;  // partitioned elements of each
   std::int64_t partitioned_ = 0;          // of trained parameters
-  std::int32_t tokens_ = kNoBuffer, labels_ = kNoBuffer;
+  GivenBatch batch_;
 
   Zero3Run* run_ = nullptr;
   std::int32_t step_ = 0;
