@@ -6,6 +6,7 @@
 #include <array>
 #include <map>
 #include <mutex>
+#include <numeric>
 #include <tuple>
 
 #include "sim/graph/pipeline/stages.h"
@@ -423,26 +424,9 @@ LayersFloor pipeline_floor(const ModelSpec& model, const Plan& plan, const CostM
   return floor;
 }
 
-namespace {
-
-bool has_like_ranks(const Plan& plan) {
-  using enum PipelineSchedule;
-  const PipelineSchedule schedule = plan.pipeline.schedule;
-  return plan.rank == 0 && (schedule == k1F1B || schedule == kInterleaved1F1B ||
-                            schedule == kGPipe || schedule == kLoopedBfs);
-}
-
-}  // namespace
-
-std::vector<std::int64_t> unlike_ranks(const ModelSpec& model, const Plan& plan) {
-  const std::vector<RankStages> ranks = stages_of_ranks(model, plan);
-  std::vector<std::int64_t> list;
-  for (std::size_t r = 0; r < ranks.size(); ++r) {
-    const bool is_like =
-        std::any_of(ranks.begin(), ranks.begin() + static_cast<std::ptrdiff_t>(r),
-                    [&](const RankStages& other) { return other.kinds == ranks[r].kinds; });
-    if (!is_like || !has_like_ranks(plan)) list.push_back(static_cast<std::int64_t>(r));
-  }
+std::vector<std::int64_t> unlike_ranks(const ModelSpec&, const Plan& plan) {
+  std::vector<std::int64_t> list(at(plan.mesh.pp));
+  std::iota(list.begin(), list.end(), 0);
   return list;
 }
 

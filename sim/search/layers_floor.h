@@ -75,9 +75,8 @@ class StageSamples {
 LayersFloor pipeline_floor(const ModelSpec& model, const Plan& plan, const CostModel& costs,
                            StageSamples& samples);
 
-// Ranks of a pipeline of which one is the fullest and none is like one before: those whose stages
-// have the same layers are alike, and the first of them has as many micro-batches in flight as any.
-// With Plan::rank, where that is asked for; all, under schedules of which that is not known.
+// Ranks of a pipeline of which one is the fullest: all, for of ranks whose stages have the same
+// layers the first need not be.
 std::vector<std::int64_t> unlike_ranks(const ModelSpec& model, const Plan& plan);
 
 // A lower bound of the step, of the graphs of a pipeline's unlike_ranks(): a rank begins when all
