@@ -88,13 +88,10 @@ const EventGraph& Judge::build(const Plan& plan, const LayerPrograms& programs) 
 const EventGraph& Judge::build_fullest(const Plan& plan, const LayerPrograms& programs) {
   if (plan.mesh.pp == 1) return build(plan, programs);
   ranks_.clear();
-  for (const std::int64_t rank : unlike_ranks(model_, plan)) {
+  for (std::int64_t rank = 0; rank < plan.mesh.pp; ++rank) {
     ranks_.push_back(build_pipeline_rank(model_, at_pipeline_rank(plan, rank), programs));
   }
-  if (plan.rank != 0) {
-    const auto own = static_cast<std::int32_t>(plan.mesh.pp_index(plan.rank));
-    return *std::ranges::find(ranks_, own, &EventGraph::pipeline_rank);
-  }
+  if (plan.rank != 0) return ranks_[at(plan.mesh.pp_index(plan.rank))];
   return *std::ranges::max_element(ranks_, {},
                                    [](const EventGraph& graph) { return peak_allocated(graph); });
 }

@@ -108,7 +108,7 @@ class Judge {
 
   // Of a pipeline the fullest rank's, with those of its peers.
   const EventGraph& build(const Plan& plan, const LayerPrograms& programs);
-  // The same without peers, of which those that are like one before are not made.
+  // The same without peers.
   const EventGraph& build_fullest(const Plan& plan, const LayerPrograms& programs);
   // The period of the plan's step, by one of fewer micro-batches where that shows it.
   Time period(const Plan& plan, const LayerPrograms& programs);
@@ -123,7 +123,7 @@ class Judge {
   std::shared_ptr<ReservedMemory> reserved_;
   std::shared_ptr<StageSamples> samples_;
   EventGraph graph_;
-  std::vector<EventGraph> ranks_;  // of a pipeline, as unlike_ranks() lists them
+  std::vector<EventGraph> ranks_;  // of a pipeline
 };
 
 // A plan of no grid, which passed check(): nothing where it does not hold, or is not faster than

@@ -99,7 +99,7 @@ Bytes kept_by_stage(const Plan& plan, const LayersFloor::Held& held) {
 struct RankStages {
   std::vector<std::size_t> stages;
   std::vector<StageRange> ranges;
-  std::vector<std::int32_t> kinds;  // of their layers; -1: a stage ends
+  std::int64_t parameters = 0;
 };
 
 std::vector<RankStages> stages_of_ranks(const ModelSpec& model, const Plan& plan) {
@@ -112,19 +112,16 @@ std::vector<RankStages> stages_of_ranks(const ModelSpec& model, const Plan& plan
     rank.stages.push_back(s);
     rank.ranges.emplace_back(begin, begin + layers[s].end - layers[s].begin);
     for (std::int32_t l = layers[s].begin; l < layers[s].end; ++l) {
-      rank.kinds.push_back(model.order[at(l)].kind);
+      rank.parameters += model.kinds[at(model.order[at(l)].kind)].numel();
     }
-    rank.kinds.push_back(-1);
   }
   return ranks;
 }
 
-std::int64_t parameters_of(const ModelSpec& model, const RankStages& rank) {
-  std::int64_t parameters = 0;
-  for (const std::int32_t kind : rank.kinds) {
-    if (kind >= 0) parameters += model.kinds[at(kind)].numel();
-  }
-  return parameters;
+// What a stage passes on and back of a micro-batch takes at the least. (Halves of a backward pass
+// back before all of it is done.)
+Time pass_of(const Plan& plan, Time forward, Time backward) {
+  return plan.pipeline.splits_backward() ? forward : forward + backward;
 }
 
 // Whether gradients of all that the rank has are there while as many activations are as ever: in
@@ -167,29 +164,6 @@ InFlight in_flight_of(const Plan& plan, std::int64_t rank) {
     default:
       return {of, of};
   }
-}
-
-// See stages_bound. `floors`: of each rank, by its stages.
-Time step_of(const std::vector<RankStages>& ranks,
-             const std::vector<const std::vector<StageFloor>*>& floors) {
-  std::vector<Time> passes;  // of a micro-batch, by stage
-  for (std::size_t r = 0; r < ranks.size(); ++r) {
-    for (std::size_t s = 0; s < ranks[r].stages.size(); ++s) {
-      const std::size_t stage = ranks[r].stages[s];
-      if (passes.size() <= stage) passes.resize(stage + 1);
-      passes[stage] = (*floors[r])[s].forward + (*floors[r])[s].backward;
-    }
-  }
-  Time most;
-  for (std::size_t r = 0; r < ranks.size(); ++r) {
-    Time step;
-    for (std::size_t s = 0; s < ranks[r].stages.front(); ++s) step += passes[s];
-    for (std::size_t s = 0; s < ranks[r].stages.size(); ++s) {
-      step += (*floors[r])[s].all;
-    }
-    most = std::max(most, step);
-  }
-  return most;
 }
 
 }  // namespace
@@ -385,14 +359,12 @@ LayersFloor pipeline_floor(const ModelSpec& model, const Plan& plan, const CostM
   LayersFloor floor;
   const std::vector<StageSamples::Sample> stages = samples.of(model, plan, costs);
   if (stages.empty()) return floor;
-  // What halves of backwards pass back is less than all of them.
-  const bool splits = plan.pipeline.splits_backward();
   const std::vector<RankStages> ranks = stages_of_ranks(model, plan);
   for (std::size_t r = 0; r < ranks.size(); ++r) {
     const std::vector<std::size_t>& own = ranks[r].stages;
     Time step;
     for (std::size_t s = 0; s < own.front(); ++s) {
-      step += stages[s].forward + (splits ? Time() : stages[s].backward);
+      step += pass_of(plan, stages[s].forward, stages[s].backward);
     }
     for (const std::size_t s : own) {
       step += (stages[s].forward + stages[s].backward) * plan.batch.accumulation;
@@ -413,7 +385,7 @@ LayersFloor pipeline_floor(const ModelSpec& model, const Plan& plan, const CostM
                         : std::max(held(passes.most),
                                    held(passes.at_last) + (passes.at_last.back() > 0 ? beside : 0));
     LayersFloor::Held all{Bytes(most), Bytes()};
-    all.parameters = parameters_of(model, ranks[r]);
+    all.parameters = ranks[r].parameters;
     all.has_gradients = has_gradients(plan, rank);
     const bool is_less = std::ranges::any_of(floor.ranks, [&](const LayersFloor::Held& other) {
       return all.activations <= other.activations && all.parameters <= other.parameters &&
@@ -424,27 +396,26 @@ LayersFloor pipeline_floor(const ModelSpec& model, const Plan& plan, const CostM
   return floor;
 }
 
-std::vector<std::int64_t> unlike_ranks(const ModelSpec&, const Plan& plan) {
-  std::vector<std::int64_t> list(at(plan.mesh.pp));
-  std::iota(list.begin(), list.end(), 0);
-  return list;
-}
-
 Time stages_bound(std::span<const EventGraph> graphs, std::span<const CostTable> costs,
                   const ModelSpec& model, const Plan& plan) {
   const std::vector<RankStages> ranks = stages_of_ranks(model, plan);
-  std::vector<std::vector<StageFloor>> made(ranks.size());  // of those that have graphs
-  for (std::size_t g = 0; g < graphs.size(); ++g) {
-    const auto rank = at(graphs[g].pipeline_rank);
-    made[rank] = stage_floors(graphs[g], costs[g], ranks[rank].ranges);
+  std::vector<Time> passes;  // of a micro-batch, by stage
+  std::vector<Time> own(ranks.size());
+  for (std::size_t r = 0; r < ranks.size(); ++r) {
+    const std::vector<StageFloor> floors = stage_floors(graphs[r], costs[r], ranks[r].ranges);
+    for (std::size_t s = 0; s < floors.size(); ++s) {
+      const std::size_t stage = ranks[r].stages[s];
+      if (passes.size() <= stage) passes.resize(stage + 1);
+      passes[stage] = pass_of(plan, floors[s].forward, floors[s].backward);
+      own[r] += floors[s].all;
+    }
   }
-  std::vector<const std::vector<StageFloor>*> floors;
-  for (const RankStages& rank : ranks) {
-    const auto alike = at(std::ranges::find(ranks, rank.kinds, &RankStages::kinds) - ranks.begin());
-    const auto own = at(&rank - ranks.data());
-    floors.push_back(made[own].empty() ? &made[alike] : &made[own]);
+  Time most;
+  for (std::size_t r = 0; r < ranks.size(); ++r) {
+    const auto first = static_cast<std::ptrdiff_t>(ranks[r].stages.front());
+    most = std::max(most, std::accumulate(passes.begin(), passes.begin() + first, own[r]));
   }
-  return step_of(ranks, floors);
+  return most;
 }
 
 Bytes state_floor(const Plan& plan, const ModelSpec& model) {

@@ -26,7 +26,7 @@ Bytes state_floor(const Plan& plan, const ModelSpec& model);
 // What plans of FSDP2 with the same layer programs and micro-batches share, whatever their mesh,
 // prefetch, reshard and reductions: the time of their layers (layers_bound), and the activations,
 // at their most and when forward ends, which are on top of what lives between steps.
-// Of a pipeline for each rank, or for the first of those that are alike.
+// Of a pipeline for each rank.
 struct LayersFloor {
   struct Held {
     Bytes activations;
@@ -75,14 +75,10 @@ class StageSamples {
 LayersFloor pipeline_floor(const ModelSpec& model, const Plan& plan, const CostModel& costs,
                            StageSamples& samples);
 
-// Ranks of a pipeline of which one is the fullest: all, for of ranks whose stages have the same
-// layers the first need not be.
-std::vector<std::int64_t> unlike_ranks(const ModelSpec& model, const Plan& plan);
-
-// A lower bound of the step, of the graphs of a pipeline's unlike_ranks(): a rank begins when all
-// stages before its first have passed a micro-batch on, and what it has computed last they pass
-// back. The first rank, which neither waits before nor has anything behind, begins its next step no
-// earlier.
+// A lower bound of the step, of the graphs of all ranks of a pipeline in their order: a rank begins
+// when all stages before its first have passed a micro-batch on, and what it has computed last they
+// pass back. The first rank, which neither waits before nor has anything behind, begins its next
+// step no earlier.
 Time stages_bound(std::span<const EventGraph> ranks, std::span<const CostTable> costs,
                   const ModelSpec& model, const Plan& plan);
 
