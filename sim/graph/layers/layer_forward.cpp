@@ -314,7 +314,9 @@ void write_forward(LayerProgramWriter& writer) {
   Forward(writer).run();
   writer.program().saved = writer.referred_slots();
   copy_stacked(writer, Pass::kForward);
-  writer.leave_open(writer.graph().border());
+  // (A stage sends what it waits for first.)
+  const LayerAutograd& graph = writer.graph();
+  graph.options().ends_stage ? writer.settle(graph.border()) : writer.leave_open(graph.border());
   writer.end();
 }
 

@@ -99,6 +99,18 @@ RC_GTEST_PROP(PipelineSearch, NoPlanUndercutsItsBounds, ()) {
   RC_ASSERT(memory_floor(plan, model, LayersFloor()) <= outcome.peak);
 }
 
+// A stage of the embedding alone, too, under tp: with 6 blocks on 8 stages.
+RC_GTEST_PROP(PipelineSearch, EveryRankEndsItsStepAsItBeganIt, ()) {
+  const ModelSpec model = tiny_model(*rc::gen::inRange(6, 13));
+  const Plan plan = random_pipeline(model, round_cluster(16), 8);
+  const LayerPrograms programs(model, plan);
+  for (std::int64_t rank = 0; rank < plan.mesh.pp; ++rank) {
+    const MemoryProfile memory =
+        replay_allocations(build_pipeline_rank(model, at_pipeline_rank(plan, rank), programs));
+    RC_ASSERT(memory.samples.back().now == memory.at_start);
+  }
+}
+
 // Of all the grid's plans, each judged by itself.
 TEST(PipelineSearch, FindsTheFastestOfAll) {
   const ModelSpec model = tiny_model(8);
