@@ -74,7 +74,7 @@ class Zero12 final : public GradientHooks {
     std::int64_t own = 0;  // elements of this rank's partition
   };
   void find_collectives();
-  void add_slice(const ZeroSlice& slice, Slices& open);
+  bool add_slice(const ZeroSlice& slice, Slices& open) const;
   void average_tensor();
   void reduce(const Slices& slices);
   EventId collective(EventKind kind, std::int64_t bytes, Stream stream);

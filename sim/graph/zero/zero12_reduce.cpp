@@ -5,6 +5,8 @@
 // overlap_comm all of that is on the reduction stream, for whose earlier buckets the compute stream
 // waits, so that a buffer is not written while it is reduced.
 #include <algorithm>
+#include <iterator>
+#include <unordered_map>
 #include <utility>
 
 #include "sim/graph/zero/zero12_builder.h"
@@ -29,31 +31,32 @@ void Zero12::find_collectives() {
   };
   if (options().use_multi_rank_bucket_allreduce) {
     Slices open{-1, 0, 0, 0};
-    for_each([&](const ZeroSlice& slice) { add_slice(slice, open); });
+    for_each([&](const ZeroSlice& slice) {
+      if (add_slice(slice, open)) collectives_.push_back(std::exchange(open, {-1, 0, 0, 0}));
+    });
     if (open.count > 0) collectives_.push_back(open);
     return;
   }
-  std::vector<std::int64_t> owners;  // in the order of their first slices
+  std::vector<std::vector<Slices>> owners;  // in the order of their first slices
+  std::unordered_map<std::int64_t, std::size_t> place_of;
   for_each([&](const ZeroSlice& slice) {
-    if (std::ranges::find(owners, slice.rank) == owners.end()) {
-      owners.push_back(slice.rank);
-    }
+    const auto [place, is_new] = place_of.try_emplace(slice.rank, owners.size());
+    if (is_new) owners.push_back({{slice.rank, 0, 0, 0}});
+    std::vector<Slices>& own = owners[place->second];
+    if (add_slice(slice, own.back())) own.push_back({slice.rank, 0, 0, 0});
   });
-  for (const std::int64_t owner : owners) {
-    Slices open{owner, 0, 0, 0};
-    for_each([&](const ZeroSlice& slice) {
-      if (slice.rank == owner) add_slice(slice, open);
-    });
-    if (open.count > 0) collectives_.push_back(open);
+  for (const std::vector<Slices>& own : owners) {
+    std::ranges::copy_if(own, std::back_inserter(collectives_),
+                         [](const Slices& slices) { return slices.count > 0; });
   }
 }
 
-void Zero12::add_slice(const ZeroSlice& slice, Slices& open) {
+// Whether the collective is full.
+bool Zero12::add_slice(const ZeroSlice& slice, Slices& open) const {
   open.numel += slice.numel;
   open.own += slice.rank == rank_ ? slice.numel : 0;
   ++open.count;
-  if (open.numel <= options().reduce_bucket_size) return;
-  collectives_.push_back(std::exchange(open, Slices{open.rank, 0, 0, 0}));
+  return open.numel > options().reduce_bucket_size;
 }
 
 void Zero12::average_tensor() {
