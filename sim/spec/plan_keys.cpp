@@ -1,13 +1,19 @@
 // The rows of keys/ as one table.
 #include "sim/spec/plan_keys.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <nlohmann/json.hpp>
 #include <vector>
 
+#include "sim/base/embedded.h"
 #include "sim/spec/keys/key_rows.h"
 
 namespace foreshard {
+
+std::span<const EmbeddedFile> key_page_files();
+
 namespace {
 
 constexpr std::pair<std::string_view, std::string_view> kGroups[] = {
@@ -65,6 +71,14 @@ std::span<const PlanKey> plan_key_table() {
     return keys;
   }();
   return table;
+}
+
+std::string_view PlanKey::says() const {
+  const std::string_view page = file_named("docs/plan-keys.md", key_page_files()).content;
+  const std::size_t row = page.find(fmt::format("\n| `{}` |", path));
+  if (row == std::string_view::npos) return "";
+  const std::string_view cells = page.substr(row, page.find(" |\n", row) - row);
+  return cells.substr(cells.rfind("| ") + 2);
 }
 
 const PlanKey* find_plan_key(std::string_view path) {

@@ -77,7 +77,7 @@ Json schema_of_trainer() {
 
 Json schema_of(const PlanKey& key) {
   static const Plan kUsual;
-  Json schema = {{"description", key.says}};
+  Json schema = {{"description", key.says()}};
   schema.update(schema_of(key.type));
   if (key.path == "stack") {
     Json words = Json::array();
