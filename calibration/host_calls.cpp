@@ -1,7 +1,6 @@
 #include "calibration/host_calls.h"
 
 #include <span>
-#include <string_view>
 
 #include "sim/base/config.h"
 #include "sim/base/embedded.h"

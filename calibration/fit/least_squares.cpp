@@ -6,9 +6,7 @@
 
 #include <Eigen/Dense>
 #include <algorithm>
-#include <cmath>
 #include <limits>
-#include <string>
 
 #include "sim/base/error.h"
 

@@ -16,7 +16,6 @@
 #include "models/recorded_library.h"
 #include "sim/base/config.h"
 #include "sim/base/parse.h"
-#include "sim/base/spelling.h"
 #include "sim/graph/training_step.h"
 #include "sim/spec/checks/plan_check.h"
 #include "sim/spec/plan_config.h"

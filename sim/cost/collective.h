@@ -17,10 +17,8 @@
 // form times the ratio at the nearest point.
 #pragma once
 
-#include <array>
 #include <cstdint>
 #include <optional>
-#include <string>
 #include <string_view>
 #include <vector>
 

@@ -1,9 +1,6 @@
 // Forms of context parallelism that no recording has, and how rows are shared among experts.
 #include <gtest/gtest.h>
 
-#include <cmath>
-#include <cstdlib>
-#include <numeric>
 #include <vector>
 
 #include "models/families.h"
