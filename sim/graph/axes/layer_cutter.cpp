@@ -7,7 +7,6 @@
 #include <string>
 #include <string_view>
 #include <utility>
-#include <vector>
 
 #include "sim/base/error.h"
 #include "sim/base/integers.h"
@@ -129,8 +128,8 @@ class Cutter {
   // torchtitan takes with scales of tensors alone, and TransformerEngine's linear layers
   // (module/linear.py; the output's gradient: module/base.py, grad_output_preprocess).
   bool gathers_in_fp8(const Operation& op) const {
-    return tp_ > 1 && sequence_ && op.fp8 != Fp8Recipe::kNone && op.fp8 != Fp8Recipe::kRowwise &&
-           op.fp8 != Fp8Recipe::kRowwiseGwHp;
+    return tp_ > 1 && sequence_ && op.fp8 != Float8::kNone && op.fp8 != Float8::kRowwise &&
+           op.fp8 != Float8::kRowwiseGwHp;
   }
 
   // All positions of a sequence-parallel tensor, where a module that multiplies begins.
