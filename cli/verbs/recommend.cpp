@@ -9,7 +9,7 @@
 
 #include "calibration/machines.h"
 #include "cli/output.h"
-#include "cli/page_of_answer.h"
+#include "cli/page.h"
 #include "cli/progress.h"
 #include "cli/verbs/verbs.h"
 #include "planner/amounts.h"

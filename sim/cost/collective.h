@@ -128,4 +128,9 @@ struct Slowdown {
 };
 Slowdown slowdown_of(const CollectivePrice& price, const Gpu& gpu, const ContentionCurve& curve);
 
+// What a node's GPUs reach each other over, by the name of its links.
+
+enum class Inside : std::uint8_t { kSwitch, kMesh, kXgmi, kPcie, kThroughHost };
+Inside inside_of(const NodeKind& node);
+
 }  // namespace foreshard

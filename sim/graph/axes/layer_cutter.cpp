@@ -12,7 +12,6 @@
 #include "sim/base/integers.h"
 #include "sim/graph/axes/cut_loss.h"
 #include "sim/graph/axes/dispatched_rows.h"
-#include "sim/graph/axes/received_rows.h"
 #include "sim/spec/latent_attention.h"
 
 namespace foreshard {

@@ -12,7 +12,6 @@
 #include <string>
 #include <vector>
 
-#include "exec/data/shuffle.h"
 #include "sim/base/error.h"
 #include "tests/support/temporary_folder.h"
 
