@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "models/layers/layer_writer.h"
 #include "sim/base/error.h"
 
 namespace foreshard {
@@ -15,37 +16,14 @@ namespace {
 using Index = std::int16_t;
 using Indices = std::vector<Index>;
 
-class Recorder {
+class Recorder : public LayerWriter {
  public:
   Recorder(const RecordedSettings& settings, std::string name, LayerRole role)
-      : settings_(settings) {
-    layer_.name = std::move(name);
-    layer_.role = role;
-  }
+      : LayerWriter(std::move(name), role), settings_(settings) {}
 
-  Index tensor(TensorSpec spec) {
-    layer_.tensors.push_back(std::move(spec));
-    return static_cast<Index>(layer_.tensors.size() - 1);
-  }
   Index activation(std::string name, std::int64_t per_token,
                    ElementType type = ElementType::kCompute) {
     return tensor({.name = std::move(name), .per_token = per_token, .type = type});
-  }
-  Index parameter(std::string name, std::vector<std::int64_t> shape, std::int8_t part = 0) {
-    layer_.parameters.push_back({.name = std::move(name), .shape = std::move(shape), .part = part});
-    return static_cast<Index>(layer_.parameters.size() - 1);
-  }
-  LayerSpec& layer() { return layer_; }
-
-  Operation& operation(std::string name, OperationKind kind, Function function, Indices inputs,
-                       Indices outputs) {
-    Operation& op = layer_.operations.emplace_back();
-    op.name = std::move(name);
-    op.kind = kind;
-    op.function = function;
-    op.inputs = std::move(inputs);
-    op.outputs = std::move(outputs);
-    return op;
   }
   Operation& elementwise(std::string name, Function function, Indices inputs, Indices outputs) {
     return operation(std::move(name), OperationKind::kElementwise, function, std::move(inputs),
@@ -135,14 +113,9 @@ class Recorder {
   void release(Indices tensors) {
     last().released.insert(last().released.end(), tensors.begin(), tensors.end());
   }
-  LayerSpec finish(Index output) {
-    layer_.output = output;
-    return std::move(layer_);
-  }
 
  private:
   const RecordedSettings& settings_;
-  LayerSpec layer_;
   int products_ = 0;
 };
 
