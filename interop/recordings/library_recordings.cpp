@@ -13,7 +13,7 @@
 #include <optional>
 
 #include "interop/recordings/recorded_job.h"
-#include "models/recorded_library.h"
+#include "models/recorded.h"
 #include "sim/base/config.h"
 #include "sim/base/parse.h"
 #include "sim/graph/training_step.h"

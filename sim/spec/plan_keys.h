@@ -1,5 +1,5 @@
 // The keys of a plan file: name, type, range, default and runtimes, with what reads and writes
-// each. The reader (plan_config.h), `foreshard schema plan` (plan_schema.h), docs/plan-keys.md,
+// each. The reader (plan_config.h), `foreshard schema plan` (plan_schema()), docs/plan-keys.md,
 // completion, ranges and conditions of capabilities (checks/capabilities.h) are made of these rows;
 // nothing else repeats them. One line of documentation each is the last column of that page, which
 // is built in.
@@ -69,5 +69,9 @@ std::string_view plan_group_says(std::string_view group);
 
 // A value of to_json(Plan) as YAML on one line; for words of a plan, which need no quotes.
 std::string yaml_value(const Json& value);
+
+// The JSON Schema (draft 7) of a plan file, from the table of keys (plan_keys.h).
+
+Json plan_schema();
 
 }  // namespace foreshard

@@ -1,6 +1,5 @@
 // A property for each key, in the order of the table, inside the mapping that its path names; what
 // several types share are definitions.
-#include "sim/spec/keys/plan_schema.h"
 
 #include <nlohmann/json.hpp>
 #include <string>

@@ -13,7 +13,6 @@
 #include <vector>
 
 #include "sim/spec/checks/capabilities.h"
-#include "sim/spec/keys/plan_schema.h"
 #include "sim/spec/plan_keys.h"
 
 namespace foreshard {
