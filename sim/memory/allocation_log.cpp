@@ -1,5 +1,5 @@
 // The graph's log is flattened once (negative: freed), so that each step of a replay is a plain
-// loop over it. Runs are found as those of rows are (sim/simulate/folded.cpp): the middle
+// loop over it. Runs are found as those of rows are (sim/simulate/repeats.cpp): the middle
 // micro-batch gives their size, and they go on, both ways, as far as every action has its like one
 // run later.
 #include "sim/memory/allocation_log.h"

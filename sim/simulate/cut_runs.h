@@ -5,7 +5,7 @@
 
 #include "sim/cost/cost_table.h"
 #include "sim/graph/event_graph.h"
-#include "sim/simulate/folded.h"
+#include "sim/simulate/repeats.h"
 #include "sim/simulate/timeline.h"
 
 namespace foreshard {

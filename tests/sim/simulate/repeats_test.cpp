@@ -1,11 +1,11 @@
 // A step of many micro-batches, told by one of few: the same to the nanosecond.
+#include "sim/simulate/repeats.h"
 
 #include <gtest/gtest.h>
 #include <rapidcheck.h>
 #include <rapidcheck/gtest.h>
 
 #include "sim/simulate/cut_runs.h"
-#include "sim/simulate/folded.h"
 #include "sim/simulate/simulate.h"
 #include "tests/support/generators.h"
 
