@@ -8,6 +8,7 @@
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
+#include <set>
 #include <sstream>
 #include <string>
 #include <vector>
@@ -92,16 +93,15 @@ std::string since_text(const PlanKey& key) {
 std::string keys_page() {
   const Json schema = plan_schema();
   std::string rows;
-  std::string_view group;
+  std::set<std::string_view> groups;
   for (const PlanKey& key : plan_key_table()) {
     const Json* node = &schema["properties"];
     const std::size_t dot = key.path.find('.');
     if (dot != std::string_view::npos) {
       const std::string_view of = key.path.substr(0, dot);
-      if (of != group && !plan_group_says(of).empty()) {
+      if (groups.insert(of).second && !plan_group_says(of).empty()) {
         rows += fmt::format("| `{}` | keys |  |  | {} |\n", of, plan_group_says(of));
       }
-      group = of;
       node = &(*node)[std::string(key.path.substr(0, dot))]["properties"];
     }
     const Json& entry =
