@@ -10,10 +10,8 @@
 #include <limits>
 #include <optional>
 #include <span>
-#include <string>
 #include <string_view>
 #include <utility>
-#include <vector>
 
 #include "sim/base/error.h"
 #include "sim/base/unit_strings.h"

@@ -5,8 +5,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <filesystem>
-#include <optional>
 #include <span>
 #include <system_error>
 
@@ -15,7 +13,7 @@
 #include "calibration/gpu_names.h"
 #include "calibration/machine_figures.h"
 #include "sim/base/config.h"
-#include "sim/base/embedded_once.h"
+#include "sim/base/embedded.h"
 #include "sim/base/error.h"
 #include "sim/base/spelling.h"
 #include "sim/spec/network/routes.h"

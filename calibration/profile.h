@@ -20,4 +20,11 @@ Json to_json(const Calibration& calibration);
 Calibration parse_calibration(std::string_view json, std::string_view file_name);
 Calibration read_calibration(const ConfigNode& root);
 
+// What each call of an eager Python step takes (calibration/evidence/host_calls.json, made by
+// reports/host_calls.py from steps on the null GPU), and how fast the hosts of GPUs are.
+
+// calls, processor and per_driver_launch with their source, for a key of the machine catalogue; the
+// engine's own numbers are zero.
+HostCurve published_host_calls(std::string_view machine);
+
 }  // namespace foreshard

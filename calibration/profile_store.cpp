@@ -13,7 +13,7 @@
 
 #include "calibration/fit/least_squares.h"
 #include "calibration/profile.h"
-#include "sim/base/embedded_once.h"
+#include "sim/base/embedded.h"
 #include "sim/base/error.h"
 
 namespace foreshard {

@@ -4,7 +4,6 @@
 #include <fmt/ranges.h>
 
 #include "cli/verbs/verbs.h"
-#include "planner/job.h"
 #include "planner/remedy.h"
 #include "reports/sizing/long_step.h"
 #include "reports/view/layout.h"

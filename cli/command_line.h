@@ -6,6 +6,7 @@
 #include <functional>
 #include <string>
 #include <string_view>
+#include <type_traits>
 #include <vector>
 
 #include "planner/options.h"
@@ -33,6 +34,22 @@ CommandLine parse(CLI::App& app, std::vector<std::string> arguments);
 
 // "foreshard" and the arguments, as a shell would read them again.
 std::string command_text(const std::vector<std::string>& arguments);
+
+// A verb, and an option, argument or switch of one, with what options.txt says of it.
+CLI::App* add_subcommand(CLI::App& app, const char* name);
+CLI::Option* described(const CLI::App& verb, CLI::Option* option, const char* name);
+template <typename App, typename Value>
+CLI::Option* add(App* verb, const char* name, Value& value) {
+  return described(*verb, verb->add_option(name, value), name);
+}
+template <typename App, typename Value>
+CLI::Option* flag(App* verb, const char* name, Value&& value) {
+  if constexpr (std::is_invocable_v<Value>) {
+    return described(*verb, verb->add_flag_callback(name, value), name);
+  } else {
+    return described(*verb, verb->add_flag(name, value), name);
+  }
+}
 
 std::vector<CLI::App*> verbs_of(CLI::App& app);
 std::vector<std::string> names_of(const CLI::Option& option);  // "--json", "-h"
@@ -78,8 +95,8 @@ CommandLine parse_command_line(std::vector<std::string> arguments);
 CommandTree command_tree();
 
 // The flags that name a job (JobOptions), for the verbs of both programs.
-void add_job_flags(CLI::App* verb, JobOptions& job, const char* set_help);
+void add_job_flags(CLI::App* verb, JobOptions& job);
 // Without --cluster.
-void add_model_flags(CLI::App* verb, JobOptions& job, const char* set_help);
+void add_model_flags(CLI::App* verb, JobOptions& job);
 
 }  // namespace foreshard

@@ -9,6 +9,7 @@
 #include "reports/page/page.h"
 #include "reports/validate/run_record.h"
 #include "reports/validate/validate.h"
+#include "sim/base/json.h"
 
 namespace foreshard {
 
@@ -36,5 +37,14 @@ void add_scaling(PageDocument& page, const JobOptions& options, const Job& job);
 // A run of the first view's forecast beside it.
 void add_validation(PageDocument& page, const Forecast& forecast, const Validation& validation,
                     const RunRecord& record);
+
+// The page of a document that a verb wrote with --json.
+
+// `file` is what errors name, and the title of what has none. Throws ConfigError where the document
+// is no answer that can be shown, or lacks a key.
+Json page_of_answer(const Json& answer, const std::string& file);
+
+// The file of --html of a verb whose page says what its document does.
+void write_answer_page(const std::string& path, const Json& answer, const std::string& command);
 
 }  // namespace foreshard

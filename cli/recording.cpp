@@ -5,7 +5,6 @@
 #include <cmath>
 #include <nlohmann/json.hpp>
 
-#include "interop/traces/trace_bytes.h"
 #include "interop/traces/trace_files.h"
 #include "reports/view/event_names.h"
 #include "reports/view/layout.h"

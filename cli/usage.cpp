@@ -4,13 +4,56 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <map>
+#include <span>
 #include <utility>
 
 #include "cli/command_line.h"
 #include "cli/output.h"
+#include "sim/base/embedded.h"
 #include "sim/base/spelling.h"
 
 namespace foreshard {
+
+std::span<const EmbeddedFile> option_files();  // options.txt
+
+namespace {
+
+// What is behind the name of a verb, or of an option of a verb, or else of all.
+using Cells = std::span<const std::string_view>;
+Cells row_of(std::string_view verb, std::string_view option) {
+  using Rows =
+      std::map<std::pair<std::string_view, std::string_view>, std::vector<std::string_view>>;
+  static const Rows kRows = [] {
+    Rows rows;
+    std::string_view of;
+    for (std::vector<std::string_view>& cells : rows_of_table(option_files().front().content)) {
+      const std::string_view name = cells.front();
+      const bool is_option = name.starts_with("  ");
+      if (!is_option) of = name;
+      cells.erase(cells.begin());
+      rows[{of, is_option ? name.substr(2) : ""}] = std::move(cells);
+    }
+    return rows;
+  }();
+  const auto row = kRows.find({verb, option});
+  return row != kRows.end() ? row->second : Cells(kRows.at({"*", option}));
+}
+
+}  // namespace
+
+CLI::App* add_subcommand(CLI::App& app, const char* name) {
+  const Cells cells = row_of(name, "");
+  CLI::App* verb = app.add_subcommand(name, std::string(cells.front()));
+  verb->footer(fmt::format("Example:\n  {}", fmt::join(cells.subspan(1), "\n  ")));
+  return verb;
+}
+
+CLI::Option* described(const CLI::App& verb, CLI::Option* option, const char* name) {
+  const Cells cells = row_of(verb.get_name(), name);
+  if (cells[0] != "-") option->type_name(std::string(cells[0]));
+  return option->description(std::string(cells[1]));
+}
 
 std::vector<CLI::App*> verbs_of(CLI::App& app) {
   return app.get_subcommands([](CLI::App*) { return true; });

@@ -7,7 +7,6 @@
 
 #include <algorithm>
 #include <memory>
-#include <utility>
 
 #include "sim/base/parse.h"
 #include "sim/base/spelling.h"

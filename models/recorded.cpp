@@ -3,10 +3,14 @@
 // that they are arguments of.
 #include "models/recorded.h"
 
+#include <algorithm>
 #include <string_view>
 #include <utility>
 #include <vector>
 
+#include "models/families.h"
+#include "models/layers/layer_writer.h"
+#include "models/model_dims.h"
 #include "sim/base/error.h"
 
 namespace foreshard {
@@ -15,37 +19,14 @@ namespace {
 using Index = std::int16_t;
 using Indices = std::vector<Index>;
 
-class Recorder {
+class Recorder : public LayerWriter {
  public:
   Recorder(const RecordedSettings& settings, std::string name, LayerRole role)
-      : settings_(settings) {
-    layer_.name = std::move(name);
-    layer_.role = role;
-  }
+      : LayerWriter(std::move(name), role), settings_(settings) {}
 
-  Index tensor(TensorSpec spec) {
-    layer_.tensors.push_back(std::move(spec));
-    return static_cast<Index>(layer_.tensors.size() - 1);
-  }
   Index activation(std::string name, std::int64_t per_token,
                    ElementType type = ElementType::kCompute) {
     return tensor({.name = std::move(name), .per_token = per_token, .type = type});
-  }
-  Index parameter(std::string name, std::vector<std::int64_t> shape, std::int8_t part = 0) {
-    layer_.parameters.push_back({.name = std::move(name), .shape = std::move(shape), .part = part});
-    return static_cast<Index>(layer_.parameters.size() - 1);
-  }
-  LayerSpec& layer() { return layer_; }
-
-  Operation& operation(std::string name, OperationKind kind, Function function, Indices inputs,
-                       Indices outputs) {
-    Operation& op = layer_.operations.emplace_back();
-    op.name = std::move(name);
-    op.kind = kind;
-    op.function = function;
-    op.inputs = std::move(inputs);
-    op.outputs = std::move(outputs);
-    return op;
   }
   Operation& elementwise(std::string name, Function function, Indices inputs, Indices outputs) {
     return operation(std::move(name), OperationKind::kElementwise, function, std::move(inputs),
@@ -135,14 +116,9 @@ class Recorder {
   void release(Indices tensors) {
     last().released.insert(last().released.end(), tensors.begin(), tensors.end());
   }
-  LayerSpec finish(Index output) {
-    layer_.output = output;
-    return std::move(layer_);
-  }
 
  private:
   const RecordedSettings& settings_;
-  LayerSpec layer_;
   int products_ = 0;
 };
 
@@ -420,6 +396,76 @@ ModelSpec build_recorded_model(const RecordedSettings& s) {
   model.order.push_back({.kind = 3, .name = gpt2 ? "lm_head" : "output"});
   model.order.push_back({.kind = 4, .name = "loss"});
   model.parameters();  // throws where the count overflows
+  return model;
+}
+
+// Dimensions of the two families with the recorder's names, which are Hugging Face's without the
+// outer module's. The recorder has no rotary embedding; ours is computed and changes no event.
+
+namespace {
+
+void drop_prefix(std::string& name, std::string_view prefix) {
+  if (name.starts_with(prefix)) name.erase(0, prefix.size());
+}
+
+// Makes the modules of these names, in the order of the forward, such as may be units: the
+// operations from the first to the last that read their parameters.
+void nest(LayerSpec& layer, const std::vector<std::string>& names) {
+  layer.nested = names;
+  for (std::size_t n = 0; n < names.size(); ++n) {
+    const auto part = static_cast<std::int8_t>(n + 1);
+    for (ParameterSpec& parameter : layer.parameters) {
+      if (parameter.name.starts_with(names[n] + ".")) parameter.part = part;
+    }
+    const auto reads = [&](const Operation& operation) {
+      return std::ranges::any_of(operation.parameters, [&](std::int16_t p) {
+        return layer.parameters[std::size_t(p)].part == part;
+      });
+    };
+    const auto first = std::ranges::find_if(layer.operations, reads);
+    const auto last = std::find_if(layer.operations.rbegin(), layer.operations.rend(), reads);
+    for (auto operation = first; operation < last.base(); ++operation) operation->part = part;
+  }
+}
+
+}  // namespace
+
+ModelSpec build_library_model(const LibraryModel& settings) {
+  const bool gpt = settings.arch == "gpt";
+  if (!gpt && settings.arch != "llama") {
+    throw Error(ExitCode::kMissingCapability,
+                "the recorder's architecture \"" + settings.arch + "\" is not known");
+  }
+  ModelDims dims = *family_dims(gpt ? "gpt3" : "llama");
+  dims.name = settings.arch;
+  dims.source = "the recorder's configs.json";
+  dims.layers = settings.layers;
+  dims.hidden = settings.dim;
+  dims.heads = settings.heads;
+  dims.kv_heads = gpt ? settings.heads : settings.kv_heads;
+  if (settings.heads > 0) dims.head_dim = settings.dim / settings.heads;
+  dims.ffn = settings.ffn;
+  dims.vocabulary = settings.vocab;
+  dims.max_positions = dims.position_rows = gpt ? settings.positions : 1 << 20;
+  // FSDP1 that makes a unit of a tied table leaves the head with a parameter of its own
+  // (use_orig_params=False; else the head fails on the shard of the table).
+  dims.tied = settings.tied && settings.wrap != "blocks+emb";
+  ModelSpec model = build_model(dims);
+  const std::string_view outer = gpt ? "transformer." : "model.";
+  drop_prefix(model.block_prefix, outer);
+  model.buffer_elements = settings.buffer;
+  for (LayerSpec& layer : model.kinds) {
+    for (ParameterSpec& parameter : layer.parameters) drop_prefix(parameter.name, outer);
+    if (settings.unused && layer.role == LayerRole::kHead) {
+      layer.parameters.push_back({.name = "extra.weight", .shape = {settings.dim, settings.dim}});
+    }
+    if (settings.wrap == "sub" && layer.role == LayerRole::kBlock) {
+      nest(layer, {gpt ? "attn" : "self_attn", "mlp"});
+    }
+    if (settings.wrap == "blocks+emb" && gpt && layer.role == LayerRole::kEmbedding) {
+      nest(layer, {"wte", "wpe"});
+    }
+  }
   return model;
 }
 

@@ -14,12 +14,15 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "models/model_dims.h"
+#include "models/vision.h"
+#include "sim/base/config.h"
 #include "sim/base/embedded.h"
 #include "sim/spec/model_spec.h"
 
@@ -44,12 +47,31 @@ std::vector<ZooEntry> zoo();
 // for an unknown name, with those that begin alike. Parses one line only.
 ModelSpec load_zoo_model(std::string_view name, Stack stack = Stack::kEager);
 bool is_zoo_model(std::string_view name);
-// Of decoders (zoo()), then of models that read images (models/vision_zoo.h), which the engine's
+// Of decoders (zoo()), then of models that read images (below), which the engine's
 // stack does not execute.
 std::vector<std::string> zoo_names();
 
 // What the two above read. Throws ConfigError with the line: unknown header, wrong number of cells,
 // a number that is none, unknown family, trait or count, a name twice, exact counts that differ.
 std::vector<ZooEntry> parse_zoo(std::string_view text, std::string_view file_name);
+
+// Published models that read images, as data (models/zoo/vision.yaml) that is built into the
+// program. Quick gelu belongs to CLIP's towers, gelu to ViT's.
+
+struct VisionEntry {
+  VisionDims dims;
+  std::int64_t parameters = 0;
+  std::int64_t published = 0;
+  bool exact = true;  // published == parameters
+  std::string note;
+};
+
+std::vector<VisionEntry> vision_zoo();
+
+// Letter case is free.
+std::optional<VisionEntry> find_vision_model(std::string_view name);
+
+// Throws ConfigError for an unknown key or family, a missing size, and exact counts that differ.
+std::vector<VisionEntry> parse_vision_zoo(const ConfigNode& root);
 
 }  // namespace foreshard

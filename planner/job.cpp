@@ -5,18 +5,22 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
+#include <cmath>
 #include <system_error>
 #include <utility>
 
+#include "calibration/first_looks.h"
 #include "calibration/local_profile.h"
 #include "calibration/machines.h"
 #include "calibration/profile.h"
+#include "calibration/training_evidence.h"
 #include "interop/steps/informed_calibration.h"
 #include "models/layers/variants.h"
 #include "planner/amounts.h"
-#include "planner/code_term.h"
 #include "planner/local_profiles.h"
 #include "planner/model_name.h"
+#include "sim/base/quantile.h"
 #include "sim/simulate/cost_choices.h"
 #include "sim/spec/checks/plan_check.h"
 
@@ -344,6 +348,45 @@ std::string plan_file_text(const Job& job, const Plan& plan, const std::filesyst
   // Its keys are all there; what is known of the code itself follows from its name.
   const std::string& stack = job.document.stack;
   return (stack.empty() ? "" : fmt::format("stack: {}\n", stack)) + to_yaml(written);
+}
+
+namespace {
+
+// Codes whose own steps inform the costs (calibration/published/training_steps.csv, column stack).
+constexpr std::array<std::string_view, 5> kInformed = {
+    "composer_2022", "composer_2023_02", "composer_2023_05", "composer_2023_10", "internevo"};
+
+// Whether what runs is what was described, or what was fitted.
+bool leaves_nothing_open(const Plan& plan, const Cluster& cluster, std::string_view stack) {
+  if (cluster.host_computes || plan.runtime.kind == RuntimeKind::kNative) return true;
+  return has_steps(cluster.gpu.key) && std::ranges::find(kInformed, stack) != kInformed.end();
+}
+
+}  // namespace
+
+double code_half_width(const Plan& plan, const Cluster& cluster, std::string_view stack,
+                       double below) {
+  if (leaves_nothing_open(plan, cluster, stack)) return 0;
+  const FirstLooks& looks = first_looks();
+  CodeFacts facts = code_facts(plan, cluster, stack);
+  facts.emplace_back(kBelowPeakFact, below);
+  const LogReach reach = code_reach(looks, looks.time, facts, "");
+  return (reach.up + reach.down) / 2;
+}
+
+Calibration with_code_term(Calibration calibration, const Plan& plan, const Cluster& cluster,
+                           std::string_view stack) {
+  if (!calibration.knowledge || leaves_nothing_open(plan, cluster, stack)) return calibration;
+  FactorKnowledge& known = *calibration.knowledge;
+  const FirstLooks& looks = first_looks();
+  const double slower = code_shift(looks, looks.time, code_facts(plan, cluster, stack), "");
+  for (std::size_t f = 0; f < kFactors; ++f) {
+    if (f != at(Factor::kOverlap)) known.center[f] += slower;
+  }
+  const double at_peak = code_half_width(plan, cluster, stack, 0);
+  known.code_log_sd = at_peak / kNinetyPercent;
+  known.code_slope = std::log(code_half_width(plan, cluster, stack, 1) / at_peak);
+  return calibration;
 }
 
 }  // namespace foreshard

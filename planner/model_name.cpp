@@ -6,7 +6,6 @@
 #include <system_error>
 #include <utility>
 
-#include "interop/hf/hf_config.h"
 #include "models/names.h"
 #include "models/yaml/model_yaml.h"
 #include "models/zoo.h"

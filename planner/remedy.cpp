@@ -10,7 +10,6 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 #include <set>
-#include <string>
 #include <string_view>
 #include <utility>
 

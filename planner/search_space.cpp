@@ -1,8 +1,6 @@
 #include "planner/search_space.h"
 
 #include <algorithm>
-#include <string_view>
-#include <vector>
 
 #include "sim/spec/checks/plan_check.h"
 

@@ -125,11 +125,6 @@ std::string what_differs(const Forecast& before, const Forecast& after) {
 
 }  // namespace
 
-const char* to_string(SettingPrice price) {
-  static constexpr const char* kWords[] = {"free", "changes_code", "changes_numbers"};
-  return kWords[at(price)];
-}
-
 TriedSetting as_it_is(const Job& job) {
   const Made made = make(job);
   return {{}, SettingPrice::kFree, made.seconds(), made.fit, ""};

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "planner/job.h"
+#include "sim/base/letters.h"
 #include "sim/memory/capacity.h"
 
 namespace foreshard {
@@ -17,7 +18,9 @@ enum class SettingPrice : std::uint8_t {
   kCode,     // the same model by other kernels
   kNumbers,  // other roundings
 };
-const char* to_string(SettingPrice price);
+constexpr const char* to_string(SettingPrice price) {
+  return word_at(price, {"free", "changes_code", "changes_numbers"});
+}
 
 struct TriedSetting {
   std::vector<std::string> changes;  // as --set takes them

@@ -17,7 +17,6 @@
 #include "sim/memory/memory_alternatives.h"
 #include "sim/search/judge.h"
 #include "sim/simulate/forecast.h"
-#include "sim/spec/open_stack.h"
 
 namespace foreshard {
 

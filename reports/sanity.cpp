@@ -9,7 +9,6 @@
 #include <span>
 #include <vector>
 
-#include "sim/base/error.h"
 #include "sim/base/unit_strings.h"
 #include "sim/search/judge.h"
 

@@ -14,8 +14,8 @@
 #include "sim/base/error.h"
 #include "sim/base/letters.h"
 #include "sim/base/parse.h"
+#include "sim/cost/collective.h"
 #include "sim/cost/nccl_tables.h"
-#include "sim/cost/node_links.h"
 
 namespace foreshard {
 namespace {

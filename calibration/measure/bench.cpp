@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <chrono>
 #include <nlohmann/json.hpp>
-#include <string>
 #include <utility>
 
 #include "sim/base/integers.h"

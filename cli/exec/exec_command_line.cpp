@@ -52,18 +52,12 @@ class ExecTree {
 
  private:
   template <typename Options>
-  CLI::App* add_verb(const char* name, const char* help, const char* example,
-                     ExitCode (*run)(const Options&), const std::shared_ptr<Options>& options) {
-    CLI::App* verb = app_.add_subcommand(name, help);
-    verb->footer(std::string("Example:\n  foreshard-exec ") + example);
-    verb->add_option("--spawn", options->spawn.ranks, "Start so many ranks on this machine")
-        ->check(CLI::Range(1, 1024));
-    verb->add_option("--threads", options->threads,
-                     "Compute threads of a rank; default: OMP_NUM_THREADS, else 1")
-        ->check(CLI::Range(1, 1024));
-    verb->add_flag_callback(
-        "--json", [options] { options->output.form = Form::kJson; },
-        "One JSON document instead of text");
+  CLI::App* add_verb(const char* name, ExitCode (*run)(const Options&),
+                     const std::shared_ptr<Options>& options) {
+    CLI::App* verb = add_subcommand(app_, name);
+    add(verb, "--spawn", options->spawn.ranks)->check(CLI::Range(1, 1024));
+    add(verb, "--threads", options->threads)->check(CLI::Range(1, 1024));
+    flag(verb, "--json", [options] { options->output.form = Form::kJson; });
     options->spawn.arguments = without_spawn(arguments_);
     options->command = fmt::format("foreshard-exec {}", fmt::join(arguments_, " "));
     verb->callback([this, run, options] { verb_ = [run, options] { return run(*options); }; });
@@ -72,95 +66,61 @@ class ExecTree {
 
   void add_run() {
     auto o = std::make_shared<RunCommandOptions>();
-    CLI::App* verb =
-        add_verb("run", "Train with a plan and record every event",
-                 "run --plan plan.yaml --spawn 2 --data texts/ --steps 100", run_run, o);
-    add_job_flags(verb, o->job, "Any key of the plan; may be repeated");
-    verb->add_option("--data", o->data, "Text file, folder of texts, or .bin of token ids")
-        ->type_name("PATH")
-        ->required();
-    verb->add_option("--tokens", o->tokens, "How the data is read: auto, bytes, u16 or u32");
-    verb->add_option("--steps", o->steps, "Steps in all; a resumed run goes on to it")
+    CLI::App* verb = add_verb("run", run_run, o);
+    add_job_flags(verb, o->job);
+    add(verb, "--data", o->data)->required();
+    add(verb, "--tokens", o->tokens);
+    add(verb, "--steps", o->steps)
         ->check(CLI::Range(std::int64_t{1}, std::int64_t{1'000'000'000}))
         ->required();
-    verb->add_option("--checkpoint", o->checkpoint, "Save checkpoints there, one at the end")
-        ->type_name("DIR");
-    verb->add_option("--checkpoint-every", o->checkpoint_every, "Also every N steps")
+    add(verb, "--checkpoint", o->checkpoint);
+    add(verb, "--checkpoint-every", o->checkpoint_every)
         ->check(CLI::Range(std::int64_t{1}, std::int64_t{1'000'000'000}));
-    verb->add_option("--checkpoint-keep", o->checkpoint_keep,
-                     "Newest checkpoints that stay; 0: all")
+    add(verb, "--checkpoint-keep", o->checkpoint_keep)
         ->check(CLI::Range(std::int64_t{0}, std::int64_t{1'000'000}))
         ->capture_default_str();
-    verb->add_option("--resume", o->resume,
-                     "Go on from a checkpoint, or from the newest of a folder")
-        ->type_name("DIR");
-    verb->add_option("--accept-changes", o->accept_changes,
-                     "Go on although these change the numbers: data,seed,optimizer.epsilon")
-        ->type_name("KEYS");
-    verb->add_option("--grace", o->grace,
-                     "Time to save and end after SIGINT, SIGTERM or SIGHUP; then at once")
-        ->type_name("TIME")
-        ->capture_default_str();
-    verb->add_option("--out", o->out, "Run folder; default: runs/<model>-<time>")->type_name("DIR");
-    verb->add_option("--record", o->recorded_steps, "Steps whose events are kept, the last ones")
+    add(verb, "--resume", o->resume);
+    add(verb, "--accept-changes", o->accept_changes);
+    add(verb, "--grace", o->grace)->capture_default_str();
+    add(verb, "--out", o->out);
+    add(verb, "--record", o->recorded_steps)
         ->check(CLI::Range(std::int64_t{1}, std::int64_t{100'000}))
         ->capture_default_str();
-    verb->add_option("--trace", o->trace, "Write the events of a measured step (Chrome trace)")
-        ->type_name("FILE");
-    verb->add_option("--kineto", o->kineto,
-                     "Write the last two steps as LibTorch's profiler sees them: every kernel")
-        ->type_name("FILE");
-    verb->add_option("--device", o->device,
-                     "auto, cuda, cpu, or standin (a GPU's plan on the CPU, to try things out)")
+    add(verb, "--trace", o->trace);
+    add(verb, "--kineto", o->kineto);
+    add(verb, "--device", o->device)
         ->check(CLI::IsMember({"auto", "cuda", "cpu", "standin"}))
         ->capture_default_str();
-    verb->add_flag("--paced", o->paced,
-                   "Run rank 0 alone: collectives move its bytes and last as long as forecast");
-    verb->add_option("--pace", o->pace,
-                     "Factor on those times; 0: collectives are as fast as their bytes move")
-        ->check(CLI::Range(0.0, 1000.0))
-        ->capture_default_str();
-    verb->add_flag("--graph", o->graph,
-                   "Record a step on the GPU and replay it (a CUDA graph): no host time per event");
-    verb->add_flag("--debug", o->debug, "Fill free gradient memory with NaN and check for it");
+    flag(verb, "--paced", o->paced);
+    add(verb, "--pace", o->pace)->check(CLI::Range(0.0, 1000.0))->capture_default_str();
+    flag(verb, "--graph", o->graph);
+    flag(verb, "--debug", o->debug);
   }
 
   void add_measure() {
     auto o = std::make_shared<MeasureOptions>();
-    CLI::App* verb =
-        add_verb("measure", "Measure this machine, for foreshard calibrate",
-                 "measure --model models/examples/llama-5m.json --out raw.json", run_measure, o);
-    verb->add_option("--model", o->models, "Whose shapes are measured; may be repeated")
-        ->type_name("MODEL");
-    verb->add_option("--tokens", o->sequences,
-                     "SEQUENCExMICRO_BATCH, such as 256x4; may be repeated");
-    verb->add_option("--dtype", o->dtype, "fp32 or bf16")->check(CLI::IsMember({"fp32", "bf16"}));
-    verb->add_option("--seconds", o->seconds, "Time per measurement and repeat")
-        ->check(CLI::Range(0.001, 60.0))
-        ->capture_default_str();
-    verb->add_option("--device", o->device,
-                     "cpu, cuda (the GPU instead of CPU ranks), or standin (its stand-in)")
+    CLI::App* verb = add_verb("measure", run_measure, o);
+    add(verb, "--model", o->models);
+    add(verb, "--tokens", o->sequences);
+    add(verb, "--dtype", o->dtype)->check(CLI::IsMember({"fp32", "bf16"}));
+    add(verb, "--seconds", o->seconds)->check(CLI::Range(0.001, 60.0))->capture_default_str();
+    add(verb, "--device", o->device)
         ->check(CLI::IsMember({"cpu", "cuda", "standin"}))
         ->capture_default_str();
-    verb->add_option("--budget", o->budget_s, "Seconds for all measurements of a GPU")
-        ->check(CLI::Range(1.0, 36000.0))
-        ->capture_default_str();
-    verb->add_option("--out", o->out, "Write there instead of to standard output")
-        ->type_name("FILE");
+    add(verb, "--budget", o->budget_s)->check(CLI::Range(1.0, 36000.0))->capture_default_str();
+    add(verb, "--out", o->out);
   }
 
   void add_self_check() {
     auto o = std::make_shared<SelfCheckOptions>();
-    CLI::App* verb = app_.add_subcommand("self-check", "What of the engine works on this GPU");
-    verb->footer("Example:\n  foreshard-exec self-check --out self_check.json");
-    verb->add_option("--device", o->device, "cuda, or standin (the CPU in its place)")
+    CLI::App* verb = add_subcommand(app_, "self-check");
+    add(verb, "--device", o->device)
         ->check(CLI::IsMember({"cuda", "standin"}))
         ->capture_default_str();
-    verb->add_option("--gpu", o->index, "Number of the GPU")->check(CLI::Range(0, 63));
-    verb->add_option("--skip", o->skip, "Leave a check out; may be repeated")->type_name("NAME");
-    verb->add_option("--out", o->out, "Write one JSON document there")->type_name("FILE");
-    verb->add_flag_callback(
-        "--json", [o] { o->output.form = Form::kJson; }, "The same on standard output");
+    add(verb, "--gpu", o->index)->check(CLI::Range(0, 63));
+    add(verb, "--skip", o->skip);
+    add(verb, "--out", o->out);
+    flag(verb, "--json", [o] { o->output.form = Form::kJson; });
     o->command = fmt::format("foreshard-exec {}", fmt::join(arguments_, " "));
     verb->callback([this, o] { verb_ = [o] { return run_self_check(*o); }; });
   }

@@ -2,7 +2,6 @@
 // is.
 #pragma once
 
-#include <memory>
 #include <optional>
 
 #include "cli/exec/exec_options.h"

@@ -2,7 +2,6 @@
 // counts.
 #include "cli/http/form.h"
 
-#include <algorithm>
 #include <nlohmann/json.hpp>
 #include <optional>
 

@@ -17,7 +17,7 @@
 
 #include "cli/command_line.h"
 #include "cli/output.h"
-#include "cli/page_of_answer.h"
+#include "cli/page.h"
 #include "sim/base/spelling.h"
 #include "sim/spec/plan_config.h"
 

@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <chrono>
 #include <csignal>
-#include <string>
 #include <utility>
 
 #include "cli/http/session.h"

@@ -20,14 +20,12 @@
 #include <map>
 #include <nlohmann/json.hpp>
 #include <numeric>
-#include <vector>
 
 #include "calibration/capability.h"
 #include "calibration/machines.h"
 #include "cli/output.h"
 #include "sim/base/error.h"
 #include "sim/base/json_document.h"
-#include "sim/base/text_file.h"
 
 namespace foreshard {
 namespace {

@@ -14,7 +14,6 @@
 #include "cli/verbs/verbs.h"
 #include "interop/steps/measured_tables.h"
 #include "planner/local_profiles.h"
-#include "planner/next_measurements.h"
 #include "reports/view/layout.h"
 #include "sim/base/error.h"
 #include "sim/base/unit_strings.h"

@@ -16,7 +16,6 @@
 #include "cli/verbs/verbs.h"
 #include "interop/network/nccl_log.h"
 #include "planner/local_profiles.h"
-#include "planner/next_measurements.h"
 #include "reports/view/layout.h"
 #include "sim/base/quantile.h"
 #include "sim/base/text_file.h"

@@ -13,7 +13,6 @@
 #include "cli/verbs/verbs.h"
 #include "interop/hf/hf_config.h"
 #include "models/names.h"
-#include "models/vision_zoo.h"
 #include "models/yaml/model_yaml.h"
 #include "models/zoo.h"
 #include "planner/model_name.h"

@@ -4,13 +4,12 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <functional>
 #include <nlohmann/json.hpp>
 #include <stdexcept>
 
 #include "calibration/machines.h"
 #include "cli/output.h"
-#include "cli/page_of_answer.h"
+#include "cli/page.h"
 #include "cli/progress.h"
 #include "cli/verbs/verbs.h"
 #include "planner/amounts.h"

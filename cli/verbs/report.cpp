@@ -11,7 +11,6 @@
 #include "cli/answer.h"
 #include "cli/output.h"
 #include "cli/page.h"
-#include "cli/page_of_answer.h"
 #include "cli/progress.h"
 #include "cli/recording.h"
 #include "cli/verbs/verbs.h"

@@ -3,11 +3,10 @@
 
 #include <fmt/format.h>
 
-#include <functional>
 #include <nlohmann/json.hpp>
 
 #include "cli/output.h"
-#include "cli/page_of_answer.h"
+#include "cli/page.h"
 #include "cli/progress.h"
 #include "cli/verbs/verbs.h"
 #include "planner/amounts.h"

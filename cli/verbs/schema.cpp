@@ -11,7 +11,7 @@
 #include "cli/verbs/verbs.h"
 #include "sim/base/embedded.h"
 #include "sim/base/json.h"
-#include "sim/spec/keys/plan_schema.h"
+#include "sim/spec/plan_keys.h"
 
 namespace foreshard {
 

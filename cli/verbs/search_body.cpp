@@ -3,7 +3,6 @@
 #include <nlohmann/json.hpp>
 
 #include "calibration/prices.h"
-#include "reports/view/views.h"
 #include "sim/simulate/forecast.h"
 
 namespace foreshard {

@@ -14,7 +14,6 @@
 
 #include "exec/comm/bounded_call.h"
 #include "exec/comm/failure_board.h"
-#include "exec/comm/failures.h"
 #include "exec/comm/gloo_transport.h"
 #include "exec/comm/rendezvous.h"
 #include "exec/comm/shared_transport.h"

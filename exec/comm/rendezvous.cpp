@@ -17,7 +17,6 @@
 
 #include "exec/comm/bounded_call.h"
 #include "exec/comm/failure_board.h"
-#include "exec/comm/failures.h"
 #include "exec/comm/shared_transport.h"
 #include "exec/comm/sockets.h"
 #include "sim/base/error.h"

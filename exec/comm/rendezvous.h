@@ -7,6 +7,7 @@
 
 #include "exec/comm/job_store.h"
 #include "exec/comm/process_world.h"
+#include "sim/base/error.h"
 
 namespace foreshard {
 
@@ -31,5 +32,11 @@ void part(const Launch& launch, const Meeting& meeting) noexcept;
 
 // "ranks 1, 3 to 5", for a sorted list.
 std::string name_ranks(const std::vector<int>& ranks);
+
+// What keeps a job's ranks from meeting.
+
+[[noreturn]] inline void fail_launch(const std::string& what) {
+  throw Error(ExitCode::kLaunchFailure, what);
+}
 
 }  // namespace foreshard

@@ -2,7 +2,6 @@
 //
 // Backward keeps each thread's columns of the weight's gradient in registers while its block goes
 // through rows, then adds up what the blocks have, in their order.
-#include <type_traits>
 
 #include "exec/cuda/kernel_parts.cuh"
 

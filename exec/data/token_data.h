@@ -61,4 +61,10 @@ class TokenData {
   std::int64_t held_back_samples_ = 0;
 };
 
+// A random order of n things that needs no memory: a bijection of [0, n) chosen by a key.
+
+// Where position `index` of the order that `key` chooses leads; `count` > index >= 0. The same on
+// every machine, about 20 ns.
+std::int64_t shuffled(std::int64_t index, std::int64_t count, std::uint64_t key);
+
 }  // namespace foreshard

@@ -13,4 +13,8 @@ namespace foreshard {
 
 std::unique_ptr<Accelerator> host_accelerator();
 
+// What a paced collective moves, on the host.
+
+void paced_move(const PacedCollective& collective);
+
 }  // namespace foreshard

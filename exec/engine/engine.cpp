@@ -18,7 +18,6 @@
 #include "reports/view/event_names.h"
 #include "sim/base/integers.h"
 #include "sim/graph/axes/rank_part.h"
-#include "sim/graph/training_step.h"
 #include "sim/spec/allocator_settings.h"
 
 namespace foreshard {

@@ -3,7 +3,6 @@
 // step: a CPU rank looks where it makes the norm, on a device the norm's row is the first one that
 // tells.
 #include <ATen/Functions.h>
-#include <fmt/format.h>
 
 #include <algorithm>
 #include <cmath>

@@ -3,8 +3,6 @@
 #include <ATen/Functions.h>
 #include <fmt/format.h>
 
-#include <vector>
-
 #include "exec/memory/flat_storage.h"
 #include "sim/base/integers.h"
 #include "sim/graph/axes/rank_part.h"

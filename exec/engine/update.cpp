@@ -4,14 +4,12 @@
 
 #include <ATen/Functions.h>
 #include <ATen/core/PhiloxRNGEngine.h>
-#include <fmt/format.h>
 
 #include <algorithm>
 #include <cmath>
 #include <numbers>
 #include <span>
 #include <thread>
-#include <vector>
 
 #include "exec/compute/kernels.h"
 #include "exec/memory/flat_storage.h"

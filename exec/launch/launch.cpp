@@ -8,7 +8,7 @@
 #include <cstdint>
 #include <cstdlib>
 
-#include "exec/comm/failures.h"
+#include "exec/comm/rendezvous.h"
 #include "exec/comm/sockets.h"
 #include "sim/base/parse.h"
 

@@ -5,7 +5,6 @@
 #pragma once
 
 #include <cstddef>
-#include <cstdint>
 
 #define API extern "C" __attribute__((visibility("default")))
 // Calls that have nothing to do, whatever they are given; those that make a handle.

@@ -24,7 +24,6 @@
 #include <mutex>
 #include <set>
 #include <string>
-#include <string_view>
 #include <unordered_map>
 #include <utility>
 

@@ -14,7 +14,6 @@
 #include <map>
 #include <memory>
 #include <mutex>
-#include <vector>
 
 #include "exec/null/device.h"
 #include "exec/null/log.h"

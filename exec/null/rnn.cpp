@@ -6,12 +6,9 @@
 // step under the standard algorithm, in one kernel under persistent ones; and what is done to the
 // gates, by its bytes. Sizes of cuDNN's own spaces are in no documentation: the reserve is taken to
 // hold gates, cell and output of every step, the workspace the gates of one layer.
-#include <algorithm>
 #include <cstdint>
 #include <map>
 #include <mutex>
-#include <string>
-#include <vector>
 
 #include "exec/null/abi.h"
 #include "exec/null/device.h"

@@ -5,7 +5,6 @@
 #include <fmt/ranges.h>
 
 #include "exec/engine/update.h"
-#include "exec/state/checkpoint.h"
 #include "exec/state/together.h"
 #include "sim/base/error.h"
 

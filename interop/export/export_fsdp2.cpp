@@ -8,7 +8,6 @@
 
 #include <algorithm>
 #include <span>
-#include <string>
 
 #include "interop/export/export_fsdp2_parts.h"
 #include "models/parameter_names.h"

@@ -8,15 +8,7 @@
 #include <nlohmann/json.hpp>
 #include <string_view>
 
-#include "sim/base/integers.h"
-#include "sim/base/letters.h"
-
 namespace foreshard {
-
-const char* to_string(Mapping mapping) {
-  static constexpr std::array kNames = {"mapped", "defaulted", "ignored", "unsupported"};
-  return kNames[at(mapping)];
-}
 
 std::string ledger_text(const ImportLedger& ledger) {
   std::size_t width = 0;

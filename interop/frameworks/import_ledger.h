@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "sim/base/json.h"
+#include "sim/base/letters.h"
 
 namespace foreshard {
 
@@ -15,7 +16,9 @@ enum class Mapping : std::uint8_t {
   kIgnored,     // says nothing that is needed
   kUnsupported  // says something that is needed and cannot be expressed
 };
-const char* to_string(Mapping mapping);  // "mapped"
+constexpr const char* to_string(Mapping mapping) {
+  return word_at(mapping, {"mapped", "defaulted", "ignored", "unsupported"});
+}
 
 struct ImportEntry {
   Mapping mapping = Mapping::kMapped;

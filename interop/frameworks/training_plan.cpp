@@ -8,7 +8,6 @@
 #include <string_view>
 #include <utility>
 
-#include "interop/steps/training_rows.h"
 #include "sim/spec/fsdp2_version.h"
 #include "sim/spec/gpu_generation.h"
 #include "sim/spec/preset.h"

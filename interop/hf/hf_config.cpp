@@ -4,10 +4,8 @@
 #include "interop/hf/hf_config.h"
 
 #include <algorithm>
-#include <optional>
 
 #include "interop/hf/hf_families.h"
-#include "interop/hf/hf_keys.h"
 #include "interop/hf/hf_readers.h"
 #include "models/families.h"
 #include "sim/base/error.h"

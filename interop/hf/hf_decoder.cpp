@@ -24,7 +24,6 @@
 //   masked_head       an encoder's, with biases of its own keys; windows of local_attention reach
 //                     half of it to either side
 #include <algorithm>
-#include <cmath>
 #include <string>
 
 #include "interop/hf/hf_families.h"

@@ -13,10 +13,9 @@
 #include <optional>
 
 #include "interop/recordings/recorded_job.h"
-#include "models/recorded_library.h"
+#include "models/recorded.h"
 #include "sim/base/config.h"
 #include "sim/base/parse.h"
-#include "sim/base/spelling.h"
 #include "sim/graph/training_step.h"
 #include "sim/spec/checks/plan_check.h"
 #include "sim/spec/plan_config.h"

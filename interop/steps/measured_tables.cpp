@@ -6,7 +6,6 @@
 #include <initializer_list>
 #include <string_view>
 
-#include "calibration/csv_table.h"
 #include "interop/steps/training_rows.h"
 #include "reports/accuracy/score_kernels.h"
 #include "sim/base/error.h"

@@ -90,4 +90,19 @@ struct KinetoTrace {
 // that the profiler writes.
 KinetoTrace read_kineto(const std::filesystem::path& path);
 
+// The tensors that an operator of a trace was called with, where it was recorded with
+// record_shapes=True.
+
+using TensorShape = std::vector<std::int64_t>;
+
+struct TracedTensor {
+  std::string dtype;  // as collectives print it: "BFloat16", "Float"; "" in a list of tensors
+  TensorShape shape;
+  std::int64_t elements() const;
+};
+
+// Its tensors in the order of the arguments, lists of tensors in their place; without scalars. None
+// without shapes.
+std::vector<TracedTensor> tensors_of(const KinetoTrace& trace, const TraceEvent& event);
+
 }  // namespace foreshard

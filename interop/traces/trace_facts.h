@@ -11,7 +11,6 @@
 #include <vector>
 
 #include "interop/traces/kineto.h"
-#include "interop/traces/trace_tensors.h"
 
 namespace foreshard {
 

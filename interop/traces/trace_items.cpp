@@ -21,7 +21,7 @@
 #include <unordered_map>
 #include <utility>
 
-#include "interop/traces/trace_tensors.h"
+#include "interop/traces/kineto.h"
 #include "sim/base/error.h"
 
 namespace foreshard {

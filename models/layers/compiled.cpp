@@ -23,7 +23,6 @@
 #include "models/layers/compiled.h"
 
 #include <algorithm>
-#include <utility>
 #include <vector>
 
 namespace foreshard {
@@ -135,7 +134,7 @@ class Saved {
     return std::all_of(layer_.operations.begin(), layer_.operations.end(),
                        [&](const Operation& op) {
                          if (!contains(op.saved, t)) return true;
-                         if (op.kind == OperationKind::kGemm) return op.fp8 != Fp8Recipe::kNone;
+                         if (op.kind == OperationKind::kGemm) return op.fp8 != Float8::kNone;
                          return op.kind != OperationKind::kAttention;
                        });
   }
@@ -238,13 +237,13 @@ void fuse_regions(LayerSpec& layer) {
 void share_quantised_inputs(LayerSpec& layer) {
   std::vector<Operation>& ops = layer.operations;
   for (std::size_t o = 0; o < ops.size(); ++o) {
-    if (ops[o].fp8 == Fp8Recipe::kNone) continue;
+    if (ops[o].fp8 == Float8::kNone) continue;
     const Index input = ops[o].inputs.front();
     const auto earlier = ops.begin() + static_cast<std::ptrdiff_t>(o);
     ops[o].shares_fp8_input = std::any_of(ops.begin(), earlier, [&](const Operation& other) {
       return other.fp8 == ops[o].fp8 && other.inputs.front() == input;
     });
-    ops[o].amax_in_producer = ops[o].fp8 == Fp8Recipe::kTensorwise &&
+    ops[o].amax_in_producer = ops[o].fp8 == Float8::kTensorwise &&
                               std::any_of(ops.begin(), earlier, [&](const Operation& other) {
                                 return fuses(other) && contains(other.outputs, input);
                               });
@@ -255,7 +254,7 @@ void share_quantised_inputs(LayerSpec& layer) {
 
 void pad_products(LayerSpec& layer) {
   for (Operation& op : layer.operations) {
-    op.pads = op.kind == OperationKind::kGemm && op.fp8 == Fp8Recipe::kNone;
+    op.pads = op.kind == OperationKind::kGemm && op.fp8 == Float8::kNone;
   }
 }
 

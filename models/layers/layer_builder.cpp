@@ -2,8 +2,6 @@
 // `saved`, in the order in which autograd lets go of it.
 #include "models/layers/layer_builder.h"
 
-#include <utility>
-
 namespace foreshard {
 
 LayerBuilder::LayerBuilder(std::string name, LayerRole role, TensorSpec input, Stack stack)

@@ -16,9 +16,12 @@ class LayerWriter {
   using Index = std::int16_t;
   using Indices = std::vector<Index>;
 
-  LayerWriter(std::string name, LayerRole role, Domain domain, TensorSpec input) {
+  LayerWriter(std::string name, LayerRole role) {
     layer_.name = std::move(name);
     layer_.role = role;
+  }
+  LayerWriter(std::string name, LayerRole role, Domain domain, TensorSpec input)
+      : LayerWriter(std::move(name), role) {
     layer_.domain = domain;
     layer_.tensors.push_back(std::move(input));
   }
@@ -27,8 +30,8 @@ class LayerWriter {
     layer_.tensors.push_back(std::move(spec));
     return static_cast<Index>(layer_.tensors.size() - 1);
   }
-  Index parameter(std::string name, std::vector<std::int64_t> shape) {
-    layer_.parameters.push_back({.name = std::move(name), .shape = std::move(shape)});
+  Index parameter(std::string name, std::vector<std::int64_t> shape, std::int8_t part = 0) {
+    layer_.parameters.push_back({.name = std::move(name), .shape = std::move(shape), .part = part});
     return static_cast<Index>(layer_.parameters.size() - 1);
   }
   Operation& operation(std::string name, OperationKind kind, Function function, Indices inputs,
@@ -85,7 +88,7 @@ class LayerWriter {
     return std::move(layer_);
   }
 
- private:
+ protected:
   LayerSpec layer_;
 };
 

@@ -16,7 +16,6 @@
 #include <algorithm>
 #include <numeric>
 #include <string>
-#include <string_view>
 #include <utility>
 #include <vector>
 

@@ -413,26 +413,6 @@ void apply_loss(LayerSpec& layer, const Plan& plan) {
 
 // --- float8 ---
 
-Fp8Recipe recipe_of(Float8 float8) {
-  switch (float8) {
-    case Float8::kNone:
-      break;
-    case Float8::kTensorwise:
-      return Fp8Recipe::kTensorwise;
-    case Float8::kRowwise:
-      return Fp8Recipe::kRowwise;
-    case Float8::kRowwiseGwHp:
-      return Fp8Recipe::kRowwiseGwHp;
-    case Float8::kDelayed:
-      return Fp8Recipe::kDelayed;
-    case Float8::kCurrent:
-      return Fp8Recipe::kCurrent;
-    case Float8::kMxfp8:
-      return Fp8Recipe::kMxfp8;
-  }
-  return Fp8Recipe::kNone;
-}
-
 void apply_float8(LayerSpec& layer, const Plan& plan) {
   for (std::size_t o = 0; o < layer.operations.size(); ++o) {
     if (layer.operations[o].kind != OperationKind::kGemm) continue;
@@ -443,7 +423,7 @@ void apply_float8(LayerSpec& layer, const Plan& plan) {
           {.name = name, .per_token = per_token, .fixed = fixed, .type = ElementType::kByte});
     };
     const std::int64_t weight = checked_multiply(op.n, op.k);
-    op.fp8 = recipe_of(plan.float8);
+    op.fp8 = plan.float8;
     ParameterSpec& parameter = layer.parameters[static_cast<std::size_t>(op.parameters.front())];
     op.fp8_weight = plan.float8_all_gather && parameter.shape.size() == 2;  // of an nn.Linear
     parameter.gathered_in_fp8 = op.fp8_weight;

@@ -2,9 +2,7 @@
 #include "models/layers/vision_layers.h"
 
 #include <algorithm>
-#include <string_view>
 #include <utility>
-#include <vector>
 
 #include "models/layers/layers.h"
 #include "sim/base/error.h"

@@ -12,7 +12,6 @@
 
 #include "sim/base/letters.h"
 #include "sim/base/unit_strings.h"
-#include "sim/graph/capture/captured_kernel.h"
 
 namespace foreshard {
 namespace {

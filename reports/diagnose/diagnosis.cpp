@@ -132,13 +132,20 @@ std::optional<double> distance(const Part& part, const Signals& is, const Signal
   return std::log(*a / *b) / part.sd;
 }
 
-double log_likelihood(const std::vector<Part>& parts, const Signals& is, const Signals& would) {
+// `log_of`: of a part that is so many standard deviations away.
+template <typename LogOf>
+double sum_of_logs(const std::vector<Part>& parts, const Signals& is, const Signals& would,
+                   LogOf log_of) {
   const double scale = is.step.value_or(would.step.value_or(1));
   double sum = 0;
   for (const Part& part : parts) {
-    if (const auto z = distance(part, is, would, scale)) sum += log_student(*z);
+    if (const auto z = distance(part, is, would, scale)) sum += log_of(part, *z);
   }
   return sum;
+}
+
+double log_likelihood(const std::vector<Part>& parts, const Signals& is, const Signals& would) {
+  return sum_of_logs(parts, is, would, [](const Part&, double z) { return log_student(z); });
 }
 
 // Two causes at once, of which the forecasts are known alone.
@@ -158,14 +165,9 @@ Signals both(const std::vector<Part>& parts, const Signals& right, const Signals
 // Every figure is as forecast, or anywhere within +- widest, as likely one as the other.
 double log_likelihood_of_unknown(const std::vector<Part>& parts, const Signals& is,
                                  const Signals& would) {
-  const double scale = is.step.value_or(would.step.value_or(1));
-  double sum = 0;
-  for (const Part& part : parts) {
-    if (const auto z = distance(part, is, would, scale)) {
-      sum += std::log((std::exp(log_student(*z)) + part.sd / part.widest) / 2);
-    }
-  }
-  return sum;
+  return sum_of_logs(parts, is, would, [](const Part& part, double z) {
+    return std::log((std::exp(log_student(z)) + part.sd / part.widest) / 2);
+  });
 }
 
 double mean_likelihood(const std::vector<double>& logs, double most) {

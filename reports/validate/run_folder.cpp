@@ -10,7 +10,6 @@
 #include <set>
 #include <system_error>
 
-#include "reports/validate/run_record.h"
 #include "reports/view/exact_seconds.h"
 #include "sim/base/fields.h"
 #include "sim/base/hash.h"

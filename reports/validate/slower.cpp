@@ -115,12 +115,6 @@ const char* advice(SlowCause cause) {
 
 }  // namespace
 
-const char* to_string(SlowCause cause) {
-  static constexpr std::array<const char*, 5> kNames = {
-      "compute", "exposed_communication", "waiting_for_peers", "late_host", "stream_dependency"};
-  return kNames[at(cause)];
-}
-
 SlowStep why_slower(const EventGraph& graph, const Timeline& predicted, const Timeline& measured) {
   std::map<Key, SlowPart> parts;
   const auto part_of = [&](const Key& key) -> SlowPart& {

@@ -12,11 +12,15 @@
 
 #include "reports/report.h"
 #include "reports/view/views.h"
+#include "sim/base/letters.h"
 
 namespace foreshard {
 
 enum class SlowCause : std::uint8_t { kCompute, kExposed, kPeers, kHost, kStream };
-const char* to_string(SlowCause cause);
+constexpr const char* to_string(SlowCause cause) {
+  return word_at(cause, {"compute", "exposed_communication", "waiting_for_peers", "late_host",
+                         "stream_dependency"});
+}
 
 struct SlowPart {
   SlowCause cause = SlowCause::kCompute;

@@ -129,11 +129,6 @@ class Cutter {
 
 }  // namespace
 
-const char* to_string(Phase phase) {
-  static constexpr std::array<const char*, kPhases> kNames = {"forward", "backward", "optimizer"};
-  return kNames[at(phase)];
-}
-
 std::vector<Phase> phases_of(const EventGraph& graph) {
   std::vector<Phase> phases;
   phases.reserve(graph.rows.size());

@@ -6,13 +6,16 @@
 #include <vector>
 
 #include "reports/view/views.h"
+#include "sim/base/letters.h"
 
 namespace foreshard {
 
 // The part of the step in which the host issued a row.
 enum class Phase : std::uint8_t { kForward, kBackward, kOptimizer };
 inline constexpr std::size_t kPhases = 3;
-const char* to_string(Phase phase);
+constexpr const char* to_string(Phase phase) {
+  return word_at(phase, {"forward", "backward", "optimizer"});
+}
 std::vector<Phase> phases_of(const EventGraph& graph);  // per row
 
 // A row that computes: on the compute stream and not a collective.

@@ -9,7 +9,6 @@
 #include <set>
 #include <utility>
 
-#include "reports/view/attribution.h"
 #include "sim/base/integers.h"
 
 namespace foreshard {
@@ -112,12 +111,6 @@ Findings find_causes(const Forecast& forecast) {
   add_excess(forecast, findings);
   findings.host = host_findings(forecast);
   return findings;
-}
-
-const char* to_string(Cause cause) {
-  static constexpr std::array<const char*, 5> kNames = {"step_begin", "host", "stream", "wait",
-                                                        "communicator"};
-  return kNames[at(cause)];
 }
 
 std::string cause_words(const EventGraph& graph, const EventNames& names, const ChainLink& link,

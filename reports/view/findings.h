@@ -7,6 +7,7 @@
 #include "reports/view/attribution.h"
 #include "reports/view/event_names.h"
 #include "reports/view/views.h"
+#include "sim/base/letters.h"
 #include "sim/cost/host_calls.h"
 
 namespace foreshard {
@@ -74,6 +75,8 @@ Json to_json(const LiveGroup& group, const EventNames& names);
 // the link behind `link`.
 std::string cause_words(const EventGraph& graph, const EventNames& names, const ChainLink& link,
                         const ChainLink* next);
-const char* to_string(Cause cause);
+constexpr const char* to_string(Cause cause) {
+  return word_at(cause, {"step_begin", "host", "stream", "wait", "communicator"});
+}
 
 }  // namespace foreshard

@@ -9,7 +9,6 @@
 #include <utility>
 
 #include "reports/report_parts.h"
-#include "reports/view/event_names.h"
 #include "reports/view/layout.h"
 #include "reports/view/plan_words.h"
 #include "reports/view/views.h"

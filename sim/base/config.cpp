@@ -70,6 +70,17 @@ std::string_view unquoted_text(const ConfigNode& node, const ConfigData& data,
   return node.text();
 }
 
+const std::string& text_or_error(const ConfigNode& node, const ConfigData& data,
+                                 const std::string& expected) {
+  if (!node.is_scalar() || (data.format == ConfigFormat::kJson && !node.is_quoted())) {
+    throw node.error(node.is_scalar()
+                         ? fmt::format("{} is not a string", quote(node.text()))
+                         : fmt::format("{} stands here", kind_name(node.kind(), data.format)),
+                     expected);
+  }
+  return data.text;
+}
+
 // A decimal number as YAML 1.2 and JSON write it. YAML 1.1 would take 010 for an octal number, so a
 // leading zero is refused.
 struct Decimal {
@@ -261,12 +272,8 @@ void ConfigNode::allow_only(std::initializer_list<std::string_view> allowed) con
 
 std::string ConfigNode::as_string() const {
   const bool is_json = data_->format == ConfigFormat::kJson;
-  if (!is_scalar() || (is_json && !is_quoted())) {
-    throw error(is_scalar() ? fmt::format("{} is not a string", quote(text()))
-                            : fmt::format("{} stands here", kind_name(kind(), data_->format)),
-                is_json ? R"(a string, for example "name")" : "a text, for example name");
-  }
-  return data_->text;
+  return text_or_error(*this, *data_,
+                       is_json ? R"(a string, for example "name")" : "a text, for example name");
 }
 
 std::int64_t ConfigNode::as_int(std::int64_t min, std::int64_t max) const {
@@ -329,13 +336,7 @@ double ConfigNode::as_price() const { return parse_quantity(*this, *data_, parse
 std::size_t ConfigNode::as_choice(std::span<const std::string_view> words) const {
   const std::vector<std::string> all = to_strings(words);
   const std::string expected = "one of " + join(all);
-  const bool is_json = data_->format == ConfigFormat::kJson;
-  if (!is_scalar() || (is_json && !is_quoted())) {
-    throw error(is_scalar() ? fmt::format("{} is not a string", quote(text()))
-                            : fmt::format("{} stands here", kind_name(kind(), data_->format)),
-                expected);
-  }
-  const auto found = std::ranges::find(all, text());
+  const auto found = std::ranges::find(all, text_or_error(*this, *data_, expected));
   if (found == all.end()) {
     throw error(quote(text()) + " is not known here", expected, nearest_spelling(text(), all));
   }

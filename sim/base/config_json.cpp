@@ -2,8 +2,6 @@
 // walks the same text beside it: each report is the next token, so the cursor skips blanks, commas
 // and colons to its first byte, notes line and column, and steps over it.
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <cstddef>
 #include <nlohmann/json.hpp>
@@ -12,7 +10,6 @@
 #include "sim/base/config.h"
 #include "sim/base/config_tree.h"
 #include "sim/base/json_document.h"
-#include "sim/base/spelling.h"
 
 namespace foreshard {
 namespace {

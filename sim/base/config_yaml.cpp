@@ -2,7 +2,6 @@
 // places. The events are recorded first; an alias replays the events of its anchor into the
 // builder, which counts what the aliases expand to.
 
-#include <fmt/format.h>
 #include <yaml-cpp/eventhandler.h>
 #include <yaml-cpp/exceptions.h>
 #include <yaml-cpp/parser.h>

@@ -8,6 +8,8 @@
 // profiles, published), schema_files (cli/schemas) and page_files (reports/page, and d3).
 #pragma once
 
+#include <map>
+#include <mutex>
 #include <span>
 #include <string_view>
 #include <vector>
@@ -35,5 +37,16 @@ const EmbeddedFile& file_named(std::string_view path, std::span<const EmbeddedFi
 
 // Of a table that is data: a row a line, "cell | cell"; a line that begins with # is a comment.
 std::vector<std::vector<std::string_view>> rows_of_table(std::string_view text);
+
+// make(file), made when it is first asked for, from any thread; it lives as long as the program.
+template <auto make>
+const auto& made_once(const EmbeddedFile& file) {
+  static std::mutex mutex;
+  static std::map<std::string_view, decltype(make(file))> made;
+  const std::scoped_lock lock(mutex);
+  auto found = made.find(file.path);
+  if (found == made.end()) found = made.emplace(file.path, make(file)).first;
+  return found->second;
+}
 
 }  // namespace foreshard

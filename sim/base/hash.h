@@ -4,7 +4,6 @@
 // (https://github.com/aappleby/smhasher, src/MurmurHash3.cpp, public domain). Not cryptographic.
 #pragma once
 
-#include <bit>
 #include <concepts>
 #include <cstdint>
 #include <cstring>

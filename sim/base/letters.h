@@ -6,6 +6,8 @@
 #include <string>
 #include <string_view>
 
+#include "sim/base/integers.h"
+
 namespace foreshard {
 
 // Of ASCII's letters, whatever the locale.
@@ -56,6 +58,10 @@ constexpr const char* word_at(Enum value, std::initializer_list<const char*> wor
                               const char* beyond = "?") {
   const auto index = at(value);
   return index < words.size() ? words.begin()[index] : beyond;
+}
+template <typename Enum, typename... Words>
+constexpr const char* word_at(Enum value, const char* first, Words... others) {
+  return word_at(value, {first, others...});
 }
 
 }  // namespace foreshard

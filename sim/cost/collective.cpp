@@ -13,7 +13,6 @@
 #include "sim/base/integers.h"
 #include "sim/base/letters.h"
 #include "sim/cost/nccl_tables.h"
-#include "sim/cost/node_links.h"
 
 namespace foreshard {
 namespace {

@@ -17,10 +17,8 @@
 // form times the ratio at the nearest point.
 #pragma once
 
-#include <array>
 #include <cstdint>
 #include <optional>
-#include <string>
 #include <string_view>
 #include <vector>
 
@@ -129,5 +127,10 @@ struct Slowdown {
   double memory = 1;
 };
 Slowdown slowdown_of(const CollectivePrice& price, const Gpu& gpu, const ContentionCurve& curve);
+
+// What a node's GPUs reach each other over, by the name of its links.
+
+enum class Inside : std::uint8_t { kSwitch, kMesh, kXgmi, kPcie, kThroughHost };
+Inside inside_of(const NodeKind& node);
 
 }  // namespace foreshard

@@ -7,15 +7,14 @@
 #include <algorithm>
 #include <atomic>
 #include <cmath>
-#include <optional>
 #include <utility>
 
 #include "sim/base/error.h"
 #include "sim/base/integers.h"
+#include "sim/cost/collective.h"
 #include "sim/cost/heat.h"
 #include "sim/cost/host_calls.h"
 #include "sim/cost/nccl_tables.h"
-#include "sim/cost/node_links.h"
 #include "sim/graph/capture/captured_kernel.h"
 #include "sim/spec/network/cluster_layout.h"
 

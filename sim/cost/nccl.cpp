@@ -200,18 +200,6 @@ double point_to_point(const NcclModel& model, CollectiveOperation collective) {
 
 }  // namespace
 
-const char* to_string(NcclAlgorithm algorithm) {
-  static constexpr const char* kNames[] = {
-      "tree",      "ring", "collnet_direct", "collnet_chain", "nvls",
-      "nvls_tree", "pat",  "point_to_point", "copy_engine",   "symmetric"};
-  return kNames[static_cast<std::size_t>(algorithm)];
-}
-
-const char* to_string(NcclProtocol protocol) {
-  static constexpr const char* kNames[] = {"ll", "ll128", "simple"};
-  return kNames[static_cast<std::size_t>(protocol)];
-}
-
 NcclModel::NcclModel(const NcclSystem& system)
     : system_(system), ring_(ring_graph(system)), nvls_(nvls_graph(system)) {
   FORESHARD_CHECK(system.ranks() > 1, "a communicator of one rank has no cost model");

@@ -13,6 +13,7 @@
 #include <cstdint>
 #include <string>
 
+#include "sim/base/letters.h"
 #include "sim/spec/calibration.h"
 
 namespace foreshard {
@@ -32,8 +33,13 @@ enum class NcclAlgorithm : std::uint8_t {
 inline constexpr std::size_t kNcclAlgorithms = 10;
 enum class NcclProtocol : std::uint8_t { kLL, kLL128, kSimple };
 inline constexpr std::size_t kNcclProtocols = 3;
-const char* to_string(NcclAlgorithm algorithm);  // "ring"
-const char* to_string(NcclProtocol protocol);    // "ll128"
+constexpr const char* to_string(NcclAlgorithm algorithm) {
+  return word_at(algorithm, {"tree", "ring", "collnet_direct", "collnet_chain", "nvls", "nvls_tree",
+                             "pat", "point_to_point", "copy_engine", "symmetric"});
+}
+constexpr const char* to_string(NcclProtocol protocol) {
+  return word_at(protocol, {"ll", "ll128", "simple"});
+}
 
 struct NcclVersion {
   int major = 2;

@@ -15,7 +15,6 @@
 #include <cctype>
 #include <charconv>
 #include <cmath>
-#include <string>
 
 #include "sim/cost/nccl.h"
 #include "sim/cost/nccl_tables.h"

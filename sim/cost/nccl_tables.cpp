@@ -3,7 +3,6 @@
 #include "sim/cost/nccl_tables.h"
 
 #include <algorithm>
-#include <cmath>
 
 namespace foreshard {
 namespace {

@@ -1,52 +1,11 @@
 #include "sim/graph/event_graph.h"
 
 #include <algorithm>
-#include <array>
 
 #include "sim/base/error.h"
 #include "sim/base/hash.h"
 
 namespace foreshard {
-
-const char* to_string(EventKind kind) {
-  static constexpr std::array<const char*, kEventKinds> kNames = {"all_gather_copy_in",
-                                                                  "all_gather",
-                                                                  "all_gather_copy_out",
-                                                                  "forward",
-                                                                  "loss",
-                                                                  "recompute",
-                                                                  "backward",
-                                                                  "reshard",
-                                                                  "reduce_scatter_copy_in",
-                                                                  "reduce_scatter",
-                                                                  "all_reduce",
-                                                                  "accumulate",
-                                                                  "grad_norm",
-                                                                  "grad_scale",
-                                                                  "optimizer",
-                                                                  "host_to_device",
-                                                                  "device_to_host",
-                                                                  "broadcast",
-                                                                  "reduce",
-                                                                  "gradient_copy_in",
-                                                                  "gradient_copy_out",
-                                                                  "quantize",
-                                                                  "dequantize",
-                                                                  "storage_read",
-                                                                  "storage_write",
-                                                                  "host_optimizer",
-                                                                  "all_to_all",
-                                                                  "send_recv"};
-  return kNames[at(kind)];
-}
-
-const char* to_string(Stream stream) {
-  static constexpr std::array<const char*, kStreams> kNames = {
-      "compute",           "all_gather_copy_in", "all_gather",       "reduce_scatter",
-      "all_reduce",        "tensor_parallel",    "context_parallel", "expert_parallel",
-      "pipeline_parallel", "pipeline_send"};
-  return kNames[at(stream)];
-}
 
 void EventGraph::clear() {
   rows.clear();

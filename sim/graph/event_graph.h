@@ -16,6 +16,7 @@
 #include <string>
 #include <vector>
 
+#include "sim/base/letters.h"
 #include "sim/base/units.h"
 #include "sim/graph/layers/layer_program.h"
 #include "sim/spec/cluster.h"
@@ -57,7 +58,14 @@ enum class EventKind : std::uint8_t {
   kSendRecv,  // a batch of transfers between two ranks of a pipeline
 };
 inline constexpr std::size_t kEventKinds = 28;
-const char* to_string(EventKind kind);
+constexpr const char* to_string(EventKind kind) {
+  return word_at(kind, "all_gather_copy_in", "all_gather", "all_gather_copy_out", "forward", "loss",
+                 "recompute", "backward", "reshard", "reduce_scatter_copy_in", "reduce_scatter",
+                 "all_reduce", "accumulate", "grad_norm", "grad_scale", "optimizer",
+                 "host_to_device", "device_to_host", "broadcast", "reduce", "gradient_copy_in",
+                 "gradient_copy_out", "quantize", "dequantize", "storage_read", "storage_write",
+                 "host_optimizer", "all_to_all", "send_recv");
+}
 constexpr bool is_collective(EventKind kind) {
   return kind == EventKind::kAllGather || kind == EventKind::kReduceScatter ||
          kind == EventKind::kAllReduce || kind == EventKind::kBroadcast ||
@@ -79,7 +87,11 @@ enum class Stream : std::uint8_t {
   kPipelineSend
 };
 inline constexpr std::size_t kStreams = 10;
-const char* to_string(Stream stream);
+constexpr const char* to_string(Stream stream) {
+  return word_at(stream, {"compute", "all_gather_copy_in", "all_gather", "reduce_scatter",
+                          "all_reduce", "tensor_parallel", "context_parallel", "expert_parallel",
+                          "pipeline_parallel", "pipeline_send"});
+}
 // Streams as bits.
 using StreamSet = std::uint16_t;
 constexpr StreamSet only(Stream stream) {

@@ -5,7 +5,6 @@
 // for more than kStreams - 1 events.
 #include "sim/graph/step_builder.h"
 
-#include <algorithm>
 #include <bit>
 #include <utility>
 

@@ -4,7 +4,6 @@
 #include "sim/memory/memory_profile.h"
 
 #include <algorithm>
-#include <array>
 
 #include "sim/base/error.h"
 #include "sim/memory/memory_actions.h"

@@ -239,11 +239,6 @@ int minor_of(const std::string& version) {
 
 }  // namespace
 
-const char* to_string(SizeEvidence evidence) {
-  static constexpr std::array kNames = {"measured", "published", "derived", "declared", "assumed"};
-  return kNames[at(evidence)];
-}
-
 NcclVersion nccl_of(const Runtime& runtime) {
   // DeepSpeed's and Megatron-Core's do not tell PyTorch's: the one they were recorded or read with.
   const bool is_torchs = runtime.kind != RuntimeKind::kNative &&

@@ -13,6 +13,7 @@
 #include <string>
 #include <vector>
 
+#include "sim/base/letters.h"
 #include "sim/base/units.h"
 #include "sim/cost/nccl.h"
 #include "sim/graph/event_graph.h"
@@ -24,7 +25,9 @@ namespace foreshard {
 // How a size is known. kPublished: somebody measured and published it. kDerived: computed by the
 // library's own rule. kDeclared: stated in the cluster's description.
 enum class SizeEvidence : std::uint8_t { kMeasured, kPublished, kDerived, kDeclared, kAssumed };
-const char* to_string(SizeEvidence evidence);
+constexpr const char* to_string(SizeEvidence evidence) {
+  return word_at(evidence, {"measured", "published", "derived", "declared", "assumed"});
+}
 
 struct OutsideItem {
   std::string name;  // "nccl shard: ring, 24 channels"

@@ -11,11 +11,9 @@
 #include <numeric>
 #include <optional>
 #include <string>
-#include <utility>
 
 #include "sim/base/error.h"
 #include "sim/base/hash.h"
-#include "sim/memory/allocation_log.h"
 #include "sim/memory/memory_actions.h"
 
 namespace foreshard {

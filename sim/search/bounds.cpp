@@ -9,7 +9,6 @@
 #include <algorithm>
 #include <array>
 #include <numeric>
-#include <vector>
 
 namespace foreshard {
 namespace {

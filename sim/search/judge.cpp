@@ -8,7 +8,6 @@
 #include "sim/memory/memory_actions.h"
 #include "sim/memory/memory_profile.h"
 #include "sim/memory/outside_allocator.h"
-#include "sim/memory/reserved_forecast.h"
 #include "sim/search/bounds.h"
 #include "sim/simulate/folded.h"
 #include "sim/simulate/forecast.h"

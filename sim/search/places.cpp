@@ -1,7 +1,6 @@
 #include "sim/search/places.h"
 
 #include <algorithm>
-#include <optional>
 
 #include "sim/spec/checks/plan_check.h"
 

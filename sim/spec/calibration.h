@@ -41,6 +41,7 @@
 #include <string>
 #include <vector>
 
+#include "sim/base/letters.h"
 #include "sim/spec/model_spec.h"
 #include "sim/spec/plan.h"
 
@@ -53,7 +54,10 @@ enum class Evidence : std::uint8_t {
   kDatasheet,
   kAssumed
 };
-const char* to_string(Evidence evidence);
+constexpr const char* to_string(Evidence evidence) {
+  return word_at(evidence, {"measured", "interpolated", "extrapolated", "datasheet", "assumed"},
+                 "assumed");
+}
 // The weaker of two: a sum is no better founded than its weakest term.
 Evidence weaker(Evidence a, Evidence b);
 
@@ -152,7 +156,9 @@ enum class FabricKind : std::uint8_t {
   kTcp          // sockets
 };
 inline constexpr std::size_t kFabricKinds = 7;
-const char* to_string(FabricKind kind);  // "nvlink"
+constexpr const char* to_string(FabricKind kind) {
+  return word_at(kind, {"nvlink", "pcie", "rdma", "efa", "slingshot", "tcp_offload", "tcp"});
+}
 
 // Corrections of NCCL's own cost table on one kind of fabric; form and use: sim/cost/collective.h.
 // All 1, with nothing fixed, is NCCL's table as it is.
@@ -200,7 +206,14 @@ enum class HostCall : std::uint8_t {
   kStep                   // once a step
 };
 inline constexpr std::size_t kHostCalls = 24;
-const char* to_string(HostCall call);  // "forward_product"
+constexpr const char* to_string(HostCall call) {
+  return word_at(call, "pass", "forward_product", "forward_attention", "forward_operation",
+                 "backward_product", "backward_attention", "backward_operation", "recomputed",
+                 "compiled", "hook", "unit_row", "unit_tensor", "reduced_row", "collective",
+                 "functional_collective", "redistribution", "bucket_row", "bucket_tensor",
+                 "clipped_tensor", "clipped_shard", "updated_tensor", "updated_shard",
+                 "updated_operation", "step");
+}
 
 struct HostCurve {
   // Rows of the engine, and of a machine that was measured itself.
@@ -306,7 +319,10 @@ enum class CollectiveOperation : std::uint8_t {
   kSendRecv
 };
 inline constexpr std::size_t kCollectiveOperations = 7;
-const char* to_string(CollectiveOperation operation);  // "all_gather"
+constexpr const char* to_string(CollectiveOperation operation) {
+  return word_at(operation, {"all_gather", "reduce_scatter", "all_reduce", "broadcast", "reduce",
+                             "all_to_all", "send_recv"});
+}
 
 struct CollectivePoints {
   CollectiveOperation operation = CollectiveOperation::kAllGather;

@@ -13,7 +13,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cstddef>
 #include <limits>
 
 #include "sim/base/error.h"
@@ -174,11 +173,6 @@ GroupLink regular_group_link(const Cluster& cluster, const GroupShape& group) {
   result.tree = result.network;
   result.network_latency = cluster.node.nic_latency;
   return result;
-}
-
-const char* to_string(RankPlacement placement) {
-  static constexpr const char* kNames[] = {"listed", "by_leaf", "by_pod", "by_rail"};
-  return kNames[at(placement)];
 }
 
 GroupLink group_link(const Cluster& cluster, const GroupShape& group) {

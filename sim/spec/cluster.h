@@ -14,6 +14,7 @@
 #include <utility>
 #include <vector>
 
+#include "sim/base/letters.h"
 #include "sim/base/units.h"
 
 namespace foreshard {
@@ -111,7 +112,9 @@ struct Cluster {
 // switch) one after the other, rank by rank; or round the nodes, so that neighbours share a rail.
 enum class RankPlacement : std::uint8_t { kListed, kByLeaf, kByPod, kByRail };
 inline constexpr std::size_t kPlacements = 4;
-const char* to_string(RankPlacement placement);  // "by_leaf"
+constexpr const char* to_string(RankPlacement placement) {
+  return word_at(placement, {"listed", "by_leaf", "by_pod", "by_rail"});
+}
 
 // Ranks {first + i*stride}. Of a mesh: Mesh::shard_stride(), replicate_stride().
 struct GroupShape {

@@ -2,18 +2,8 @@
 #include "sim/spec/mesh.h"
 
 #include "sim/base/error.h"
-#include "sim/base/letters.h"
 
 namespace foreshard {
-
-const char* to_string(MeshInner inner) {
-  return inner == MeshInner::kShard ? "shard" : "replicate";
-}
-
-const char* to_string(MeshDim dim) {
-  return word_at(dim, {"world", "batch", "loss", "replicate", "fsdp", "cp", "tp", "ep", "efsdp",
-                       "expert_replicate", "etp", "pp"});
-}
 
 std::vector<MeshAxis> Mesh::axes() const {
   if (inner == MeshInner::kReplicate)

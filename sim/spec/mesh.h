@@ -15,6 +15,7 @@
 #include <string_view>
 #include <vector>
 
+#include "sim/base/letters.h"
 #include "sim/spec/cluster.h"
 
 namespace foreshard {
@@ -23,7 +24,7 @@ namespace foreshard {
 // shard groups, as init_device_mesh(..., (replicate, shard)) lays them, or the groups of replicas,
 // whose mesh is made of the same ranks transposed.
 enum class MeshInner : std::uint8_t { kShard, kReplicate };
-const char* to_string(MeshInner inner);
+constexpr const char* to_string(MeshInner inner) { return word_at(inner, {"shard", "replicate"}); }
 
 // What a process group is made of, in the order in which torchtitan makes them. kWorld: all ranks.
 enum class MeshDim : std::uint8_t {
@@ -42,7 +43,10 @@ enum class MeshDim : std::uint8_t {
 };
 inline constexpr std::size_t kMeshDims = 12;
 // "fsdp", "tp", ...
-const char* to_string(MeshDim dim);
+constexpr const char* to_string(MeshDim dim) {
+  return word_at(dim, {"world", "batch", "loss", "replicate", "fsdp", "cp", "tp", "ep", "efsdp",
+                       "expert_replicate", "etp", "pp"});
+}
 
 struct MeshAxis {
   std::string_view name;

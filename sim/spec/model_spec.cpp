@@ -3,47 +3,10 @@
 #include "sim/spec/model_spec.h"
 
 #include <algorithm>
-#include <array>
 
 #include "sim/base/error.h"
 
 namespace foreshard {
-
-const char* to_string(Function function) {
-  static constexpr std::array<const char*, kFunctions> kNames = {"matrix_product",
-                                                                 "attention",
-                                                                 "rms_norm",
-                                                                 "layer_norm",
-                                                                 "add",
-                                                                 "cast",
-                                                                 "rotary",
-                                                                 "silu",
-                                                                 "multiply",
-                                                                 "silu_multiply",
-                                                                 "gelu",
-                                                                 "relu",
-                                                                 "embedding",
-                                                                 "arange",
-                                                                 "log_softmax",
-                                                                 "negative_log_likelihood",
-                                                                 "cross_entropy",
-                                                                 "column_sum",
-                                                                 "copy",
-                                                                 "adamw",
-                                                                 "sgd",
-                                                                 "sum_of_squares",
-                                                                 "scale",
-                                                                 "softmax",
-                                                                 "sigmoid",
-                                                                 "tanh",
-                                                                 "dropout",
-                                                                 "top_k",
-                                                                 "sort",
-                                                                 "gather",
-                                                                 "scatter_add",
-                                                                 "dequantize"};
-  return kNames[at(function)];
-}
 
 std::int64_t ParameterSpec::numel() const {
   std::int64_t count = 1;

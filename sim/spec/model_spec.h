@@ -26,6 +26,7 @@
 #include <string>
 #include <vector>
 
+#include "sim/base/letters.h"
 #include "sim/base/units.h"
 #include "sim/spec/mesh.h"
 
@@ -129,7 +130,13 @@ enum class Function : std::uint8_t {
   kDequantize,  // packed 4-bit blocks to the compute dtype
 };
 inline constexpr std::size_t kFunctions = 32;
-const char* to_string(Function function);  // "matrix_product"
+constexpr const char* to_string(Function function) {
+  return word_at(function, "matrix_product", "attention", "rms_norm", "layer_norm", "add", "cast",
+                 "rotary", "silu", "multiply", "silu_multiply", "gelu", "relu", "embedding",
+                 "arange", "log_softmax", "negative_log_likelihood", "cross_entropy", "column_sum",
+                 "copy", "adamw", "sgd", "sum_of_squares", "scale", "softmax", "sigmoid", "tanh",
+                 "dropout", "top_k", "sort", "gather", "scatter_add", "dequantize");
+}
 
 struct AttentionShape {
   std::int64_t heads = 0;
@@ -162,7 +169,7 @@ enum class GradientRule : std::uint8_t {
 // tensor or per row (torchao.float8; rowwise_gw_hp: the weight's gradient in the compute dtype), or
 // with factors of earlier steps, of this one, or of every 32 elements (TransformerEngine's delayed
 // and current scaling, and MXFP8).
-enum class Fp8Recipe : std::uint8_t {
+enum class Float8 : std::uint8_t {
   kNone,
   kTensorwise,
   kRowwise,
@@ -171,6 +178,10 @@ enum class Fp8Recipe : std::uint8_t {
   kCurrent,
   kMxfp8,
 };
+constexpr const char* to_string(Float8 recipe) {
+  return word_at(recipe,
+                 {"none", "tensorwise", "rowwise", "rowwise_gw_hp", "delayed", "current", "mxfp8"});
+}
 
 enum class CollectiveKind : std::uint8_t {
   kNone,
@@ -237,15 +248,15 @@ struct Operation {
   // What the kernels need for themselves: allocated behind the outputs (backward: behind the
   // inputs' gradients) and freed with the operation. Its time is the kernels'.
   std::vector<std::int16_t> forward_workspace, backward_workspace;
-  std::int64_t n = 0, k = 0;         // GEMM: output and inner width; m is the number of tokens
-  std::int64_t rows = 1;             // GEMM: times as many rows (a token goes to several experts)
-  std::int64_t split = 1;            // GEMM: of as many ranks, each multiplies its part of the rows
-  std::int64_t groups = 1;           // GEMM: so many weights share the rows evenly, in one kernel
-  bool one_by_one = false;           // a kernel for each group instead of one for all
-  Fp8Recipe fp8 = Fp8Recipe::kNone;  // GEMM
-  bool fp8_weight = false;           // GEMM: the weight arrives in fp8
-  bool shares_fp8_input = false;     // GEMM: an earlier one has quantised the same input
-  bool amax_in_producer = false;     // GEMM: what makes the input finds its greatest value too
+  std::int64_t n = 0, k = 0;      // GEMM: output and inner width; m is the number of tokens
+  std::int64_t rows = 1;          // GEMM: times as many rows (a token goes to several experts)
+  std::int64_t split = 1;         // GEMM: of as many ranks, each multiplies its part of the rows
+  std::int64_t groups = 1;        // GEMM: so many weights share the rows evenly, in one kernel
+  bool one_by_one = false;        // a kernel for each group instead of one for all
+  Float8 fp8 = Float8::kNone;     // GEMM
+  bool fp8_weight = false;        // GEMM: the weight arrives in fp8
+  bool shares_fp8_input = false;  // GEMM: an earlier one has quantised the same input
+  bool amax_in_producer = false;  // GEMM: what makes the input finds its greatest value too
   // GEMM: of so many ranks each casts its part to fp8, before all is gathered.
   std::int64_t fp8_inputs = 1, fp8_gradients = 1;
   // >= 0: one kernel runs this and the other operations of that number, forward and backward.

@@ -1,45 +1,11 @@
 // The words of a plan's enumerations; the rules that check() applies are in plan_check.cpp.
 #include "sim/spec/plan.h"
 
-#include "sim/base/letters.h"
 #include "sim/spec/checks/plan_check.h"
 
 namespace foreshard {
 
 std::int64_t size_of(DType dtype) { return dtype == DType::kFp32 ? 4 : 2; }
-
-const char* to_string(DType dtype) { return word_at(dtype, {"bf16", "fp16", "fp32"}); }
-
-const char* to_string(RuntimeKind kind) {
-  return word_at(kind, {"fsdp2", "native", "fsdp1", "ddp", "megatron", "zero1", "zero2", "zero3"});
-}
-
-const char* to_string(ZeroOffload offload) { return word_at(offload, {"none", "cpu", "nvme"}); }
-
-const char* to_string(MegatronOptions::CudaGraphs graphs) {
-  return word_at(graphs, {"none", "modules", "iteration", "routers"});
-}
-
-const char* to_string(MegatronOptions::Module module) {
-  return word_at(
-      module, {"core_attn", "moe_act", "layernorm", "mla_up_proj", "mlp", "moe", "shared_experts"});
-}
-
-const char* to_string(ContextParallel::Rotate rotate) {
-  return word_at(rotate, {"allgather", "alltoall", "ulysses"});
-}
-const char* to_string(ExpertParallel::Dispatcher dispatcher) {
-  return dispatcher == ExpertParallel::Dispatcher::kAllToAll ? "alltoall" : "deepep";
-}
-
-const char* to_string(ContextParallel::Balance balance) {
-  return balance == ContextParallel::Balance::kHeadTail ? "headtail" : "none";
-}
-
-const char* to_string(PipelineSchedule schedule) {
-  return word_at(schedule, {"GPipe", "1F1B", "Interleaved1F1B", "LoopedBFS",
-                            "InterleavedZeroBubble", "ZBVZeroBubble", "DualPipeV", "custom"});
-}
 
 bool PipelineParallel::splits_backward() const {
   if (schedule != PipelineSchedule::kCustom) {
@@ -68,96 +34,6 @@ std::vector<std::int64_t> blocks_of_stages(std::int64_t blocks, const Plan& plan
   list.front() -= pipeline.first_less;
   list.back() -= pipeline.last_less;
   return list;
-}
-
-const char* to_string(StepFrame frame) {
-  return word_at(frame, {"plain", "torchtitan", "torchtitan_log"});
-}
-
-const char* to_string(UnitPlacement placement) {
-  return word_at(placement, {"own", "root", "with_norm", "with_head", "norm_only"});
-}
-
-const char* to_string(CollectiveKernels kernels) {
-  return word_at(kernels, {"default", "symmetric", "copy_engine"});
-}
-
-const char* to_string(Recompute recompute) {
-  return word_at(recompute, {"none", "full", "selective"});
-}
-
-const char* to_string(SelectivePolicy policy) {
-  return word_at(policy, {"every_second_mm", "dots", "dots_except_mlp"});
-}
-
-const char* to_string(Compile compile) { return word_at(compile, {"none", "blocks", "model"}); }
-
-const char* to_string(AttentionKernel kernel) {
-  static constexpr const char* kWords[] = {
-      "flash",  "cudnn", "efficient", "math",           "fa1", "fa2", "fa3",
-      "triton", "eager", "flex",      "flash-all-heads"};
-  return kWords[at(kernel)];
-}
-
-const char* to_string(ModuleKernels::Norm norm) {
-  static constexpr const char* kWords[] = {"compute", "fp32", "eager", "eager-fp32"};
-  return kWords[at(norm)];
-}
-
-const char* to_string(ModuleKernels::Rope rope) {
-  static constexpr const char* kWords[] = {"complex", "real", "fused"};
-  return kWords[at(rope)];
-}
-
-const char* to_string(ModuleKernels::Residual residual) {
-  return residual == ModuleKernels::Residual::kFp32 ? "fp32" : "compute";
-}
-
-const char* to_string(ModuleKernels::Activation activation) {
-  return activation == ModuleKernels::Activation::kEager ? "eager" : "fused";
-}
-
-const char* to_string(Logits logits) { return logits == Logits::kHeld ? "held" : "released"; }
-
-const char* to_string(Reference reference) {
-  static constexpr const char* kWords[] = {"none", "base", "whole", "unit", "units"};
-  return kWords[at(reference)];
-}
-
-const char* to_string(BuiltOn place) {
-  static constexpr const char* kWords[] = {"meta", "host", "device"};
-  return kWords[at(place)];
-}
-
-const char* to_string(Float8 recipe) {
-  static constexpr const char* kWords[] = {"none",    "tensorwise", "rowwise", "rowwise_gw_hp",
-                                           "delayed", "current",    "mxfp8"};
-  return kWords[at(recipe)];
-}
-
-const char* to_string(AccumulationMode mode) {
-  return word_at(mode, {"reduce_each", "keep_unsharded"});
-}
-
-const char* to_string(When when) { return when == When::kEach ? "each" : "last"; }
-
-const char* to_string(Lora::Base base) { return word_at(base, {"master", "param", "nf4"}, ""); }
-
-const char* to_string(ExpertKernels kernels) {
-  static constexpr const char* kWords[] = {"grouped", "loop", "transformers"};
-  return kWords[at(kernels)];
-}
-
-const char* to_string(Ignored ignored) { return ignored == Ignored::kNone ? "none" : "norms"; }
-
-const char* to_string(Offload offload) { return word_at(offload, {"none", "cpu", "cpu_unpinned"}); }
-
-const char* to_string(CheckpointWraps wraps) {
-  return wraps == CheckpointWraps::kModule ? "module" : "unit";
-}
-
-const char* to_string(ReductionOrder order) {
-  return word_at(order, {"microbatch", "library", "microbatch_2", "microbatch_4", "microbatch_8"});
 }
 
 std::int64_t slices_of(ReductionOrder order) {

@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "sim/base/letters.h"
 #include "sim/base/units.h"
 #include "sim/spec/allocator_settings.h"
 #include "sim/spec/cluster.h"
@@ -21,7 +22,7 @@ namespace foreshard {
 
 enum class DType : std::uint8_t { kBf16, kFp16, kFp32 };
 std::int64_t size_of(DType dtype);
-const char* to_string(DType dtype);
+constexpr const char* to_string(DType dtype) { return word_at(dtype, {"bf16", "fp16", "fp32"}); }
 
 enum class RuntimeKind : std::uint8_t {
   kFsdp2,
@@ -33,7 +34,9 @@ enum class RuntimeKind : std::uint8_t {
   kZero2,
   kZero3
 };
-const char* to_string(RuntimeKind kind);
+constexpr const char* to_string(RuntimeKind kind) {
+  return word_at(kind, {"fsdp2", "native", "fsdp1", "ddp", "megatron", "zero1", "zero2", "zero3"});
+}
 constexpr bool is_zero(RuntimeKind kind) { return kind >= RuntimeKind::kZero1; }
 // 1 to 3 of runtime zero1 to zero3, else 0.
 constexpr int zero_stage(RuntimeKind kind) {
@@ -85,8 +88,12 @@ struct ContextParallel {
   Balance balance = Balance::kHeadTail;
   bool operator==(const ContextParallel&) const = default;
 };
-const char* to_string(ContextParallel::Rotate rotate);
-const char* to_string(ContextParallel::Balance balance);
+constexpr const char* to_string(ContextParallel::Rotate rotate) {
+  return word_at(rotate, {"allgather", "alltoall", "ulysses"});
+}
+constexpr const char* to_string(ContextParallel::Balance balance) {
+  return word_at(balance, {"headtail", "none"});
+}
 
 // Routing among the ranks of mesh.ep, rows (tokens times experts each goes to) of one rank and
 // layer, to and from every rank of its group. Empty: as `zipf` and `counts` say.
@@ -106,7 +113,9 @@ struct ExpertParallel {
   bool operator==(const ExpertParallel&) const = default;
 };
 
-const char* to_string(ExpertParallel::Dispatcher dispatcher);
+constexpr const char* to_string(ExpertParallel::Dispatcher dispatcher) {
+  return word_at(dispatcher, {"alltoall", "deepep"});
+}
 
 // How the ranks of mesh.pp run the stages of a pipeline (torch.distributed.pipelining; the rules
 // are in sim/graph/pipeline/). Its micro-batches are those of Batch::accumulation.
@@ -120,7 +129,10 @@ enum class PipelineSchedule : std::uint8_t {
   kDualPipeV,
   kCustom,  // PipelineParallel::orders
 };
-const char* to_string(PipelineSchedule schedule);  // by the library's names
+constexpr const char* to_string(PipelineSchedule schedule) {
+  return word_at(schedule, {"GPipe", "1F1B", "Interleaved1F1B", "LoopedBFS",
+                            "InterleavedZeroBubble", "ZBVZeroBubble", "DualPipeV", "custom"});
+}
 
 struct PipelineParallel {
   PipelineSchedule schedule = PipelineSchedule::k1F1B;
@@ -152,7 +164,9 @@ std::vector<std::int64_t> blocks_of_stages(std::int64_t blocks, const Plan& plan
 // by the host, and biases of routers are balanced before the optimizer (train.py, train_step).
 // kTorchtitanLog: such a step that logs its loss.
 enum class StepFrame : std::uint8_t { kPlain, kTorchtitan, kTorchtitanLog };
-const char* to_string(StepFrame frame);
+constexpr const char* to_string(StepFrame frame) {
+  return word_at(frame, {"plain", "torchtitan", "torchtitan_log"});
+}
 
 // Where the parameters outside the blocks go. kOwn: a unit of its own. kRoot: the unit of the whole
 // model, gathered first. kWithNorm (head only): final norm and head form one unit, as torchtitan
@@ -160,7 +174,9 @@ const char* to_string(StepFrame frame);
 // the head stays in the root. kWithHead (embedding only): embedding and head form one unit, with
 // the final norm unless `head` is kOwn, which tied weights need outside the root.
 enum class UnitPlacement : std::uint8_t { kOwn, kRoot, kWithNorm, kWithHead, kNorm };
-const char* to_string(UnitPlacement placement);
+constexpr const char* to_string(UnitPlacement placement) {
+  return word_at(placement, {"own", "root", "with_norm", "with_head", "norm_only"});
+}
 
 struct Units {
   std::int64_t layers_per_unit = 1;
@@ -230,7 +246,9 @@ struct Prefetch {
 
 // Activation checkpointing per block. kSelective keeps what SelectivePolicy says.
 enum class Recompute : std::uint8_t { kNone, kFull, kSelective };
-const char* to_string(Recompute recompute);
+constexpr const char* to_string(Recompute recompute) {
+  return word_at(recompute, {"none", "full", "selective"});
+}
 
 // What selective recompute keeps. kEverySecondMm: attention and every second matrix product
 // (torchtitan's list). kDots: attention and every matrix product whose result backward needs, so
@@ -238,12 +256,16 @@ const char* to_string(Recompute recompute);
 // attention's inputs and the first that reads its output, not attention itself (MaxText's
 // remat_policy save_dot_except_mlp).
 enum class SelectivePolicy : std::uint8_t { kEverySecondMm, kDots, kDotsExceptMlp };
-const char* to_string(SelectivePolicy policy);
+constexpr const char* to_string(SelectivePolicy policy) {
+  return word_at(policy, {"every_second_mm", "dots", "dots_except_mlp"});
+}
 
 // torch.compile: of each block by itself, as torchtitan does, or of the whole model (FSDP's hooks
 // split it at the same places).
 enum class Compile : std::uint8_t { kNone, kBlocks, kModel };
-const char* to_string(Compile compile);
+constexpr const char* to_string(Compile compile) {
+  return word_at(compile, {"none", "blocks", "model"});
+}
 
 // Which kernel computes attention. The first four are scaled_dot_product_attention's backends
 // (kFlash: whichever flash kernel it picks); the others are named by training codes:
@@ -263,7 +285,10 @@ enum class AttentionKernel : std::uint8_t {
   kFlex,  // torch.nn.attention.flex_attention, compiled
   kFlashAllHeads
 };
-const char* to_string(AttentionKernel kernel);
+constexpr const char* to_string(AttentionKernel kernel) {
+  return word_at(kernel, {"flash", "cudnn", "efficient", "math", "fa1", "fa2", "fa3", "triton",
+                          "eager", "flex", "flash-all-heads"});
+}
 
 // Which kernels the modules of a training code launch around its matrix products; models/kernels.h
 // has what each makes of a layer.
@@ -298,10 +323,18 @@ struct ModuleKernels {
   bool given_mask = false;
   bool operator==(const ModuleKernels&) const = default;
 };
-const char* to_string(ModuleKernels::Norm norm);
-const char* to_string(ModuleKernels::Rope rope);
-const char* to_string(ModuleKernels::Residual residual);
-const char* to_string(ModuleKernels::Activation activation);
+constexpr const char* to_string(ModuleKernels::Norm norm) {
+  return word_at(norm, {"compute", "fp32", "eager", "eager-fp32"});
+}
+constexpr const char* to_string(ModuleKernels::Rope rope) {
+  return word_at(rope, {"complex", "real", "fused"});
+}
+constexpr const char* to_string(ModuleKernels::Residual residual) {
+  return word_at(residual, {"compute", "fp32"});
+}
+constexpr const char* to_string(ModuleKernels::Activation activation) {
+  return word_at(activation, {"fused", "eager"});
+}
 
 // Cross entropy. kEager: cast to fp32, log_softmax, negative log likelihood, an operation each.
 // kEagerCompute: the same without the cast, in the logits' dtype.
@@ -331,42 +364,34 @@ struct Loss {
 // kHeld: the training loop keeps the logits that the model returned while backward runs: in fp32,
 // or with Plan::loss_in_forward as the head made them.
 enum class Logits : std::uint8_t { kReleased, kHeld };
-const char* to_string(Logits logits);
+constexpr const char* to_string(Logits logits) { return word_at(logits, {"released", "held"}); }
 
 // A frozen second model of the same shape that runs a forward without gradients behind each one of
 // the trained (the reference of DPO, a teacher). kBase: none, the trained one does, its adapters
 // switched off. kWhole: every rank holds all of it. kUnit: fully_shard of it and of nothing inside
 // (TRL, prepare_fsdp). kUnits: wrapped as the trained one.
 enum class Reference : std::uint8_t { kNone, kBase, kWhole, kUnit, kUnits };
-const char* to_string(Reference reference);
+constexpr const char* to_string(Reference reference) {
+  return word_at(reference, {"none", "base", "whole", "unit", "units"});
+}
 constexpr bool is_held(Reference reference) { return reference > Reference::kBase; }
 
 // How the products of experts are launched. kGrouped: one grouped product for all. kLoop: one after
 // the other, for which the host reads the rows of each expert (torchtitan without use_grouped_mm).
 // kTransformers: grouped products as transformers.integrations.moe surrounds them.
 enum class ExpertKernels : std::uint8_t { kGrouped, kLoop, kTransformers };
-const char* to_string(ExpertKernels kernels);
-
-// Linear layers of the blocks in fp8: torchao.float8's recipes (gw_hp: the weight's gradient in the
-// compute dtype), and TransformerEngine's: delayed and current scaling, and a scale for every 32
-// elements (MXFP8).
-enum class Float8 : std::uint8_t {
-  kNone,
-  kTensorwise,
-  kRowwise,
-  kRowwiseGwHp,
-  kDelayed,
-  kCurrent,
-  kMxfp8,
-};
-const char* to_string(Float8 recipe);
+constexpr const char* to_string(ExpertKernels kernels) {
+  return word_at(kernels, {"grouped", "loop", "transformers"});
+}
 
 enum class AccumulationMode : std::uint8_t { kReduceEach, kKeepUnsharded };
-const char* to_string(AccumulationMode mode);
+constexpr const char* to_string(AccumulationMode mode) {
+  return word_at(mode, {"reduce_each", "keep_unsharded"});
+}
 
 // What is done in each micro-batch, or only in the last one of a step.
 enum class When : std::uint8_t { kEach, kLast };
-const char* to_string(When when);
+constexpr const char* to_string(When when) { return word_at(when, {"each", "last"}); }
 
 // set_requires_all_reduce, set_reshard_after_backward and set_is_last_backward, called before each
 // micro-batch. (The mode is set_requires_gradient_sync, which implies the first.)
@@ -404,15 +429,19 @@ struct Lora {
   bool trains_embedding = false, trains_head = false;
   bool operator==(const Lora&) const = default;
 };
-const char* to_string(Lora::Base base);
+constexpr const char* to_string(Lora::Base base) {
+  return word_at(base, {"master", "param", "nf4"}, "");
+}
 
 // Parameters left to plain replication (`ignored_params`).
 enum class Ignored : std::uint8_t { kNone, kNorms };
-const char* to_string(Ignored ignored);
+constexpr const char* to_string(Ignored ignored) { return word_at(ignored, {"none", "norms"}); }
 
 // CPUOffloadPolicy: shards, gradients and optimizer state live on the host.
 enum class Offload : std::uint8_t { kNone, kCpu, kCpuUnpinned };
-const char* to_string(Offload offload);
+constexpr const char* to_string(Offload offload) {
+  return word_at(offload, {"none", "cpu", "cpu_unpinned"});
+}
 
 // Which kernels move the bytes of collectives inside one NVLink domain.
 enum class CollectiveKernels : std::uint8_t {
@@ -420,7 +449,9 @@ enum class CollectiveKernels : std::uint8_t {
   kSymmetric,   // on windows of symmetric memory, since NCCL 2.27: few blocks
   kCopyEngine,  // gathers by copy engines, since NCCL 2.28: none
 };
-const char* to_string(CollectiveKernels kernels);
+constexpr const char* to_string(CollectiveKernels kernels) {
+  return word_at(kernels, {"default", "symmetric", "copy_engine"});
+}
 
 struct Collectives {
   CollectiveKernels kernels = CollectiveKernels::kDefault;
@@ -430,7 +461,9 @@ struct Collectives {
 
 // Which module activation checkpointing wraps: the block inside its unit, or the unit.
 enum class CheckpointWraps : std::uint8_t { kModule, kUnit };
-const char* to_string(CheckpointWraps wraps);
+constexpr const char* to_string(CheckpointWraps wraps) {
+  return word_at(wraps, {"module", "unit"});
+}
 
 struct Optimizer {
   // kMomentum: SGD with a momentum buffer. kAdafactor: transformers' (two vectors for a matrix).
@@ -487,7 +520,9 @@ enum class ReductionOrder : std::uint8_t {
   kMicrobatch4,
   kMicrobatch8
 };
-const char* to_string(ReductionOrder order);
+constexpr const char* to_string(ReductionOrder order) {
+  return word_at(order, {"microbatch", "library", "microbatch_2", "microbatch_4", "microbatch_8"});
+}
 std::int64_t slices_of(ReductionOrder order);  // of those that name them; else 1
 constexpr bool is_microbatch_order(ReductionOrder order) {
   return order != ReductionOrder::kLibrary;
@@ -509,7 +544,9 @@ enum class Communicators : std::uint8_t {
 // Where a model was made before it was sharded, which leaves memory behind in the caching
 // allocator. kMeta: its shards are the first of it on the device.
 enum class BuiltOn : std::uint8_t { kMeta, kHost, kDevice };
-const char* to_string(BuiltOn place);
+constexpr const char* to_string(BuiltOn place) {
+  return word_at(place, {"meta", "host", "device"});
+}
 
 // Whether the host waits for the device once per step (loss.item(), logging).
 enum class HostSync : std::uint8_t { kNone, kStep };

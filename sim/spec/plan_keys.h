@@ -1,7 +1,8 @@
-// The keys of a plan file: name, type, range, default, runtimes and one line of documentation, with
-// what reads and writes each. The reader (plan_config.h), `foreshard schema plan`
-// (plan_schema.h), docs/plan-keys.md, completion, ranges and conditions of capabilities
-// (checks/capabilities.h) are made of these rows; nothing else repeats them.
+// The keys of a plan file: name, type, range, default and runtimes, with what reads and writes
+// each. The reader (plan_config.h), `foreshard schema plan` (plan_schema()), docs/plan-keys.md,
+// completion, ranges and conditions of capabilities (checks/capabilities.h) are made of these rows;
+// nothing else repeats them. One line of documentation each is the last column of that page, which
+// is built in.
 #pragma once
 
 #include <cstdint>
@@ -44,13 +45,13 @@ struct PlanKey {
   PlanKeyType type;
   void (*read)(const PlanKey&, const ConfigNode&, PlanDocument&);
   Json (*value)(const Plan&) = nullptr;  // nullptr: another key says it
-  std::string_view says;                 // the line of documentation
   bool quiet = false;                    // not written where it is the default
-  bool open = false;                     // its default follows from the job: `says` tells it
+  bool open = false;                     // its default follows from the job: its line tells it
   RuntimeSet runtimes = kEveryRuntime;   // that have the key
   std::string_view default_word = "";    // of a key without `value`
 
   bool belongs_to(RuntimeKind kind) const { return (runtimes & runtimes_of(kind)) != 0; }
+  std::string_view says() const;  // its line of documentation
   // Its value as a plan file has it; null: nothing to say.
   Json write(const Plan& plan) const;
 };
@@ -68,5 +69,9 @@ std::string_view plan_group_says(std::string_view group);
 
 // A value of to_json(Plan) as YAML on one line; for words of a plan, which need no quotes.
 std::string yaml_value(const Json& value);
+
+// The JSON Schema (draft 7) of a plan file, from the table of keys (plan_keys.h).
+
+Json plan_schema();
 
 }  // namespace foreshard

@@ -6,28 +6,11 @@
 #include <utility>
 #include <vector>
 
-#include "sim/base/letters.h"
 #include "sim/base/parse.h"
 #include "sim/base/spelling.h"
 #include "sim/spec/checks/plan_check.h"
 
 namespace foreshard {
-
-const char* word_of(Optimizer::Kind kind) {
-  return word_at(kind, {"adamw", "sgd", "sgd-momentum", "adafactor", "adamw-8bit", "paged-adamw",
-                        "paged-adamw-8bit"});
-}
-const char* word_of(Optimizer::Groups groups) {
-  return groups == Optimizer::Groups::kDecay ? "decay" : "one";
-}
-
-const char* word_of(Optimizer::Implementation implementation) {
-  return word_at(implementation, {"foreach", "fused", "loop"});
-}
-const char* word_of(Communicators communicators) {
-  return communicators == Communicators::kShared ? "shared" : "separate";
-}
-const char* word_of(HostSync sync) { return sync == HostSync::kNone ? "none" : "step"; }
 
 namespace {
 

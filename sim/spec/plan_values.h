@@ -11,11 +11,11 @@
 #include <span>
 #include <string>
 #include <string_view>
-#include <utility>
 
 #include "sim/base/config.h"
 #include "sim/base/error.h"
 #include "sim/base/json.h"
+#include "sim/base/letters.h"
 #include "sim/spec/plan.h"
 #include "sim/spec/plan_config.h"
 
@@ -26,11 +26,20 @@ template <typename E>
 const char* word_of(E value) {
   return to_string(value);
 }
-const char* word_of(Optimizer::Kind kind);
-const char* word_of(Optimizer::Implementation implementation);
-const char* word_of(Optimizer::Groups groups);
-const char* word_of(Communicators communicators);
-const char* word_of(HostSync sync);
+constexpr const char* word_of(Optimizer::Kind kind) {
+  return word_at(kind, {"adamw", "sgd", "sgd-momentum", "adafactor", "adamw-8bit", "paged-adamw",
+                        "paged-adamw-8bit"});
+}
+constexpr const char* word_of(Optimizer::Implementation implementation) {
+  return word_at(implementation, {"foreach", "fused", "loop"});
+}
+constexpr const char* word_of(Optimizer::Groups groups) {
+  return word_at(groups, {"one", "decay"});
+}
+constexpr const char* word_of(Communicators communicators) {
+  return word_at(communicators, {"shared", "separate"});
+}
+constexpr const char* word_of(HostSync sync) { return word_at(sync, {"none", "step"}); }
 
 // The one of `values` whose word stands at `node`.
 template <typename E, std::size_t N>

@@ -21,6 +21,8 @@
 #include <optional>
 #include <vector>
 
+#include "sim/base/letters.h"
+
 namespace foreshard {
 
 // FullyShardedDataParallel.
@@ -59,7 +61,9 @@ struct DdpOptions {
 
 // Where DeepSpeed keeps optimizer states or parameters.
 enum class ZeroOffload : std::uint8_t { kNone, kCpu, kNvme };
-const char* to_string(ZeroOffload offload);
+constexpr const char* to_string(ZeroOffload offload) {
+  return word_at(offload, {"none", "cpu", "nvme"});
+}
 
 // "zero_optimization" of a DeepSpeed configuration; sizes are elements. The stage is the runtime's.
 struct ZeroOptions {
@@ -133,7 +137,12 @@ struct MegatronOptions {
   std::int64_t bucket_size = 0;
   bool operator==(const MegatronOptions&) const = default;
 };
-const char* to_string(MegatronOptions::CudaGraphs graphs);
-const char* to_string(MegatronOptions::Module module);
+constexpr const char* to_string(MegatronOptions::CudaGraphs graphs) {
+  return word_at(graphs, {"none", "modules", "iteration", "routers"});
+}
+constexpr const char* to_string(MegatronOptions::Module module) {
+  return word_at(
+      module, {"core_attn", "moe_act", "layernorm", "mla_up_proj", "mlp", "moe", "shared_experts"});
+}
 
 }  // namespace foreshard

@@ -1,5 +1,4 @@
 // The shipped profiles, and reading and writing them.
-#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <chrono>

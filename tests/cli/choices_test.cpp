@@ -10,7 +10,6 @@
 #include "planner/changes.h"
 #include "planner/job_search.h"
 #include "planner/remedy.h"
-#include "planner/search_space.h"
 #include "sim/memory/outside_allocator.h"
 #include "tests/cli/program.h"
 

@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <nlohmann/json.hpp>
 
-#include "cli/page_of_answer.h"
+#include "cli/page.h"
 #include "sim/base/json_document.h"
 #include "tests/fuzz/scratch.h"
 

@@ -1,7 +1,6 @@
 // Calibration profiles: any bytes end in a Calibration or an Error, never in a crash.
 #include <cstddef>
 #include <cstdint>
-#include <string_view>
 
 #include "calibration/profile.h"
 #include "sim/base/error.h"

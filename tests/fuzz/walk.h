@@ -1,10 +1,6 @@
 // Asks every node of a config tree for every type, for the fuzz targets of the readers.
 #pragma once
 
-#include <cstddef>
-#include <cstdint>
-#include <string_view>
-
 #include "sim/base/config.h"
 
 namespace foreshard {

@@ -2,7 +2,6 @@
 // of them (hf_counts.py, which wrote hf_counts.json).
 #include <gtest/gtest.h>
 
-#include <algorithm>
 #include <filesystem>
 #include <fstream>
 #include <map>

@@ -14,7 +14,6 @@
 
 #include "calibration/machines.h"
 #include "models/layers/variants.h"
-#include "models/vision_zoo.h"
 #include "models/zoo.h"
 #include "sim/base/error.h"
 #include "sim/graph/training_step.h"

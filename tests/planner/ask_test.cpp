@@ -7,7 +7,7 @@
 #include <cmath>
 #include <filesystem>
 
-#include "planner/code_term.h"
+#include "planner/job.h"
 #include "sim/base/quantile.h"
 #include "tests/support/temporary_folder.h"
 

@@ -13,7 +13,6 @@
 
 #include "planner/changes.h"
 #include "planner/job_search.h"
-#include "planner/search_space.h"
 #include "sim/graph/axes/rank_part.h"
 #include "sim/graph/training_step.h"
 #include "sim/search/bounds.h"

@@ -3,8 +3,6 @@
 
 #include <gtest/gtest.h>
 
-#include <functional>
-
 #include "models/layers/variants.h"
 #include "planner/job_search.h"
 #include "sim/search/judge.h"

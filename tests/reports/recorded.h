@@ -4,10 +4,6 @@
 #include <gtest/gtest.h>
 
 #include <cstdint>
-#include <filesystem>
-#include <fstream>
-#include <string>
-#include <vector>
 
 #include "reports/validate/run_record.h"
 #include "tests/support/temporary_folder.h"

@@ -2,9 +2,6 @@
 #include "tools/profiles/attention_fits.h"
 
 #include <cmath>
-#include <utility>
-
-#include "calibration/fit/least_squares.h"
 
 namespace foreshard {
 

@@ -12,15 +12,14 @@
 #include <boost/math/distributions/normal.hpp>
 #include <boost/math/distributions/students_t.hpp>
 #include <cmath>
-#include <map>
 #include <nlohmann/json.hpp>
 #include <utility>
 
 #include "calibration/fit/fit_fabric.h"
 #include "calibration/fit/least_squares.h"
 #include "calibration/gpu_names.h"
-#include "calibration/host_calls.h"
 #include "calibration/machines.h"
+#include "calibration/profile.h"
 #include "calibration/profile_store.h"
 #include "sim/base/error.h"
 #include "sim/base/quantile.h"

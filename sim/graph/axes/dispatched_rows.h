@@ -2,6 +2,8 @@
 // models/layers/moe.cpp writes.
 #pragma once
 
+#include <cstdint>
+
 #include "sim/spec/model_spec.h"
 #include "sim/spec/plan.h"
 
@@ -22,5 +24,17 @@ LayerSpec send_tokens(LayerSpec layer);
 // What Megatron-Core's router and dispatcher launch besides models/layers/moe.cpp: routing maps,
 // scores of the auxiliary loss and its sums, rows of each expert for the host, selections by mask.
 LayerSpec route_by_maps(LayerSpec layer, const Plan& plan);
+
+// Rows (tokens times experts each goes to) that reach the rank of mesh.ep whose experts receive
+// most.
+
+struct ExpertGroup {
+  std::int64_t ranks = 1, experts = 1;
+};
+
+// `sent`: rows of each rank of the group. As listed; in proportion to the counts of experts, which
+// lie on the ranks in their order; or to a Zipf distribution of the experts dealt out to the ranks
+// like cards, for an expert's number says nothing about how often it is chosen.
+std::int64_t received_rows(const ExpertParallel& how, ExpertGroup group, std::int64_t sent);
 
 }  // namespace foreshard

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "sim/base/integers.h"
-#include "sim/spec/packed_attention.h"
+#include "sim/spec/latent_attention.h"
 
 namespace foreshard {
 namespace {

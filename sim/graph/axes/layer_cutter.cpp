@@ -7,13 +7,11 @@
 #include <string>
 #include <string_view>
 #include <utility>
-#include <vector>
 
 #include "sim/base/error.h"
 #include "sim/base/integers.h"
 #include "sim/graph/axes/cut_loss.h"
 #include "sim/graph/axes/dispatched_rows.h"
-#include "sim/graph/axes/received_rows.h"
 #include "sim/spec/latent_attention.h"
 
 namespace foreshard {
@@ -129,8 +127,8 @@ class Cutter {
   // torchtitan takes with scales of tensors alone, and TransformerEngine's linear layers
   // (module/linear.py; the output's gradient: module/base.py, grad_output_preprocess).
   bool gathers_in_fp8(const Operation& op) const {
-    return tp_ > 1 && sequence_ && op.fp8 != Fp8Recipe::kNone && op.fp8 != Fp8Recipe::kRowwise &&
-           op.fp8 != Fp8Recipe::kRowwiseGwHp;
+    return tp_ > 1 && sequence_ && op.fp8 != Float8::kNone && op.fp8 != Float8::kRowwise &&
+           op.fp8 != Float8::kRowwiseGwHp;
   }
 
   // All positions of a sequence-parallel tensor, where a module that multiplies begins.

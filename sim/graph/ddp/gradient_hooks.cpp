@@ -3,7 +3,6 @@
 #include "sim/graph/ddp/gradient_hooks.h"
 
 #include <algorithm>
-#include <utility>
 
 #include "sim/base/error.h"
 #include "sim/graph/layers/layer_modules.h"

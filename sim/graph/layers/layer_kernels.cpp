@@ -83,7 +83,7 @@ void add_padding(const KernelCounts& counts, const Operation& op, Pass pass,
 }
 
 // TransformerEngine casts and transposes at once and keeps both.
-bool keeps_transposes(const Operation& op) { return op.fp8 >= Fp8Recipe::kDelayed; }
+bool keeps_transposes(const Operation& op) { return op.fp8 >= Float8::kDelayed; }
 
 struct Product {
   std::int64_t m = 0, n = 0, k = 0;  // of one group
@@ -113,7 +113,7 @@ void add_quantisation(const Operation& op, Pass pass, std::int64_t elements,
 // In the other layout, for backward: of the two-byte operand, or of what arrived in fp8.
 void add_transposed(const Operation& op, std::int64_t elements, LayerPhaseProgram& phase,
                     std::int64_t ranks, std::int64_t copied = 4) {
-  const bool copies = op.fp8 == Fp8Recipe::kRowwise;
+  const bool copies = op.fp8 == Float8::kRowwise;
   if (copies || ranks > 1) {
     add_memory_kernel(phase, Function::kCopy, Pass::kBackward,
                       checked_multiply(elements, copies ? copied : 2));
@@ -123,7 +123,7 @@ void add_transposed(const Operation& op, std::int64_t elements, LayerPhaseProgra
 }
 
 void add_amax(const Operation& op, Pass pass, std::int64_t elements, LayerPhaseProgram& phase) {
-  if (op.fp8 != Fp8Recipe::kTensorwise && op.fp8 != Fp8Recipe::kCurrent) return;
+  if (op.fp8 != Float8::kTensorwise && op.fp8 != Float8::kCurrent) return;
   add_memory_kernel(phase, Function::kCast, pass, checked_multiply(elements, 2));
 }
 
@@ -217,8 +217,8 @@ void add_gemm_backward(const KernelCounts& counts, const Operation& op, Backward
   const std::int64_t weights = weight_elements(counts, op);
   const std::int64_t elements = rows * op.k + weights + rows * op.n;
   const std::int64_t group = rows_of_group(counts, op);
-  const bool fp8 = op.fp8 != Fp8Recipe::kNone;
-  const bool fp8_weights = fp8 && op.fp8 != Fp8Recipe::kRowwiseGwHp;
+  const bool fp8 = op.fp8 != Float8::kNone;
+  const bool fp8_weights = fp8 && op.fp8 != Float8::kRowwiseGwHp;
   const bool keeps = keeps_transposes(op);  // written before
   // (Of a product that is differentiated in two parts, with the first.)
   if (fp8 && (parts.inputs || op.reduces.kind == CollectiveKind::kNone)) {
@@ -287,7 +287,7 @@ void add_forward(const KernelCounts& counts, const Operation& op, LayerPhaseProg
                           weight_elements(counts, op) * size_of(DType::kFp32) +
                               counts.bytes[at(op.outputs.back())]);
       }
-      if (op.fp8 != Fp8Recipe::kNone) {
+      if (op.fp8 != Float8::kNone) {
         if (!op.shares_fp8_input) {
           if (!op.amax_in_producer) {
             add_amax(op, Pass::kForward, rows * op.k / op.fp8_inputs, phase);
@@ -304,7 +304,7 @@ void add_forward(const KernelCounts& counts, const Operation& op, LayerPhaseProg
                {rows_of_group(counts, op), width(counts, op, op.n), width(counts, op, op.k),
                 rows * op.k + weight_elements(counts, op) + rows * op.n, op.groups,
                 is_narrow(counts, op)},
-               phase, op.fp8 != Fp8Recipe::kNone);
+               phase, op.fp8 != Float8::kNone);
       if (op.function == Function::kCrossEntropy) {  // of its result, in place
         add_memory_kernel(phase, op.function, Pass::kForward,
                           checked_multiply(2 * rows * op.n, size_of(counts.options.compute)));

@@ -12,7 +12,6 @@
 #include "sim/graph/layers/layer_program.h"
 
 #include <algorithm>
-#include <array>
 #include <utility>
 
 #include "sim/graph/layers/layer_autograd.h"
@@ -148,28 +147,6 @@ class Finisher {
 };
 
 }  // namespace
-
-const char* to_string(MemoryCategory category) {
-  static constexpr std::array<const char*, kMemoryCategories> kNames = {"sharded_param",
-                                                                        "unsharded_param",
-                                                                        "post_forward_shard",
-                                                                        "sharded_grad",
-                                                                        "unsharded_grad",
-                                                                        "accumulated_grad",
-                                                                        "activation",
-                                                                        "recomputed_activation",
-                                                                        "backward_temp",
-                                                                        "optimizer_state",
-                                                                        "optimizer_temp",
-                                                                        "cast_temp",
-                                                                        "all_gather_output",
-                                                                        "reduce_scatter_input",
-                                                                        "reduce_scatter_output",
-                                                                        "comm_temp",
-                                                                        "input",
-                                                                        "other"};
-  return kNames[at(category)];
-}
 
 Bytes LayerProgram::saved_bytes() const {
   Bytes sum;

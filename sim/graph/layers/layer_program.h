@@ -12,6 +12,7 @@
 #include <string>
 #include <vector>
 
+#include "sim/base/letters.h"
 #include "sim/base/units.h"
 #include "sim/spec/calibration.h"
 #include "sim/spec/model_spec.h"
@@ -40,7 +41,14 @@ enum class MemoryCategory : std::uint8_t {
   kOther,  // what a training loop counts and averages
 };
 inline constexpr std::size_t kMemoryCategories = 18;
-const char* to_string(MemoryCategory category);
+constexpr const char* to_string(MemoryCategory category) {
+  return word_at(
+      category,
+      {"sharded_param", "unsharded_param", "post_forward_shard", "sharded_grad", "unsharded_grad",
+       "accumulated_grad", "activation", "recomputed_activation", "backward_temp",
+       "optimizer_state", "optimizer_temp", "cast_temp", "all_gather_output",
+       "reduce_scatter_input", "reduce_scatter_output", "comm_temp", "input", "other"});
+}
 
 // The caching allocator hands out multiples of 512 bytes (c10/cuda/CUDACachingAllocator.cpp,
 // kMinBlockSize).

@@ -8,7 +8,6 @@
 // fp32, always from neighbour to neighbour: a step's are added to what arrived and sent on; the
 // last exchange is awaited at once. A step that the rank skips makes zeros in fp32.
 #include <algorithm>
-#include <string>
 #include <utility>
 
 #include "sim/graph/layers/layer_kernels.h"

@@ -8,7 +8,6 @@
 #include "sim/graph/layers/layer_weight_gradients.h"
 
 #include <algorithm>
-#include <utility>
 
 #include "sim/base/error.h"
 #include "sim/graph/layers/layer_kernels.h"

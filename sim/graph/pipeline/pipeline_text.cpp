@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <array>
 #include <charconv>
-#include <utility>
 
 #include "sim/base/error.h"
 #include "sim/base/integers.h"

@@ -1,7 +1,5 @@
 #include "sim/graph/pipeline/stages.h"
 
-#include <algorithm>
-
 #include "sim/base/error.h"
 
 namespace foreshard {

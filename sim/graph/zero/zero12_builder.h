@@ -81,7 +81,7 @@ class Zero12 final : public GradientHooks {
   void take_own_parts();
   void list_bucket();
 
-  // --- zero12_bf16.cpp: BF16_Optimizer ---
+  // --- zero12_buffer.cpp: BF16_Optimizer ---
   void add_to_flat_gradient();
   void reduce_flat_gradient();
   void step_of_bf16(bool stepped);

@@ -1,7 +1,5 @@
 #include "sim/graph/zero/zero_partition.h"
 
-#include <algorithm>
-
 namespace foreshard {
 
 std::int64_t ZeroPartition::padding(std::int64_t rank) const {

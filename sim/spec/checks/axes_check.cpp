@@ -12,7 +12,6 @@
 #include "sim/spec/checks/plan_runtime_check.h"
 #include "sim/spec/fsdp2_version.h"
 #include "sim/spec/latent_attention.h"
-#include "sim/spec/packed_attention.h"
 
 namespace foreshard {
 namespace {

@@ -57,27 +57,26 @@ constexpr PlanKeyType other(const char* schema) {
 }
 
 // A key of its own making: its type, how it is read from `n` into `d`, and what of `p` it is.
-#define FORESHARD_KEY(path_, type_, reads, writes, says_, ...)                                    \
-  {                                                                                               \
-    .path = path_, .type = type_,                                                                 \
-    .read = [](const PlanKey& key [[maybe_unused]], const ConfigNode& n,                          \
-               PlanDocument& d) { reads; },                                                       \
-    .value = [](const Plan& p) { return Json(writes); }, .says = says_ __VA_OPT__(, ) __VA_ARGS__ \
+#define FORESHARD_KEY(path_, type_, reads, writes, ...)                            \
+  {                                                                                \
+    .path = path_, .type = type_,                                                  \
+    .read = [](const PlanKey& key [[maybe_unused]], const ConfigNode& n,           \
+               PlanDocument& d) { reads; },                                        \
+    .value = [](const Plan& p) { return Json(writes); } __VA_OPT__(, ) __VA_ARGS__ \
   }
 // A member of the plan and nothing else, whose path is its name there, or (_AT) another.
-#define FORESHARD_FLAG_AT(path_, member, says_, ...) \
-  FORESHARD_KEY(path_, kFlag, d.plan.member = n.as_bool(), p.member, says_, __VA_ARGS__)
-#define FORESHARD_COUNT_AT(path_, member, least_, most_, says_, ...)                      \
-  FORESHARD_KEY(path_, count(least_, most_),                                              \
-                d.plan.member = n.as_int(key.type.least, key.type.most), p.member, says_, \
-                __VA_ARGS__)
-#define FORESHARD_NUMBER(member, type_, says_, ...)                                       \
+#define FORESHARD_FLAG_AT(path_, member, ...) \
+  FORESHARD_KEY(path_, kFlag, d.plan.member = n.as_bool(), p.member, __VA_ARGS__)
+#define FORESHARD_COUNT_AT(path_, member, least_, most_, ...) \
+  FORESHARD_KEY(path_, count(least_, most_),                  \
+                d.plan.member = n.as_int(key.type.least, key.type.most), p.member, __VA_ARGS__)
+#define FORESHARD_NUMBER(member, type_, ...)                                              \
   FORESHARD_KEY(#member, type_,                                                           \
                 d.plan.member = n.as_double(key.type.least_number, key.type.most_number), \
-                p.member, says_, __VA_ARGS__)
-#define FORESHARD_WORD_AT(path_, member, values, says_, ...)                                     \
+                p.member, __VA_ARGS__)
+#define FORESHARD_WORD_AT(path_, member, values, ...)                                            \
   FORESHARD_KEY(path_, words<values>(), d.plan.member = read_word(n, values), word_of(p.member), \
-                says_, __VA_ARGS__)
+                __VA_ARGS__)
 #define FORESHARD_FLAG(member, ...) FORESHARD_FLAG_AT(#member, member, __VA_ARGS__)
 #define FORESHARD_COUNT(member, ...) FORESHARD_COUNT_AT(#member, member, __VA_ARGS__)
 #define FORESHARD_WORD(member, ...) FORESHARD_WORD_AT(#member, member, __VA_ARGS__)

@@ -1,6 +1,5 @@
 // A property for each key, in the order of the table, inside the mapping that its path names; what
 // several types share are definitions.
-#include "sim/spec/keys/plan_schema.h"
 
 #include <nlohmann/json.hpp>
 #include <string>
@@ -77,7 +76,7 @@ Json schema_of_trainer() {
 
 Json schema_of(const PlanKey& key) {
   static const Plan kUsual;
-  Json schema = {{"description", key.says}};
+  Json schema = {{"description", key.says()}};
   schema.update(schema_of(key.type));
   if (key.path == "stack") {
     Json words = Json::array();

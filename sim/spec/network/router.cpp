@@ -253,7 +253,7 @@ class Router {
       const Exit& receiver = in_[i % in_.size()];
       const Exit& usual = out_[i % out_.size()];
       const Exit sender = from.port < 0 ? on_the_rail_of(receiver, from.rank, usual) : usual;
-      hop += leave(tally, from.rank, sender, part);
+      hop += cross(tally, from.rank, sender, false, part);
       const Port& a = t_.ports[at(sender.port)];
       const Port& b = t_.ports[at(receiver.port)];
       tally.add(static_cast<std::uint32_t>(2 * a.wire), part);
@@ -264,7 +264,7 @@ class Router {
         for (const SwitchPaths::Step& step : route.steps) tally.add(step.end, part * step.share);
         hop += route.latency;
       }
-      hop += enter(tally, to.rank, receiver, part);
+      hop += cross(tally, to.rank, receiver, true, part);
     }
     return hop / as_double(parts);
   }
@@ -289,25 +289,15 @@ class Router {
     }
   }
 
-  double leave(Tally& tally, std::int32_t rank, const Exit& exit, double flow) {
+  // Out of the rank's node, or into it.
+  double cross(Tally& tally, std::int32_t rank, const Exit& exit, bool inward, double flow) {
     const Port& port = t_.ports[at(exit.port)];
     if (exit.access < 0 && port.owner != rank) {
-      inside_.add(static_cast<std::uint32_t>(2 * t_.link_of[at(rank)]), flow_inside(tally, flow));
-      inside_.add(static_cast<std::uint32_t>(2 * t_.link_of[at(port.owner)] + 1),
-                  flow_inside(tally, flow));
+      const std::int32_t from = inward ? port.owner : rank, to = inward ? rank : port.owner;
+      inside_.add(static_cast<std::uint32_t>(2 * t_.link_of[at(from)]), flow_inside(tally, flow));
+      inside_.add(static_cast<std::uint32_t>(2 * t_.link_of[at(to)] + 1), flow_inside(tally, flow));
     }
-    return pass(tally, exit, false, flow);
-  }
-
-  double enter(Tally& tally, std::int32_t rank, const Exit& exit, double flow) {
-    const Port& port = t_.ports[at(exit.port)];
-    if (exit.access < 0 && port.owner != rank) {
-      inside_.add(static_cast<std::uint32_t>(2 * t_.link_of[at(port.owner)]),
-                  flow_inside(tally, flow));
-      inside_.add(static_cast<std::uint32_t>(2 * t_.link_of[at(rank)] + 1),
-                  flow_inside(tally, flow));
-    }
-    return pass(tally, exit, true, flow);
+    return pass(tally, exit, inward, flow);
   }
 
   // Rings alone are counted inside.

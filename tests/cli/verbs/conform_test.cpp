@@ -2,8 +2,6 @@
 // read. What the comparison finds is tests/reports/conform/conform_test.cpp's.
 #include <gtest/gtest.h>
 
-#include <filesystem>
-
 #include "tests/cli/program.h"
 
 namespace foreshard {

@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <cstdlib>
-#include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <string>
@@ -15,8 +14,8 @@
 #include "calibration/machines.h"
 #include "models/yaml/model_yaml.h"
 #include "sim/base/config.h"
-#include "sim/spec/keys/plan_schema.h"
 #include "sim/spec/plan_config.h"
+#include "sim/spec/plan_keys.h"
 #include "tests/support/temporary_folder.h"
 
 namespace foreshard {

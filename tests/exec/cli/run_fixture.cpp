@@ -5,8 +5,6 @@
 #include <algorithm>
 #include <fstream>
 
-#include "tests/support/temporary_folder.h"
-
 namespace foreshard {
 namespace {
 

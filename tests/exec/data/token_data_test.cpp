@@ -8,12 +8,10 @@
 #include <algorithm>
 #include <cstdint>
 #include <filesystem>
-#include <fstream>
 #include <set>
 #include <string>
 #include <vector>
 
-#include "exec/data/shuffle.h"
 #include "sim/base/error.h"
 #include "tests/support/temporary_folder.h"
 

@@ -5,7 +5,6 @@
 #include <ATen/Functions.h>
 #include <gtest/gtest.h>
 
-#include <chrono>
 #include <cmath>
 
 #include "exec/device/device_communicators.h"

@@ -3,11 +3,10 @@
 #include <algorithm>
 #include <cstring>
 #include <stdexcept>
-#include <thread>
 #include <utility>
 #include <vector>
 
-#include "exec/device/paced_move.h"
+#include "exec/device/host_accelerator.h"
 #include "sim/spec/plan.h"
 #include "tests/exec/device/hostile_operators.h"
 

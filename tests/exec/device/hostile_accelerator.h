@@ -6,7 +6,6 @@
 // kernel, some time. Reading a value (item, a copy to the host) waits for the lane, as with a GPU.
 #pragma once
 
-#include <cstdint>
 #include <memory>
 
 #include "exec/device/accelerator.h"

@@ -23,11 +23,9 @@
 #include <cstdint>
 #include <deque>
 #include <functional>
-#include <map>
 #include <memory>
 #include <mutex>
 #include <random>
-#include <set>
 #include <string>
 #include <vector>
 

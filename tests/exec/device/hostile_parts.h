@@ -3,7 +3,6 @@
 
 #include <map>
 #include <memory>
-#include <stdexcept>
 #include <string>
 #include <thread>
 #include <vector>

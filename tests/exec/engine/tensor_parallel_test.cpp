@@ -2,7 +2,6 @@
 // other knob of a plan changes a bit.
 #include <gtest/gtest.h>
 
-#include <cmath>
 #include <functional>
 #include <string>
 #include <vector>

@@ -17,7 +17,6 @@
 #include <chrono>
 #include <csignal>
 #include <cstdio>
-#include <cstring>
 #include <numeric>
 #include <thread>
 

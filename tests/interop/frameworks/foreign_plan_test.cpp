@@ -7,7 +7,6 @@
 #include <rapidcheck/gtest.h>
 
 #include <algorithm>
-#include <functional>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <vector>

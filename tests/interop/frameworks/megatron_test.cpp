@@ -1,7 +1,6 @@
 // Megatron-Bridge's and NeMo's settings become a plan of runtime megatron.
 #include <gtest/gtest.h>
 
-#include <algorithm>
 #include <string>
 
 #include "interop/frameworks/frameworks.h"

@@ -6,7 +6,6 @@
 #include <string>
 
 #include "interop/hf/hf_config.h"
-#include "interop/hf/hf_readers.h"
 #include "models/zoo.h"
 #include "sim/base/error.h"
 

@@ -1,7 +1,5 @@
 #include <gtest/gtest.h>
 
-#include <fstream>
-
 #include "interop/hf/hf_config.h"
 #include "tests/support/temporary_folder.h"
 

@@ -2,8 +2,6 @@
 // (tests/recordings/README.md).
 #include <gtest/gtest.h>
 
-#include <filesystem>
-
 #include "interop/recordings/pipeline_tables.h"
 
 namespace foreshard {

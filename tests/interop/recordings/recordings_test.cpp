@@ -5,7 +5,6 @@
 #include <gtest/gtest.h>
 #include <zlib.h>
 
-#include <fstream>
 #include <utility>
 
 #include "tests/support/temporary_folder.h"

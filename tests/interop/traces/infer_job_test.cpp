@@ -5,7 +5,6 @@
 #include <rapidcheck/gtest.h>
 
 #include <filesystem>
-#include <fstream>
 
 #include "interop/traces/trace_files.h"
 #include "models/families.h"

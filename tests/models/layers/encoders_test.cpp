@@ -1,7 +1,6 @@
 // Encoders and the decoders whose blocks are not Llama's, derived here once more by hand.
 #include <gtest/gtest.h>
 
-#include <set>
 #include <string>
 #include <vector>
 

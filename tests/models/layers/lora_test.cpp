@@ -1,5 +1,4 @@
 // Adapters by hand, for Llama-3-8B: d = 4096, 8 heads of keys (dkv = 1024), f = 14336, 32 layers.
-#include "models/layers/lora.h"
 
 #include <gtest/gtest.h>
 

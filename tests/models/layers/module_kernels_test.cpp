@@ -1,6 +1,5 @@
 // Bytes that the kernels of a block move per token, by hand. GPT block (gpt3's family): width d,
 // MLP of 4d, projections of q, k and v in one; statistics and biases are small beside them.
-#include "models/layers/module_kernels.h"
 
 #include <gtest/gtest.h>
 

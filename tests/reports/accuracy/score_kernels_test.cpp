@@ -5,9 +5,7 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
-#include <algorithm>
 #include <chrono>
-#include <cmath>
 #include <fstream>
 #include <map>
 #include <sstream>

@@ -1,5 +1,4 @@
 // Distributions behind 90 % intervals.
-#include "reports/accuracy/spread.h"
 
 #include <gtest/gtest.h>
 

@@ -8,7 +8,6 @@
 #include <vector>
 
 #include "reports/validate/memory_snapshot.h"
-#include "reports/validate/pickle.h"
 #include "reports/validate/pickle_read.h"
 #include "sim/base/error.h"
 #include "sim/simulate/forecast.h"

@@ -1,6 +1,5 @@
 #include "reports/validate/history.h"
 
-#include <cmath>
 #include <limits>
 #include <nlohmann/json.hpp>
 #include <thread>

@@ -8,7 +8,6 @@
 #include <filesystem>
 #include <fstream>
 
-#include "reports/validate/pickle.h"
 #include "sim/memory/reserved.h"
 #include "sim/memory/reserved_forecast.h"
 #include "tests/reports/random_plans.h"

@@ -3,7 +3,6 @@
 #include <sys/resource.h>
 
 #include <cmath>
-#include <csignal>
 
 #include "reports/view/exact_seconds.h"
 #include "sim/base/error.h"

@@ -1,7 +1,6 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <sstream>
 
 #include "reports/view/views.h"
 #include "tests/reports/hand_made.h"

@@ -21,7 +21,6 @@
 //     here. So is what zero_init = 0 adds, the whole model on each rank's host before the step.
 #include <gtest/gtest.h>
 
-#include <algorithm>
 #include <string>
 
 #include "sim/graph/training_step.h"

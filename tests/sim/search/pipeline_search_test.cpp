@@ -3,7 +3,6 @@
 #include <rapidcheck.h>
 #include <rapidcheck/gtest.h>
 
-#include <algorithm>
 #include <optional>
 
 #include "sim/graph/training_step.h"

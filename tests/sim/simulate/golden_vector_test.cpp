@@ -11,7 +11,6 @@
 // post-backward .5.
 #include <gtest/gtest.h>
 
-#include <cmath>
 #include <string>
 
 #include "sim/graph/training_step.h"

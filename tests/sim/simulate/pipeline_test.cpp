@@ -8,8 +8,6 @@
 
 #include <algorithm>
 #include <array>
-#include <memory>
-#include <string>
 #include <vector>
 
 #include "sim/simulate/simulate.h"

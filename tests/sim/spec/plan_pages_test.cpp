@@ -1,4 +1,5 @@
-// docs/plan-keys.md is the table of keys; UPDATE_GOLDEN=1 writes it.
+// docs/plan-keys.md is the table of keys, and says what each is for (its last column);
+// UPDATE_GOLDEN=1 writes the others.
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <gtest/gtest.h>
@@ -7,12 +8,12 @@
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
+#include <set>
 #include <sstream>
 #include <string>
 #include <vector>
 
 #include "sim/spec/checks/capabilities.h"
-#include "sim/spec/keys/plan_schema.h"
 #include "sim/spec/plan_keys.h"
 
 namespace foreshard {
@@ -92,10 +93,15 @@ std::string since_text(const PlanKey& key) {
 std::string keys_page() {
   const Json schema = plan_schema();
   std::string rows;
+  std::set<std::string_view> groups;
   for (const PlanKey& key : plan_key_table()) {
     const Json* node = &schema["properties"];
     const std::size_t dot = key.path.find('.');
     if (dot != std::string_view::npos) {
+      const std::string_view of = key.path.substr(0, dot);
+      if (groups.insert(of).second && !plan_group_says(of).empty()) {
+        rows += fmt::format("| `{}` | keys |  |  | {} |\n", of, plan_group_says(of));
+      }
       node = &(*node)[std::string(key.path.substr(0, dot))]["properties"];
     }
     const Json& entry =
@@ -103,11 +109,12 @@ std::string keys_page() {
     const std::string usual = entry.contains("default") ? word(entry["default"]) : "";
     rows += fmt::format("| `{}` | {} | {} | {} | {} |\n", key.path,
                         cell(taken(entry, schema["definitions"])), usual, since_text(key),
-                        cell(key.says));
+                        cell(key.says()));
   }
   return "# Keys of a plan\n\nThe table of `sim/spec/keys/`, which reader and `foreshard "
-         "schema plan` are made of (the test `PlanPages` writes this page);\nwhat the keys mean "
-         "together is in [plan.md](plan.md).\n\n| key | takes | default | runtimes | |\n"
+         "schema plan` are made of (the test `PlanPages` writes\nall but the last column, which is "
+         "written here and built in); what the keys mean together is in [plan.md](plan.md).\n\n| "
+         "key | takes | default | runtimes | |\n"
          "| --- | --- | --- | --- | --- |\n" +
          rows;
 }
@@ -118,6 +125,10 @@ void expect_page(const std::string& name, const std::string& text) {
   std::stringstream is;
   is << std::ifstream(path).rdbuf();
   EXPECT_TRUE(is.str() == text) << path << " is not its table; UPDATE_GOLDEN=1 writes it";
+}
+
+TEST(PlanPages, EachKeyIsDocumented) {
+  for (const PlanKey& key : plan_key_table()) EXPECT_GT(key.says().size(), 10u) << key.path;
 }
 
 TEST(PlanPages, KeysAreTheirTable) { expect_page("plan-keys.md", keys_page()); }

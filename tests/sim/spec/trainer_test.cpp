@@ -4,7 +4,6 @@
 #include <algorithm>
 
 #include "sim/spec/checks/plan_check.h"
-#include "sim/spec/preset.h"
 #include "tests/sim/spec/plan_fixtures.h"
 
 namespace foreshard {

@@ -1,15 +1,12 @@
 // Forms of context parallelism that no recording has, and how rows are shared among experts.
 #include <gtest/gtest.h>
 
-#include <cmath>
-#include <cstdlib>
-#include <numeric>
 #include <vector>
 
 #include "models/families.h"
 #include "models/layers/variants.h"
 #include "models/model_dims.h"
-#include "sim/graph/axes/received_rows.h"
+#include "sim/graph/axes/dispatched_rows.h"
 #include "sim/graph/training_step.h"
 #include "sim/memory/memory_profile.h"
 #include "sim/memory/reserved_forecast.h"

@@ -4,8 +4,6 @@
 
 #include <gtest/gtest.h>
 
-#include <string>
-
 #include "models/zoo.h"
 #include "sim/graph/training_step.h"
 #include "sim/memory/memory_profile.h"

@@ -1,14 +1,11 @@
 // DDP: which buckets when, what waits for what, and what lives between steps.
 #include <gtest/gtest.h>
 
-#include <algorithm>
 #include <array>
-#include <limits>
 
 #include "sim/graph/ddp/ddp_buckets.h"
 #include "sim/graph/training_step.h"
 #include "sim/memory/memory_profile.h"
-#include "sim/simulate/simulate.h"
 #include "tests/support/fixtures.h"
 
 namespace foreshard::ddp_test {

@@ -11,7 +11,6 @@
 #include "sim/graph/host_log.h"
 #include "sim/graph/training_step.h"
 #include "sim/memory/memory_profile.h"
-#include "sim/simulate/simulate.h"
 #include "tests/support/fixtures.h"
 
 namespace foreshard::fsdp1_test {

@@ -10,7 +10,6 @@
 #include "sim/graph/host_log.h"
 #include "sim/graph/training_step.h"
 #include "sim/memory/memory_profile.h"
-#include "sim/simulate/simulate.h"
 #include "sim/spec/checks/plan_check.h"
 #include "tests/support/fixtures.h"
 
