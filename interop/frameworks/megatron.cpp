@@ -166,10 +166,6 @@ void read_pipeline(ForeignReader& reader) {
 }
 
 void refuse_what_is_missing(ForeignReader& reader) {
-  const ConfigNode* sharded = reader.find("ddp.use_distributed_optimizer");
-  if (sharded != nullptr && !sharded->as_bool()) {
-    reader.unsupported("ddp.use_distributed_optimizer", "the optimizer is modelled distributed");
-  }
   if (const ConfigNode* fsdp = reader.find("ddp.use_megatron_fsdp");
       fsdp != nullptr && fsdp->as_bool()) {
     reader.unsupported("ddp.use_megatron_fsdp", "runtime fsdp2 is the nearest");
@@ -198,7 +194,7 @@ ForeignPlan read_megatron(const ConfigNode& root) {
                      "settings of Megatron-Bridge or NeMo");
   }
   ForeignReader reader(root, plan, "megatron");
-  reader.assume("runtime", "megatron", "Megatron-Core's distributed optimizer");
+  reader.assume("runtime", "megatron", "Megatron-Core's DistributedDataParallel");
   reader.take("settings");
   read_sequence_parallel(reader);
   read_expert_tensor_parallel(reader);

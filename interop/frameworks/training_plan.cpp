@@ -195,6 +195,7 @@ void add_sharding(const TrainingRow& row, Assignments& plan) {
     if (row.word("expert_overlap") == "yes" && row.count("ep", 1) > 1) {
       plan.add("megatron.overlap_expert_parallel=true");
     }
+    plan.map("distributed_optimizer", "megatron.distributed_optimizer");
     plan.map("cuda_graphs", "megatron.cuda_graphs");
     return;
   }

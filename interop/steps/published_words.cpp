@@ -159,6 +159,7 @@ class RowReader {
     read_column("recompute");
     apply(rule_of("attention", lower(cell("note"))), "note");
     if (row_.word("runtime") == "zero1") {
+      apply(rule_of("optimizer", lower(runtime)), "runtime");
       add_modules(lower(cell("recompute")));
       add_recipe(lower(runtime), lower(cell("note")));
     }
@@ -223,9 +224,11 @@ class RowReader {
     const std::string compiled = lower(cell("compile"));
     const bool compiles = !compiled.empty() && compiled != "no";
     if (!compiled.empty()) row_.words["compile"] = compiles ? "block" : "none";
-    // torchtitan compiles the loss with the model.
+    // torchtitan compiles the loss with the model, but for two months (e8977b007 to d1f62be73).
     if (row_.word("stack") == "torchtitan_2025") {
-      row_.words["loss_impl"] = compiles ? "compiled" : "eager_fp32";
+      const std::string_view date = row_.word("commit_date");
+      const bool is_off = date >= "2024-12" && date < "2025-02-20";
+      row_.words["loss_impl"] = compiles && !is_off ? "compiled" : "eager_fp32";
     }
     const std::string async = lower(cell("async_tp"));
     const bool overlaps = !async.empty() && async != "no" && async != "none";

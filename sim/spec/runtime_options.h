@@ -105,9 +105,12 @@ struct ZeroOptions {
   bool operator==(const ZeroOptions&) const = default;
 };
 
-// Megatron-Core's DistributedDataParallelConfig beside its distributed optimizer. Defaults are
-// those of its recipes for speed (Megatron-Bridge), which switch both on.
+// Megatron-Core's DistributedDataParallelConfig. Defaults are those of its recipes for speed
+// (Megatron-Bridge), which switch these on.
 struct MegatronOptions {
+  // use_distributed_optimizer: gradients are scattered, and each rank steps its part; else all of
+  // them are summed on every rank, which steps all.
+  bool distributed_optimizer = true;
   bool overlap_grad_reduce = true;   // a bucket is reduced beside backward as soon as it is full
   bool overlap_param_gather = true;  // parameters are gathered bucket by bucket beside forward
   // overlap_moe_expert_parallel_comm: the forward of a micro-batch runs in turns with the backward

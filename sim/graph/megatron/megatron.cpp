@@ -11,12 +11,25 @@ namespace foreshard {
 Megatron::Megatron(const ModelSpec& model, const Plan& plan, const LayerPrograms& programs,
                    EventGraph recycled)
     : GradientHooks(model, plan, programs, std::move(recycled), {plan.param_dtype, Log::kNone}) {
+  find_norm_ranks();
+  lay_out();
+}
+
+// Each rank has its part of the norm: of its shard, or of its part of the model. (4 bytes: of ranks
+// over tp and pp those of tp stand for all.)
+void Megatron::find_norm_ranks() {
+  const Mesh& mesh = plan_.mesh;
+  if (!options().distributed_optimizer) {
+    if (mesh.tp > 1 || mesh.pp > 1) {
+      norm_ranks_ = communicator_of(mesh.tp > 1 ? MeshDim::kTp : MeshDim::kPp);
+    }
+    return;
+  }
   std::vector<Communicator>& list = graph().communicators;
   const auto known = std::ranges::find_if(
-      list, [&](const Communicator& each) { return each.group.size == plan.mesh.world(); });
-  world_ = static_cast<std::uint8_t>(known - list.begin());
-  if (known == list.end()) list.push_back({"world", {plan.mesh.world(), 1}, false});
-  lay_out();
+      list, [&](const Communicator& each) { return each.group.size == mesh.world(); });
+  norm_ranks_ = static_cast<std::uint8_t>(known - list.begin());
+  if (known == list.end()) list.push_back({"world", {mesh.world(), 1}, false});
 }
 
 EventGraph Megatron::build() {
@@ -128,7 +141,7 @@ std::int64_t Megatron::shard_numel() const {
   return sum;
 }
 
-// DistributedOptimizer.step: the norm, which the host reads (get_grad_norm_fp32, .item()),
+// MixedPrecisionOptimizer.step: the norm, which the host reads (get_grad_norm_fp32, .item()),
 // clipping, FusedAdam on the fp32 shard and its cast into the parameters.
 void Megatron::step() {
   const std::int64_t own = shard_numel();
@@ -139,16 +152,19 @@ void Megatron::step() {
   }
   if (plan_.optimizer.clip_norm) {
     add_copy(EventKind::kGradNorm, Stream::kCompute, own * 4, 1);
-    wait(Stream::kAllReduce, tail(Stream::kCompute));
-    const EventId norm = StepBuilder::add_collective(EventKind::kAllReduce, Stream::kAllReduce,
-                                                     world_, Bytes(4), -1);
-    wait(Stream::kCompute, norm);
+    EventId norm = tail(Stream::kCompute);
+    if (norm_ranks_ != kNoCommunicator) {
+      wait(Stream::kAllReduce, norm);
+      norm = StepBuilder::add_collective(EventKind::kAllReduce, Stream::kAllReduce, norm_ranks_,
+                                         Bytes(4), -1);
+      wait(Stream::kCompute, norm);
+    }
     host_wait(norm);
     add_step_row(EventKind::kGradScale, Stream::kCompute);
   }
   EventId last = add_step_row(EventKind::kOptimizer, Stream::kCompute);
   StepBuilder::free(wide);
-  if (!options().overlap_param_gather) {
+  if (options().distributed_optimizer && !options().overlap_param_gather) {
     for (FlatBuffer& buffer : buffers_) {
       for (auto bucket = buffer.buckets.rbegin(); bucket != buffer.buckets.rend(); ++bucket) {
         gather(buffer, *bucket);

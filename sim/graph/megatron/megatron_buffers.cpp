@@ -1,7 +1,7 @@
 // Flat buffers and their buckets. A parameter begins at a multiple of 64 elements, a bucket ends at
-// one of lcm(ranks, 128), so that every rank's shard is aligned (param_and_grad_buffer.py,
-// _ParamAndGradBuffer.__init__ of 0.20). Without overlap_grad_reduce a buffer is one bucket
-// (distributed_data_parallel.py).
+// one of lcm(ranks, 128), so that every rank's shard is aligned; where there are no shards nothing
+// is (param_and_grad_buffer.py, _ParamAndGradBuffer.__init__ of 0.20). Without overlap_grad_reduce
+// a buffer is one bucket (distributed_data_parallel.py).
 #include <algorithm>
 #include <numeric>
 
@@ -49,7 +49,10 @@ void Megatron::lay_out() {
 
 void Megatron::lay_out(FlatBuffer& buffer, std::int32_t number) {
   const std::int64_t limit = bucket_size(buffer);
-  const std::int64_t multiple = std::lcm(buffer.ranks, std::int64_t{128});
+  const bool shards = options().distributed_optimizer;
+  buffer.parts = shards ? buffer.ranks : 1;
+  const std::int64_t begin = shards ? 64 : 1;
+  const std::int64_t multiple = shards ? std::lcm(buffer.ranks, std::int64_t{128}) : 1;
   bool open = false;
   for (auto p = static_cast<std::int32_t>(parameters().size()); p-- > 0;) {
     const Parameter& each = parameter(p);
@@ -57,7 +60,7 @@ void Megatron::lay_out(FlatBuffer& buffer, std::int32_t number) {
     if (!open) buffer.buckets.emplace_back();
     open = true;
     Bucket& bucket = buffer.buckets.back();
-    bucket.numel = padded(bucket.numel, 64) + each.numel;
+    bucket.numel = padded(bucket.numel, begin) + each.numel;
     ++bucket.parameters;
     bucket.missing += each.used ? 1 : 0;
     place_of_[at(p)] = {number, static_cast<std::int32_t>(buffer.buckets.size()) - 1};
@@ -92,7 +95,7 @@ void Megatron::persistent_memory() {
 void Megatron::gather(FlatBuffer& buffer, Bucket& bucket) {
   if (bucket.dispatched) return;
   bucket.dispatched = true;
-  if (buffer.ranks == 1) return;
+  if (buffer.parts == 1) return;
   wait(Stream::kAllGather, tail(Stream::kCompute));
   bucket.gathered =
       StepBuilder::add_collective(EventKind::kAllGather, Stream::kAllGather, buffer.shards,
@@ -120,8 +123,9 @@ void Megatron::reduce(FlatBuffer& buffer, Bucket& bucket) {
   bucket.missing = 0;
   wait(Stream::kReduceScatter, tail(Stream::kCompute));
   if (buffer.ranks > 1) {
-    StepBuilder::add_collective(EventKind::kReduceScatter, Stream::kReduceScatter, buffer.shards,
-                                Bytes(bytes), -1);
+    const bool scatters = options().distributed_optimizer;
+    StepBuilder::add_collective(scatters ? EventKind::kReduceScatter : EventKind::kAllReduce,
+                                Stream::kReduceScatter, buffer.shards, Bytes(bytes), -1);
   }
   if (buffer.replicas == kNoCommunicator) return;
   StepBuilder::add_collective(EventKind::kAllReduce, Stream::kReduceScatter, buffer.replicas,

@@ -1,5 +1,7 @@
 // The builder of runtime megatron: Megatron-Core's DistributedDataParallel with its distributed
-// optimizer (0.20, core/distributed/param_and_grad_buffer.py, core/optimizer/distrib_optimizer.py).
+// optimizer (0.20, core/distributed/param_and_grad_buffer.py, core/optimizer/distrib_optimizer.py),
+// or without it (optimizer.py, Float16OptimizerWithFloat16Params): gradients are then all-reduced,
+// every rank steps all of its parameters, and nothing is gathered.
 //
 // Every rank holds its part of the model (tp, ep) in the compute dtype and one flat gradient of it
 // in the dtype of the reduction, in a buffer each: of the dense parameters, which are sharded over
@@ -37,9 +39,10 @@ class Megatron final : public GradientHooks {
     std::uint8_t replicas =
         kNoCommunicator;  // of the optimizer (num_distributed_optimizer_instances)
     std::int64_t ranks = 1;
+    std::int64_t parts = 1;  // that the optimizer steps: a rank each, or all on every rank
     std::vector<Bucket> buckets;
     std::int64_t numel = 0;
-    std::int64_t shard_numel() const { return numel / ranks; }
+    std::int64_t shard_numel() const { return numel / parts; }
   };
   struct Place {
     std::int32_t buffer = 0, bucket = 0;
@@ -70,6 +73,7 @@ class Megatron final : public GradientHooks {
   void sent(const PipelineTransfer& transfer);
 
   // --- megatron.cpp ---
+  void find_norm_ranks();
   void forward_begins(std::int32_t layer) override;
   void gradient_ready(std::int32_t parameter) override;
   void backward_ended(std::int32_t layer) override;
@@ -82,10 +86,10 @@ class Megatron final : public GradientHooks {
   std::vector<Place> place_of_;      // parameters
   std::vector<std::int32_t> ready_;  // gradients of the layer whose backward runs
   std::vector<std::int32_t> first_of_layer_;
-  std::uint8_t world_ = kNoCommunicator;
-  bool first_ = true, last_ = true;    // micro-batch
-  Bytes boundary_;                     // of a micro-batch between stages
-  std::vector<EventId> batches_sent_;  // of transfers, by number
+  std::uint8_t norm_ranks_ = kNoCommunicator;  // that sum the norm
+  bool first_ = true, last_ = true;            // micro-batch
+  Bytes boundary_;                             // of a micro-batch between stages
+  std::vector<EventId> batches_sent_;          // of transfers, by number
 };
 
 }  // namespace foreshard

@@ -134,7 +134,8 @@ double held_bytes(const EventGraph& graph) {
 }
 
 // compute_weight_and_optimizer_memory (megatron/training/theoretical_memory_usage.py, 0.20): 6
-// bytes a parameter of the rank and 12 of each it steps; what tp cuts and what it does not.
+// bytes a parameter of the rank and 12 of each it steps, all of them without the distributed
+// optimizer; what tp cuts and what it does not.
 double theoretical_states(const ModelSpec& model, const Plan& plan) {
   double cut = 0, whole = 0;
   for (const LayerInstance& layer : model.order) {
@@ -142,7 +143,8 @@ double theoretical_states(const ModelSpec& model, const Plan& plan) {
       (p.is_norm ? whole : cut) += p.tied ? 0.0 : static_cast<double>(p.numel());
     }
   }
-  const auto ranks = static_cast<double>(plan.mesh.fsdp());
+  const auto ranks =
+      static_cast<double>(plan.megatron.distributed_optimizer ? plan.mesh.fsdp() : 1);
   return (cut / static_cast<double>(plan.mesh.tp) + whole) * (6 + 12 / ranks);
 }
 
@@ -153,9 +155,34 @@ TEST(Megatron, StatesAreThoseOfMegatronsOwnReport) {
     plan.mesh.shard = shard;
     plan.mesh.tp = tp;
     plan.batch = {2048, 1, 1};
-    const double held = held_bytes(build_training_step(model, plan));
-    EXPECT_NEAR(held / theoretical_states(model, plan), 1, 0.001) << tp << " x " << shard;
+    for (const bool distributed : {true, false}) {
+      plan.megatron.distributed_optimizer = distributed;
+      const double held = held_bytes(build_training_step(model, plan));
+      EXPECT_NEAR(held / theoretical_states(model, plan), 1, 0.001) << tp << " x " << shard;
+    }
   }
+}
+
+// Whole gradients are summed, once and without padding, and nothing is gathered; ranks of tp alone
+// have parts of the norm.
+TEST(Megatron, WithoutTheDistributedOptimizerGradientsAreSummed) {
+  const ModelSpec model = tiny_model(3);
+  Plan plan = megatron_plan();
+  plan.megatron.distributed_optimizer = false;
+  plan.megatron.bucket_size = 500'000;
+  const auto sums = sent(build_training_step(model, plan));
+  ASSERT_EQ(sums.size(), 1);
+  const auto& [what, reduced] = *sums.begin();
+  EXPECT_EQ(what, std::pair(std::string("shard"), EventKind::kAllReduce));
+  EXPECT_GT(reduced.count, 3);
+  EXPECT_EQ(reduced.bytes, model.parameters() * size_of(plan.reduce_dtype));
+  plan.mesh = {2, 1};
+  plan.mesh.tp = 2;
+  const auto over_tp = sent(build_training_step(model, plan));
+  plan.optimizer.clip_norm.reset();
+  const auto without = sent(build_training_step(model, plan));
+  const std::pair norm(std::string("tp"), EventKind::kAllReduce);
+  EXPECT_EQ(over_tp.at(norm).bytes, without.at(norm).bytes + 4);
 }
 
 // What a block keeps with sequence parallel, every tensor cut by tp: its input, both normed inputs
