@@ -37,6 +37,9 @@ COLUMNS = ".columns"
 ABOVE, LEFT = "above", "left"
 NUMBER, WHOLE = re.compile(rb"([^0-9]*?)-?[0-9]+(?:\.([0-9]{1,9}))?"), re.compile(rb"-?[0-9]+")
 SEPARATORS = {".csv": b",", ".txt": b" ", ".json": b","}
+# A list of lists in a line of JSON, which holds their number where they are a table.
+LISTS, PLACE = re.compile(rb"\[\[([^\[\]\n]*(?:\], \[[^\[\]\n]*)*)\]\]"), re.compile(rb"\[\[#([0-9]+)\]\]")
+QUOTED = re.compile(rb' ?"(?:[^"\\]|\\.)*"|[^,"]+')  # words in quotes are whole
 LEAST_ROWS = 64  # of a kind that is worth a look at which of its columns say the same
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 
@@ -157,11 +160,16 @@ def from_columns(rows, forms, sets, data):
     return zip(*columns)
 
 
+def words_of(line, separator):
+    words = QUOTED.findall(line) if separator == b"," and line.startswith(b'"') else []
+    return words if words and separator.join(words) == line else line.split(separator)
+
+
 def as_table(texts, separator):
     """Files of like names: the lines of each, how to read these, and their bytes; None where text is shorter."""
     if not separator:
         return None
-    lines, rows = [line.split(separator) for text in texts for line in text[:-1].split(b"\n")], {}
+    lines, rows = [words_of(line, separator) for text in texts for line in text[:-1].split(b"\n")], {}
     # What lines of one form share: how many words, and the letter that those of a log begin with.
     kinds = [(len(words), words[0] if len(words[0]) == 1 and words[0].isalpha() else b"") for words in lines]
     for kind, words in zip(kinds, lines):
@@ -181,6 +189,18 @@ def from_table(counts, separator, ways, data):
     return [b"".join(itertools.islice(lines, count)) for count in counts]
 
 
+def lists_apart(text):
+    """Text without its lists of lists, and these, one a line."""
+    lists = [found.split(b"], [") for found in LISTS.findall(text)]
+    counts = iter(lists)
+    return LISTS.sub(lambda _: b"[[#%d]]" % len(next(counts)), text), b"".join(row + b"\n" for row in itertools.chain(*lists))
+
+
+def lists_back(text, lists):
+    rows = iter(lists.splitlines())
+    return PLACE.sub(lambda found: b"[[%s]]" % b"], [".join(itertools.islice(rows, int(found[1]))), text)
+
+
 def file_of(contents):
     """The one member of a pack: how to read it, and all files by their names, those of one name together."""
     index, data = [], b""
@@ -192,16 +212,27 @@ def file_of(contents):
         groups.setdefault((path.suffix if is_lines else "", path.name if often[path.name] > 1 else ""), []).append(name)
     for (suffix, _), names in groups.items():
         texts = [contents[name] for name in names]
+        lists = None
+        if suffix == ".jsonl" and not any(map(PLACE.search, texts)):
+            parts, rows = zip(*map(lists_apart, texts))
+            lists = as_table([b"".join(rows)], b",") if any(rows) else None
+            texts = parts if lists else texts
         counts, ways, text = as_table(texts, SEPARATORS.get(suffix)) or (list(map(len, texts)), [], b"".join(texts))
-        index.append([names, counts, ways])
-        data += text
+        index.append([names, counts, ways, *(lists or [])[:2]])
+        data += text + (lists[2] if lists else b"")
     return json.dumps(index, separators=(",", ":")).encode() + b"\n" + data
 
 
 def files_in(member):
     data = io.BytesIO(member)
-    for names, counts, ways in json.loads(data.readline()):
-        yield from zip(names, from_table(counts, *ways, data) if ways else map(data.read, counts))
+    for names, counts, ways, *lists in json.loads(data.readline()):
+        texts = list(from_table(counts, *ways, data) if ways else map(data.read, counts))
+        if lists:
+            rows, begin = from_table(lists[0], *lists[1], data)[0].splitlines(keepends=True), 0
+            for i, text in enumerate(texts):
+                end = begin + sum(map(int, PLACE.findall(text)))
+                texts[i], begin = lists_back(text, b"".join(rows[begin:end])), end
+        yield from zip(names, texts)
 
 
 def by_name(name):
