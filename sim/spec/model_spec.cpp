@@ -41,7 +41,8 @@ const char* to_string(Function function) {
                                                                  "sort",
                                                                  "gather",
                                                                  "scatter_add",
-                                                                 "dequantize"};
+                                                                 "dequantize",
+                                                                 "scan"};
   return kNames[at(function)];
 }
 
@@ -174,6 +175,10 @@ Flops forward_flops(const Operation& operation, std::int64_t batch, std::int64_t
         2.0 * b * as_double(shape.heads) * pairs * as_double(shape.head_dim + shape.values());
     return Flops((shape.causal ? full / 2 : full) *
                  share_in_window(s / documents, as_double(shape.window)));
+  }
+  if (operation.kind == OperationKind::kScan) {  // Megatron-LM's training.py, mamba_layer_flops
+    const ScanShape& scan = operation.scan;
+    return Flops(7.0 * b * s * as_double(scan.inner()) * as_double(scan.state));
   }
   return Flops();
 }

@@ -90,6 +90,7 @@ enum class OperationKind : std::uint8_t {
   kElementwise,  // one read/write pass: casts, residual adds, activations, rotary products
   kEmbedding,    // gather of rows; backward is a dense scatter-add
   kSoftmaxLoss,  // log-softmax or negative log likelihood over the vocabulary
+  kScan,         // Mamba-2's convolution and scan by chunks, one function for autograd
 };
 
 // Which arithmetic it is: what the engine executes, and what a measured curve is about. The later
@@ -127,8 +128,9 @@ enum class Function : std::uint8_t {
   kGather,      // rows by index; its gradient is a scatter-add
   kScatterAdd,  // rows added at indices; its gradient is a gather
   kDequantize,  // packed 4-bit blocks to the compute dtype
+  kScan,        // what Mamba-2's mixer does between its projections
 };
-inline constexpr std::size_t kFunctions = 32;
+inline constexpr std::size_t kFunctions = 33;
 const char* to_string(Function function);  // "matrix_product"
 
 struct AttentionShape {
@@ -150,6 +152,20 @@ struct AttentionShape {
   bool operator==(const AttentionShape&) const = default;
 };
 
+// Mamba-2's mixer (arXiv 2405.21060): heads share B and C by groups, a state of [head_dim, state]
+// of each head is handed from chunk to chunk.
+struct ScanShape {
+  std::int64_t heads = 0;  // 0: no such operation
+  std::int64_t head_dim = 0;
+  std::int64_t state = 0;
+  std::int64_t groups = 1;
+  std::int64_t chunk = 256;  // positions
+  std::int64_t inner() const { return checked_multiply(heads, head_dim); }
+  std::int64_t shared() const { return checked_multiply(groups, state); }  // width of B, of C
+  std::int64_t convolved() const { return checked_add(inner(), checked_multiply(2, shared())); }
+  bool operator==(const ScanShape&) const = default;
+};
+
 // How the gradient of an input comes about.
 enum class GradientRule : std::uint8_t {
   kOwn,         // backward allocates a gradient for every differentiable input
@@ -161,7 +177,7 @@ enum class GradientRule : std::uint8_t {
 // A linear layer whose products run in fp8, by how it scales its operands: with one factor per
 // tensor or per row (torchao.float8; rowwise_gw_hp: the weight's gradient in the compute dtype), or
 // with factors of earlier steps, of this one, or of every 32 elements (TransformerEngine's delayed
-// and current scaling, and MXFP8).
+// and current scaling, and MXFP8), in four bits with those of every 16 (NVFP4).
 enum class Fp8Recipe : std::uint8_t {
   kNone,
   kTensorwise,
@@ -170,6 +186,7 @@ enum class Fp8Recipe : std::uint8_t {
   kDelayed,
   kCurrent,
   kMxfp8,
+  kNvfp4,
 };
 
 enum class CollectiveKind : std::uint8_t {
@@ -271,6 +288,7 @@ struct Operation {
   LayerCollective collective, collective_backward;
   RingAttention ring;
   AttentionShape attention;
+  ScanShape scan;  // kScan, and the norm by groups behind it
   GradientRule gradient = GradientRule::kOwn;
   // The first output takes the first input's buffer, and that input's gradient the buffer of the
   // output's gradient (of the input itself for a loss). Nothing else may read the input.

@@ -131,7 +131,7 @@ const char* to_string(BuiltOn place) {
 
 const char* to_string(Float8 recipe) {
   static constexpr const char* kWords[] = {"none",    "tensorwise", "rowwise", "rowwise_gw_hp",
-                                           "delayed", "current",    "mxfp8"};
+                                           "delayed", "current",    "mxfp8",   "nvfp4"};
   return kWords[at(recipe)];
 }
 

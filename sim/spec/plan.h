@@ -349,7 +349,7 @@ const char* to_string(ExpertKernels kernels);
 
 // Linear layers of the blocks in fp8: torchao.float8's recipes (gw_hp: the weight's gradient in the
 // compute dtype), and TransformerEngine's: delayed and current scaling, and a scale for every 32
-// elements (MXFP8).
+// elements (MXFP8), or in four bits one for every 16 (NVFP4).
 enum class Float8 : std::uint8_t {
   kNone,
   kTensorwise,
@@ -358,6 +358,7 @@ enum class Float8 : std::uint8_t {
   kDelayed,
   kCurrent,
   kMxfp8,
+  kNvfp4,
 };
 const char* to_string(Float8 recipe);
 
@@ -546,6 +547,7 @@ struct Plan {
   // post-forward hook, not behind it.
   bool loss_in_forward = false;
   Float8 float8 = Float8::kNone;
+  std::int64_t float8_wide_blocks = 0;  // at the end, in the compute dtype
   // Their weights are gathered in fp8, a byte per element, cast from the shard with scales that
   // follow the optimizer's step: torchao's enable_fsdp_float8_all_gather with
   // precompute_float8_dynamic_scale_for_fsdp (tensorwise, fsdp2). false: in the param dtype.

@@ -118,8 +118,12 @@ constexpr PlanKey kComputeKeys[] = {
                    "The model computes its loss itself, as transformers' models that are given "
                    "labels: before the root's post-forward hook, not behind it.",
                    .quiet = true),
-    FORESHARD_WORD(float8, kUpTo<Float8::kMxfp8>,
-                   "Linear layers of the blocks in fp8, by scaling recipe."),
+    FORESHARD_WORD(float8, kUpTo<Float8::kNvfp4>,
+                   "Linear layers of the blocks in fp8, by scaling recipe, or in four bits."),
+    FORESHARD_COUNT(float8_wide_blocks, 0, plan_limits::kSteps,
+                    "Blocks at the end that stay in the compute dtype (Megatron-Core's "
+                    "num_layers_at_end_in_bf16).",
+                    .quiet = true),
     FORESHARD_FLAG(float8_all_gather,
                    "Their weights are gathered in fp8, with scales computed behind the optimizer's "
                    "step (torchao's enable_fsdp_float8_all_gather and "
