@@ -251,12 +251,12 @@ Index mixture(LayerBuilder& layer, const ModelDims& dims, const ParameterNames& 
               Index input) {
   const Experts& moe = dims.moe;
   const std::int64_t width = moe.top_k * rows_width(dims);
-  const Choice choice = route(layer, dims, names, input);
   Index tokens = input;
   if (moe.latent > 0) {
     tokens = layer.linear(
         {.name = names.latent_in, .result = "latent", .n = moe.latent, .k = dims.hidden}, input);
   }
+  const Choice choice = route(layer, dims, names, input);
   const Routed routed = reorder(layer, moe, choice);
   Index rows = layer.elementwise("gather_rows", Function::kGather, {tokens, routed.tokens},
                                  {routed.tokens}, layer.activation("rows", width));
