@@ -62,13 +62,57 @@ void check_experts(const ModelDims& dims) {
   }
 }
 
+constexpr std::string_view kLetters = "M*-Ema";
+
+// Attention's and the feed-forward layer's sizes count where a layer has them.
+bool has_layers(const ModelDims& dims, std::string_view letters) {
+  return dims.pattern.empty() || dims.pattern.find_first_of(letters) != std::string::npos;
+}
+
+void check_pattern(const ModelDims& dims) {
+  const auto wrong = dims.pattern.find_first_not_of(kLetters);
+  if (wrong != std::string::npos) {
+    fail(dims, "a layer of kind '" + dims.pattern.substr(wrong, 1) + "'; expected letters of " +
+                   std::string(kLetters));
+  }
+  if (std::ssize(dims.pattern) != dims.layers) {
+    fail(dims, "the pattern has " + std::to_string(dims.pattern.size()) + " layers of " +
+                   std::to_string(dims.layers));
+  }
+  if (dims.prediction_pattern.find_first_not_of(dims.pattern) != std::string::npos) {
+    fail(dims, "a block of prediction has layers that the model has not");
+  }
+  if (dims.moe.experts == 0 && dims.pattern.find('E') != std::string::npos) {
+    fail(dims, "layers of experts without a number of experts");
+  }
+  if (dims.pattern.find_first_of("Mm") == std::string::npos) return;
+  const ScanShape& scan = dims.mamba.scan;
+  check_size(dims, "the number of the mixer's heads", scan.heads);
+  check_size(dims, "the dimension of the mixer's heads", scan.head_dim);
+  check_size(dims, "the mixer's state", scan.state);
+  check_size(dims, "the number of the mixer's groups", scan.groups);
+  check_size(dims, "the mixer's chunk", scan.chunk);
+  check_size(dims, "the mixer's convolution", dims.mamba.convolution);
+  check_size(dims, "the width of all heads of the mixer", scan.inner());
+  check_size(dims, "the width that the mixer convolves", scan.convolved());
+  if (scan.heads % scan.groups != 0) {
+    fail(dims, std::to_string(scan.groups) + " groups of the mixer do not divide its " +
+                   std::to_string(scan.heads) + " heads");
+  }
+}
+
 void check(const ModelDims& dims) {
   check_size(dims, "the number of layers", dims.layers, kMostLayers);
   check_size(dims, "the hidden size", dims.hidden);
-  check_size(dims, "the number of heads", dims.heads);
-  check_size(dims, "the number of key/value heads", dims.kv_heads);
-  check_size(dims, "the head dimension", dims.head_dim);
-  check_size(dims, "the width of the feed-forward layer", dims.ffn);
+  if (!dims.pattern.empty()) check_pattern(dims);
+  if (has_layers(dims, "*a")) {
+    check_size(dims, "the number of heads", dims.heads);
+    check_size(dims, "the number of key/value heads", dims.kv_heads);
+    check_size(dims, "the head dimension", dims.head_dim);
+  }
+  if (has_layers(dims, "-ma")) {
+    check_size(dims, "the width of the feed-forward layer", dims.ffn);
+  }
   check_size(dims, "the vocabulary", dims.vocabulary);
   check_size(dims, "the number of positions", dims.max_positions);
   if (dims.positions == Positions::kLearned) {
@@ -79,12 +123,14 @@ void check(const ModelDims& dims) {
     fail(dims,
          "nothing stands between the last block and the head; expected a norm or a projection");
   }
-  if (dims.heads % dims.kv_heads != 0) {
+  if (has_layers(dims, "*a") && dims.heads % dims.kv_heads != 0) {
     fail(dims, std::to_string(dims.kv_heads) + " key/value heads do not divide " +
                    std::to_string(dims.heads) + " heads");
   }
-  check_size(dims, "the width of all heads (heads x head dimension)",
-             checked_multiply(dims.heads, dims.head_dim));
+  if (has_layers(dims, "*a")) {
+    check_size(dims, "the width of all heads (heads x head dimension)",
+               checked_multiply(dims.heads, dims.head_dim));
+  }
   if (dims.rotary_dim > dims.head_dim) {
     fail(dims, std::to_string(dims.rotary_dim) + " rotated elements of heads of " +
                    std::to_string(dims.head_dim));
@@ -102,7 +148,8 @@ void check(const ModelDims& dims) {
 // The engine's kernels know no constants beside those of Numerics.
 void check_native(const ModelDims& dims) {
   const char* what =
-      dims.encoder_layers > 0                                       ? "cross attention"
+      !dims.pattern.empty()                                         ? "layers of several kinds"
+      : dims.encoder_layers > 0                                     ? "cross attention"
       : dims.scores > 0                                             ? "a head of scores"
       : dims.sinks                                                  ? "attention sinks"
       : dims.branch_scale                                           ? "scaled branches"
@@ -125,14 +172,33 @@ void check_native(const ModelDims& dims) {
 }  // namespace
 
 bool has_experts(const ModelDims& dims, std::int64_t layer) {
+  if (!dims.pattern.empty() && dims.pattern[at(layer)] == 'E') return true;
   const std::vector<std::int64_t>& dense = dims.moe.dense_layers;
   return dims.moe.experts > 0 && !std::ranges::binary_search(dense, layer);
 }
 
+namespace {
+
+// Of a letter of ModelDims::pattern.
+MixerKind mixer_of(char letter) {
+  if (letter == 'M' || letter == 'm') return MixerKind::kMamba;
+  return letter == '-' || letter == 'E' ? MixerKind::kNone : MixerKind::kAttention;
+}
+
+FeedForwardKind feed_forward_of(const ModelDims& dims, std::int64_t layer) {
+  const char letter = dims.pattern.empty() ? 'a' : dims.pattern[at(layer)];
+  if (letter == 'M' || letter == '*') return FeedForwardKind::kNone;
+  if (letter == '-') return FeedForwardKind::kDense;
+  return has_experts(dims, layer) ? FeedForwardKind::kExperts : FeedForwardKind::kDense;
+}
+
+}  // namespace
+
 BlockKind block_kind(const ModelDims& dims, std::int64_t layer) {
   const std::vector<std::int64_t>& unrotated = dims.unrotated_layers;
   const std::vector<std::int64_t>& windowed = dims.windowed_layers;
-  return {.mlp = has_experts(dims, layer) ? FeedForwardKind::kExperts : FeedForwardKind::kDense,
+  return {.mlp = feed_forward_of(dims, layer),
+          .mixer = dims.pattern.empty() ? MixerKind::kAttention : mixer_of(dims.pattern[at(layer)]),
           .rotates = !std::ranges::binary_search(unrotated, layer),
           .windowed =
               dims.window > 0 && (windowed.empty() || std::ranges::binary_search(windowed, layer)),
@@ -185,9 +251,15 @@ void add_decoder(const ModelDims& dims, Stack stack, ModelSpec& model) {
   std::vector<std::pair<BlockKind, std::int32_t>> blocks;
   std::int64_t last_group = -1;
   std::int32_t first_of_group = -1;
-  for (std::int64_t i = 0; i < dims.layers + dims.prediction_layers; ++i) {
-    BlockKind kind = block_kind(dims, std::min(i, dims.layers - 1));
-    kind.predicts = i >= dims.layers;
+  const std::string_view predicts = dims.prediction_pattern;
+  const std::int64_t of_prediction = predicts.empty() ? 1 : std::ssize(predicts);
+  for (std::int64_t i = 0; i < dims.layers + dims.prediction_layers * of_prediction; ++i) {
+    const std::int64_t beyond = i - dims.layers;
+    BlockKind kind = beyond < 0 || predicts.empty()
+                         ? block_kind(dims, std::min(i, dims.layers - 1))
+                         : block_kind(dims, static_cast<std::int64_t>(dims.pattern.find(
+                                                predicts[at(beyond % of_prediction)])));
+    kind.predicts = beyond >= 0 && beyond % of_prediction == 0;
     auto found =
         std::ranges::find_if(blocks, [&](const auto& block) { return block.first == kind; });
     if (found == blocks.end()) {

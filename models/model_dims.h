@@ -51,7 +51,11 @@ enum class Naming : std::uint8_t {
   kApertus,
   kXglm,
   kAlbert,
-  kBart
+  kBart,
+  kNemotronH,
+  kMamba2,
+  kBamba,
+  kGraniteHybrid
 };
 
 enum class NormKind : std::uint8_t {
@@ -112,8 +116,17 @@ struct Experts {
   bool bias = false;            // in the router and in every expert (gpt-oss)
   bool score_first = false;     // rows are weighed before the experts, not behind them
   bool fused_gate_up = false;   // one tensor of gate and up for all experts (gpt-oss, Llama 4)
+  std::int64_t latent = 0;  // > 0: experts read and make a projection of this width (Nemotron 3)
   std::vector<std::int64_t> dense_layers = {};  // ascending; their width is ModelDims::ffn
   bool operator==(const Experts&) const = default;
+};
+
+// Mamba-2's mixer, in the layers that ModelDims::pattern says.
+struct Mamba {
+  ScanShape scan;
+  std::int64_t convolution = 4;  // positions that each channel is convolved over
+  bool bias = false;             // of its two projections
+  bool operator==(const Mamba&) const = default;
 };
 
 // What a head of scores is for: whole sequences, each token, or where an answer begins and ends.
@@ -209,6 +222,13 @@ struct ModelDims {
   std::int64_t token_types = 0;  // rows of the table of segments (BERT); 0: none
   // Ascending; their attention has no positions, whatever `positions` says (SmolLM3, Llama 4).
   std::vector<std::int64_t> unrotated_layers = {};
+  // A letter for each layer, where they are of several kinds (Megatron-Core's hybrid layer pattern,
+  // transformers' layers_block_type): M a Mamba-2 mixer alone, * attention, - the feed-forward
+  // layer, E experts; m and a: a mixer or attention with a feed-forward layer (or experts) behind
+  // it.
+  std::string pattern;
+  std::string prediction_pattern = {};  // of each block of multi-token prediction, then
+  Mamba mamba;
   Experts moe;
   Latent latent;
   Numerics numerics;

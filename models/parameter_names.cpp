@@ -60,6 +60,9 @@ constexpr std::pair<std::string_view, std::string_view ParameterNames::*> kMembe
     {"head_transform", &ParameterNames::head_transform},
     {"head_norm", &ParameterNames::head_norm},
     {"head_bias", &ParameterNames::head_bias},
+    {"mamba", &ParameterNames::mamba},
+    {"latent_in", &ParameterNames::latent_in},
+    {"latent_out", &ParameterNames::latent_out},
     {"project_in", &ParameterNames::project_in},
     {"project_out", &ParameterNames::project_out}};
 

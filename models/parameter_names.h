@@ -30,6 +30,8 @@ struct ParameterNames {
                    shared_expert_down = "mlp.shared_expert.down_proj";
   std::string_view sinks = "self_attn.sinks";
   std::string_view token_types = "", head_transform = "", head_norm = "", head_bias = "";
+  std::string_view mamba = "mamba";                    // the module of Mamba-2's mixer
+  std::string_view latent_in = "", latent_out = "";    // around Experts::latent
   std::string_view project_in = "", project_out = "";  // around ModelDims::embedding_width
 };
 

@@ -101,7 +101,7 @@ struct Size {
   std::string_view word;
   std::int64_t& (*of)(ModelDims&);
 };
-constexpr std::array<Size, 16> kSizes = {{
+constexpr std::array<Size, 22> kSizes = {{
     {"experts", [](ModelDims& d) -> std::int64_t& { return d.moe.experts; }},
     {"top_k", [](ModelDims& d) -> std::int64_t& { return d.moe.top_k; }},
     {"expert_ffn", [](ModelDims& d) -> std::int64_t& { return d.moe.ffn; }},
@@ -117,6 +117,12 @@ constexpr std::array<Size, 16> kSizes = {{
     {"encoder_layers", [](ModelDims& d) -> std::int64_t& { return d.encoder_layers; }},
     {"prediction_layers", [](ModelDims& d) -> std::int64_t& { return d.prediction_layers; }},
     {"embedding_width", [](ModelDims& d) -> std::int64_t& { return d.embedding_width; }},
+    {"mixer_heads", [](ModelDims& d) -> std::int64_t& { return d.mamba.scan.heads; }},
+    {"mixer_head_dim", [](ModelDims& d) -> std::int64_t& { return d.mamba.scan.head_dim; }},
+    {"state", [](ModelDims& d) -> std::int64_t& { return d.mamba.scan.state; }},
+    {"groups", [](ModelDims& d) -> std::int64_t& { return d.mamba.scan.groups; }},
+    {"chunk", [](ModelDims& d) -> std::int64_t& { return d.mamba.scan.chunk; }},
+    {"expert_latent", [](ModelDims& d) -> std::int64_t& { return d.moe.latent; }},
     {"position_rows", [](ModelDims& d) -> std::int64_t& { return d.position_rows; }},
 }};
 
@@ -144,6 +150,8 @@ constexpr std::array<Constant, 3> kConstants = {{
   words.push_back("first_dense");
   words.push_back("unrotated_every");
   words.push_back("full_every");
+  words.push_back("pattern");
+  words.push_back("prediction");
   fail(line, kTraits, "unknown trait \"" + std::string(trait) + "\"",
        "words of tied, bias, learned, two_norms, dropout, post_norm, gated, scaled and sizes such "
        "as experts=8, "
@@ -158,6 +166,10 @@ void apply_value(const Line& line, std::string_view trait, ModelDims& dims) {
   const auto found = std::ranges::find(kConstants, word, &Constant::word);
   if (found != kConstants.end()) {
     return found->apply(constant(line, trait.substr(equals + 1), kTraits), dims.numerics);
+  }
+  if (word == "pattern" || word == "prediction") {
+    (word == "pattern" ? dims.pattern : dims.prediction_pattern) = trait.substr(equals + 1);
+    return;
   }
   const std::int64_t value = number(line, trait.substr(equals + 1), kTraits);
   if (word == "first_dense") {

@@ -38,6 +38,7 @@ bool is_ordered(const Quantity& q) {
 }
 
 double peak_of(const Kernel& kernel, const Gpu& gpu) {
+  if (kernel.fp4 && gpu.peak_fp4.value() > 0) return gpu.peak_fp4.value();
   if (kernel.fp8) return gpu.peak_fp8.value();
   return kernel.fp32 ? gpu.peak_fp32.value() : gpu.peak_bf16.value();
 }
@@ -69,7 +70,8 @@ double priced(const Forecast& forecast) {
 // MFU counts products at the peak of the compute dtype, which those in fp8 may exceed.
 double most_mfu(const Plan& plan, const Gpu& gpu) {
   if (plan.float8 == Float8::kNone || gpu.peak_bf16.value() <= 0) return 1;
-  return std::max(1.0, gpu.peak_fp8.value() / gpu.peak_bf16.value());
+  const double peak = std::max(gpu.peak_fp8.value(), gpu.peak_fp4.value());
+  return std::max(1.0, peak / gpu.peak_bf16.value());
 }
 
 std::string unordered(std::span<const Figure> figures) {

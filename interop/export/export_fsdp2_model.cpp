@@ -367,6 +367,7 @@ class Model(nn.Module):
 }  // namespace
 
 std::string python_model(const ModelDims& dims, const Plan& plan) {
+  if (!dims.pattern.empty()) refuse(dims, "layers of several kinds");
   if (dims.bidirectional || dims.residual == Residual::kPostNorm) {
     refuse(dims, "an encoder and its masked-language-model head");
   }

@@ -283,6 +283,7 @@ void read_mixture(KeyReader& keys, const FamilyWords& words, ModelDims& dims) {
 
 void read_decoder(KeyReader& keys, const HfFamily& family, ModelDims& dims) {
   const FamilyWords words(family.reads);
+  provide_layers(keys, family);
   read_common(keys, dims);
   read_heads(keys, dims);
   read_dropouts(keys, {}, dims);
@@ -316,7 +317,16 @@ void read_decoder(KeyReader& keys, const HfFamily& family, ModelDims& dims) {
     dims.residual = Residual::kPreNorm;
   }
   if (words.has("unrotated")) read_unrotated(keys, dims);
-  read_windows(keys, words, dims);
+  if (is_hybrid(family)) {
+    read_hybrid(keys, family, dims);
+    if (!words.has("experts")) return;
+    if (keys.count_or("num_local_experts", 0) == 0) {
+      dims.ffn = keys.size({"shared_intermediate_size"});
+      return;
+    }
+  } else {
+    read_windows(keys, words, dims);
+  }
   read_mixture(keys, words, dims);
 }
 

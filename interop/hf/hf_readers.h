@@ -58,6 +58,11 @@ std::string read_quantization(KeyReader& keys);
 
 // --- one per HfReader ---
 void read_decoder(KeyReader& keys, const HfFamily& family, ModelDims& dims);
+// Layers of several kinds (hf_hybrid.cpp), behind what all decoders have; how many there are is
+// known from their list.
+bool is_hybrid(const HfFamily& family);
+void provide_layers(KeyReader& keys, const HfFamily& family);
+void read_hybrid(KeyReader& keys, const HfFamily& family, ModelDims& dims);
 void read_gpt2(KeyReader& keys, ModelDims& dims);
 void read_opt(KeyReader& keys, ModelDims& dims);
 void read_bloom(KeyReader& keys, ModelDims& dims);

@@ -53,6 +53,10 @@ Index rotary(LayerBuilder& layer, const Rotary& rotary, Index input);
 Index fused_attention(LayerBuilder& layer, const ModelDims& dims, const AttentionShape& shape,
                       Indices inputs);
 
+// Mamba-2's mixer, its projections included (mamba.cpp).
+Index mix_by_scan(LayerBuilder& layer, const ModelDims& dims, const ParameterNames& names,
+                  Index input);
+
 // Attention's output where each head also had a learned sink to attend to (Naming::kGptOss), right
 // behind the attention, as torchtitan's models/gpt_oss computes it.
 Index weigh_by_sinks(LayerBuilder& layer, const ModelDims& dims, const ParameterNames& names,

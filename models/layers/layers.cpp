@@ -229,6 +229,16 @@ Index with_next_token(LayerBuilder& layer, const ModelDims& dims) {
   return projected;
 }
 
+// What a kind of block is called by, behind its family.
+std::string kind_of(const BlockKind& kind) {
+  if (kind.mixer == MixerKind::kNone) {
+    return kind.mlp == FeedForwardKind::kExperts ? " expert layer" : " feed-forward layer";
+  }
+  const std::string mixer = kind.mixer == MixerKind::kMamba ? " mamba" : "";
+  if (kind.mlp == FeedForwardKind::kNone) return (mixer.empty() ? " attention" : mixer) + " layer";
+  return mixer + (kind.mlp == FeedForwardKind::kExperts ? " expert block" : " block");
+}
+
 }  // namespace
 
 LayerSpec decoder_block(const ModelDims& model, Stack stack, BlockKind kind) {
@@ -243,8 +253,7 @@ LayerSpec decoder_block(const ModelDims& model, Stack stack, BlockKind kind) {
   const std::string name = dims.family + (kind.rotates ? "" : " unrotated") +
                            (kind.windowed && !dims.windowed_layers.empty() ? " windowed" : "") +
                            (kind.norms_input ? "" : " first") +
-                           (kind.predicts ? " prediction" : "") +
-                           (kind.mlp == FeedForwardKind::kExperts ? " expert block" : " block");
+                           (kind.predicts ? " prediction" : "") + kind_of(kind);
   LayerBuilder layer(name, LayerRole::kBlock, hidden_state(dims), stack);
   if (dims.residual == Residual::kParallel || dims.residual == Residual::kParallelOfOneNorm) {
     return layer.finish(parallel_branches(layer, dims, names));
@@ -253,10 +262,20 @@ LayerSpec decoder_block(const ModelDims& model, Stack stack, BlockKind kind) {
   const bool before = dims.residual != Residual::kPostBranch;
   const bool behind = dims.residual == Residual::kSandwich || !before;
   const bool norms = before && kind.norms_input;
+  if (kind.mixer == MixerKind::kNone) {
+    const Index normed = layer.norm(names.norm1, "norm1", dims.norm, dims.hidden, input);
+    const Index branch =
+        scale_branch(layer, dims, "scaled_mlp", mix(layer, dims, names, kind.mlp, normed));
+    const Index output = layer.residual_add("mlp_residual", dims.hidden, input, branch);
+    layer.release({branch});
+    return layer.finish(output);
+  }
   const Index norm1 =
       norms ? layer.norm(names.norm1, "norm1", dims.norm, dims.hidden, input) : input;
   Index branch =
-      attend_and_project(layer, dims, names, norm1, norms ? Input::kEnds : Input::kStays);
+      kind.mixer == MixerKind::kMamba
+          ? mix_by_scan(layer, dims, names, norm1)
+          : attend_and_project(layer, dims, names, norm1, norms ? Input::kEnds : Input::kStays);
   if (behind) {
     branch = layer.norm(names.post_attention_norm, "post_attention_norm", dims.norm, dims.hidden,
                         branch);
@@ -264,6 +283,10 @@ LayerSpec decoder_block(const ModelDims& model, Stack stack, BlockKind kind) {
   branch = scale_branch(layer, dims, "scaled_attention", branch);
   branch = layer.dropout("attention_dropout", dims.dropout && !dims.drops_mlp_alone, branch);
   const Index middle = layer.residual_add("attention_residual", dims.hidden, input, branch);
+  if (kind.mlp == FeedForwardKind::kNone) {
+    layer.release({branch});
+    return layer.finish(middle);
+  }
   const Index norm2 =
       before ? layer.norm(names.norm2, "norm2", dims.norm, dims.hidden, middle) : middle;
   Index down = mix(layer, dims, names, kind.mlp, norm2);

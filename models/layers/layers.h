@@ -21,10 +21,13 @@
 namespace foreshard {
 
 // The feed-forward layer of a block, where a model has both kinds.
-enum class FeedForwardKind : std::uint8_t { kDense, kExperts };
+enum class FeedForwardKind : std::uint8_t { kDense, kExperts, kNone };
+// What mixes tokens before it.
+enum class MixerKind : std::uint8_t { kAttention, kMamba, kNone };
 // How the blocks of one model differ.
 struct BlockKind {
   FeedForwardKind mlp = FeedForwardKind::kDense;
+  MixerKind mixer = MixerKind::kAttention;
   bool rotates = true;      // false: no positions in its attention
   bool windowed = false;    // attends within ModelDims::window
   bool norms_input = true;  // false: its attention reads the input as it is

@@ -227,12 +227,14 @@ class Rewriter {
     part_ = op.part;
     switch (op.kind) {
       case OperationKind::kNorm:
+        if (op.scan.heads > 0) return push(std::move(op));  // a kernel of the mixer's own
         return add_norm(std::move(op));
       case OperationKind::kGemm:
         return add_product(std::move(op));
       case OperationKind::kAttention:
         return add_attention(std::move(op));
       case OperationKind::kSoftmaxLoss:
+      case OperationKind::kScan:
         return push(std::move(op));
       default:
         break;

@@ -115,6 +115,11 @@ Routed reorder(LayerBuilder& layer, const Experts& moe, const Choice& choice) {
   return {scores, tokens, offsets, {counts, choice.scores, choice.experts}};
 }
 
+// Of what experts read and make.
+std::int64_t rows_width(const ModelDims& dims) {
+  return dims.moe.latent > 0 ? dims.moe.latent : dims.hidden;
+}
+
 // Rows in the experts' order, and where each expert's begin.
 struct Rows {
   Index rows = 0, offsets = 0;
@@ -182,15 +187,35 @@ Index gate_times_up(LayerBuilder& layer, const ModelDims& dims, const ParameterN
   return inner;
 }
 
+// relu(w1 x)^2, of experts without a gate.
+Index square_of_up(LayerBuilder& layer, const ModelDims& dims, const ParameterNames& names,
+                   Rows input) {
+  const std::int64_t width = dims.moe.top_k * dims.moe.ffn;
+  const std::string name = std::string(names.experts) + "." + std::string(names.expert_up);
+  const Index up = grouped_product(
+      layer, dims.moe,
+      {.name = name, .result = "expert_up", .n = dims.moe.ffn, .k = rows_width(dims)}, input);
+  const Index relu = layer.activation("expert_relu", width);
+  layer.elementwise("expert_relu", Function::kRelu, {up}, {relu}, relu);
+  layer.release({up});
+  const Index inner = layer.elementwise("expert_relu_squared", Function::kMultiply, {relu}, {relu},
+                                        layer.activation("expert_relu_squared", width));
+  layer.release({relu});
+  return inner;
+}
+
 // Gate, up and down (w2) of the experts, which may be a unit of their own.
 Index run_experts(LayerBuilder& layer, const ModelDims& dims, const ParameterNames& names,
                   Rows input) {
   const Experts& moe = dims.moe;
   const std::string down_name = std::string(names.experts) + "." + std::string(names.expert_down);
   layer.begin_nested(std::string(names.experts));
-  const Index inner = gate_times_up(layer, dims, names, input);
+  const Index inner = dims.activation == Activation::kRelu2
+                          ? square_of_up(layer, dims, names, input)
+                          : gate_times_up(layer, dims, names, input);
   const Index made = grouped_product(
-      layer, moe, {.name = down_name, .result = "expert_output", .n = dims.hidden, .k = moe.ffn},
+      layer, moe,
+      {.name = down_name, .result = "expert_output", .n = rows_width(dims), .k = moe.ffn},
       {inner, input.offsets});
   layer.release({inner});
   layer.end_nested();
@@ -225,12 +250,17 @@ Index shared_experts(LayerBuilder& layer, const ModelDims& dims, const Parameter
 Index mixture(LayerBuilder& layer, const ModelDims& dims, const ParameterNames& names,
               Index input) {
   const Experts& moe = dims.moe;
-  const std::int64_t width = moe.top_k * dims.hidden;
+  const std::int64_t width = moe.top_k * rows_width(dims);
+  Index tokens = input;
+  if (moe.latent > 0) {
+    tokens = layer.linear(
+        {.name = names.latent_in, .result = "latent", .n = moe.latent, .k = dims.hidden}, input);
+  }
   const Choice choice = route(layer, dims, names, input);
   const Routed routed = reorder(layer, moe, choice);
-  Index rows = layer.elementwise("gather_rows", Function::kGather, {input, routed.tokens},
+  Index rows = layer.elementwise("gather_rows", Function::kGather, {tokens, routed.tokens},
                                  {routed.tokens}, layer.activation("rows", width));
-  layer.last().backward_temporaries = {layer.activation("row_zeros", dims.hidden)};
+  layer.last().backward_temporaries = {layer.activation("row_zeros", rows_width(dims))};
   const auto weigh = [&](Index plain, const std::string& name) {
     const Index wide = layer.activation(name + "_fp32", width, ElementType::kFp32);
     layer.elementwise(name + "_to_fp32", Function::kCast, {plain}, {}, wide);
@@ -247,21 +277,36 @@ Index mixture(LayerBuilder& layer, const ModelDims& dims, const ParameterNames& 
   if (moe.score_first) rows = weigh(rows, "rows");
   const Index made = run_experts(layer, dims, names, {rows, routed.offsets});
 
+  // A shared expert beside latents is added to what is made of their sum.
   Index base = 0;
-  if (moe.shared_ffn > 0) {
+  if (moe.shared_ffn > 0 && moe.latent == 0) {
     base = shared_experts(layer, dims, names, input);
   } else {
-    base =
-        layer.constant("zeros_like", Function::kCopy, {}, layer.activation("zeros", dims.hidden));
+    base = layer.constant("zeros_like", Function::kCopy, {},
+                          layer.activation("zeros", rows_width(dims)));
   }
   const Index narrow = moe.score_first ? made : weigh(made, "expert_output");
-  const Index output =
+  Index output =
       layer.elementwise("scatter_add", Function::kScatterAdd, {base, routed.tokens, narrow},
-                        {routed.tokens}, layer.activation("experts_output", dims.hidden));
+                        {routed.tokens}, layer.activation("experts_output", rows_width(dims)));
   layer.last().gradient = GradientRule::kAliasFirst;
   Indices ended = {base, narrow, rows, routed.scores, routed.tokens, routed.offsets};
-  if (!keeps_input(dims)) ended.push_back(input);
   ended.insert(ended.end(), routed.locals.begin(), routed.locals.end());
+  if (moe.latent > 0) {
+    ended.push_back(tokens);
+    layer.release(ended);
+    ended = {output};
+    output = layer.linear(
+        {.name = names.latent_out, .result = "from_latent", .n = dims.hidden, .k = moe.latent},
+        output);
+    if (moe.shared_ffn > 0) {
+      layer.release(std::exchange(ended, {output}));
+      const Index shared = shared_experts(layer, dims, names, input);
+      ended.push_back(shared);
+      output = layer.residual_add("shared_sum", dims.hidden, output, shared);
+    }
+  }
+  if (!keeps_input(dims)) ended.push_back(input);
   layer.release(ended);
   return output;
 }

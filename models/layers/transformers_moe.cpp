@@ -76,7 +76,10 @@ class ExpertRewriter {
       return is_grouped(op) && op.parameters.size() != 1;
     });
     scales_ = named("scale_scores") != old.end();
-    const bool is_fused = std::count_if(old.begin(), old.end(), is_grouped) == 2;
+    const bool has_two = std::count_if(old.begin(), old.end(), is_grouped) == 2;
+    const auto last_grouped = std::find_if(old.rbegin(), old.rend(), is_grouped);
+    is_gated_ = !has_two || first->n != last_grouped->k;
+    const bool is_fused = has_two && is_gated_;
     is_dense_ = is_fused && named("sigmoid") != old.end();
     if (begin == old.end() || end == old.end() || first == old.end()) {
       layer_.operations = std::move(old);
@@ -285,28 +288,21 @@ class ExpertRewriter {
   void compute(const Operation& first, const Operation& last) {
     const Index gate = first.parameters.front();
     const std::int64_t ffn = last.k;
-    if (first.n == ffn) join(gate);
+    if (first.n == ffn && is_gated_) join(gate);
     Operation up = first;
-    up.name = "experts.gate_up_proj";
-    up.n = 2 * ffn;
+    up.name = is_gated_ ? "experts.gate_up_proj" : "experts.up_proj";
+    up.n = is_gated_ ? 2 * ffn : ffn;
     up.inputs = up.saved = {rows_};
     if (!is_dense_) up.saved.push_back(offsets_);
     if (is_dense_) up.rows = top_k_;
     up.released = {};
-    const Index gate_up = tensor("expert_gate_up", top_k_ * 2 * ffn);
+    const Index gate_up = tensor(is_gated_ ? "expert_gate_up" : "expert_up", top_k_ * up.n);
     up.outputs = {gate_up};
     up.parameters = {place(gate)};
     layer_.operations.push_back(up);
     part_ = up.part;
     const Index both = masked("masked_gate_up", add_bias(gate_up, first), true);
-    const Index left = tensor("expert_gate", top_k_ * ffn),
-                right = tensor("expert_up", top_k_ * ffn);
-    Operation& split = push("expert_chunk", Function::kCopy, {both}, left);
-    split.outputs.push_back(right);
-    split.view = true;
-    const Index product = has_biases_ ? clamped(left, right) : activated(left, right);
-    Indices& released = layer_.operations.back().released;
-    released.insert(released.end(), {left, right, both});
+    const Index product = is_gated_ ? gated(both, ffn) : squared(both);
     Operation down = last;
     const Index output = tensor("expert_output", top_k_ * hidden_);
     down.inputs = {product};
@@ -319,6 +315,32 @@ class ExpertRewriter {
     layer_.operations.push_back(down);
     made_ = masked("masked_output", add_bias(output, last), true);
     part_ = 0;
+  }
+
+  // Gate and up are halves of `both`.
+  Index gated(Index both, std::int64_t ffn) {
+    const Index left = tensor("expert_gate", top_k_ * ffn),
+                right = tensor("expert_up", top_k_ * ffn);
+    Operation& split = push("expert_chunk", Function::kCopy, {both}, left);
+    split.outputs.push_back(right);
+    split.view = true;
+    const Index product = has_biases_ ? clamped(left, right) : activated(left, right);
+    Indices& released = layer_.operations.back().released;
+    released.insert(released.end(), {left, right, both});
+    return product;
+  }
+
+  // relu(up)^2 (Nemotron-H).
+  Index squared(Index up) {
+    const std::int64_t width = layer_.tensors[at(up)].per_token;
+    const Index relu = tensor("expert_relu", width);
+    Operation& first = push("expert_relu", Function::kRelu, {up}, relu);
+    first.saved = {relu};
+    first.released = {up};
+    const Index product = tensor("expert_relu_squared", width);
+    Operation& square = push("expert_relu_squared", Function::kMultiply, {relu}, product);
+    square.saved = square.released = {relu};
+    return product;
   }
 
   // Every row's own expert's bias, copied first.
@@ -409,6 +431,7 @@ class ExpertRewriter {
 
   LayerSpec& layer_;
   const MixtureCode code_;
+  bool is_gated_ = true;
   bool scales_ = false, has_biases_ = false, is_dense_ = false;
   std::int64_t top_k_ = 1, hidden_ = 0;
   Index expert_ = 0, sorted_ = 0, weights_ = 0, sorted_weights_ = 0, order_ = 0, rows_ = 0,

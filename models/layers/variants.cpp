@@ -57,6 +57,7 @@
 #include "models/layers/family_rows.h"
 #include "models/layers/layer_tensors.h"
 #include "models/layers/lora.h"
+#include "models/layers/mamba.h"
 #include "models/layers/module_kernels.h"
 #include "models/layers/transformers_moe.h"
 #include "sim/base/error.h"
@@ -424,15 +425,38 @@ void apply_float8(LayerSpec& layer, const Plan& plan) {
     };
     const std::int64_t weight = checked_multiply(op.n, op.k);
     op.fp8 = plan.float8;
+    const auto narrow = [&](std::int64_t elements) {  // a byte each, or 4 bits and a scale's part
+      return op.fp8 == Float8::kNvfp4 ? elements * 9 / 16 : elements;
+    };
     ParameterSpec& parameter = layer.parameters[static_cast<std::size_t>(op.parameters.front())];
     op.fp8_weight = plan.float8_all_gather && parameter.shape.size() == 2;  // of an nn.Linear
     parameter.gathered_in_fp8 = op.fp8_weight;
-    op.forward_workspace = {bytes(op.name + ".input_fp8", op.k, 0)};
-    if (!op.fp8_weight) op.forward_workspace.push_back(bytes(op.name + ".weight_fp8", 0, weight));
-    op.backward_workspace = {bytes(op.name + ".output_grad_fp8", op.n, 0),
-                             bytes(op.name + ".weight_fp8 (backward)", 0, weight),
-                             bytes(op.name + ".input_fp8 (backward)", op.k, 0)};
+    op.forward_workspace = {bytes(op.name + ".input_fp8", narrow(op.k), 0)};
+    if (!op.fp8_weight)
+      op.forward_workspace.push_back(bytes(op.name + ".weight_fp8", 0, narrow(weight)));
+    op.backward_workspace = {bytes(op.name + ".output_grad_fp8", narrow(op.n), 0),
+                             bytes(op.name + ".weight_fp8 (backward)", 0, narrow(weight)),
+                             bytes(op.name + ".input_fp8 (backward)", narrow(op.k), 0)};
     layer.operations[o] = std::move(op);
+  }
+}
+
+// The last blocks become kinds of their own.
+void keep_blocks_wide(ModelSpec& model, std::int64_t count) {
+  std::vector<std::pair<std::int32_t, std::int32_t>> copies;
+  for (auto layer = model.order.rbegin(); layer != model.order.rend() && count > 0; ++layer) {
+    if (model.kinds[at(layer->kind)].role != LayerRole::kBlock) continue;
+    --count;
+    auto found =
+        std::ranges::find(copies, layer->kind, &std::pair<std::int32_t, std::int32_t>::first);
+    if (found == copies.end()) {
+      LayerSpec copy = model.kinds[at(layer->kind)];
+      copy.name += kWide;
+      model.kinds.push_back(std::move(copy));
+      copies.emplace_back(layer->kind, static_cast<std::int32_t>(model.kinds.size() - 1));
+      found = copies.end() - 1;
+    }
+    layer->kind = found->second;
   }
 }
 
@@ -803,6 +827,9 @@ ModelSpec with_variants(ModelSpec model, const Plan& plan) {
     for (LayerSpec& layer : model.kinds) separate_table(layer, plan.units);
     split_head_bias(model, plan);
   }
+  if (plan.runtime.kind == RuntimeKind::kMegatron) {
+    for (LayerSpec& layer : model.kinds) use_megatron_mixer(layer);
+  }
   if (plan.batch.images > 0) model = with_images(std::move(model), plan.batch.images);
   if (plan.lora.rank > 0) model = with_adapters(std::move(model), plan);
   if (plan.units.adapters_alone) {
@@ -834,6 +861,7 @@ ModelSpec with_variants(ModelSpec model, const Plan& plan) {
     for (LayerSpec& layer : model.kinds) keep_dots(layer);
   }
   if (plan.runtime.kind == RuntimeKind::kNative || plan.host == HostKind::kComputes) return model;
+  if (plan.float8 != Float8::kNone) keep_blocks_wide(model, plan.float8_wide_blocks);
   model = with_module_kernels(std::move(model), plan);
   for (LayerSpec& layer : model.kinds) {
     apply_attention(layer, plan, model.family);
@@ -848,7 +876,7 @@ ModelSpec with_variants(ModelSpec model, const Plan& plan) {
     if (plan.compile == Compile::kModel) pad_products(layer);
     if (layer.role != LayerRole::kBlock) continue;
     if (plan.recompute_keeps == SelectivePolicy::kDotsExceptMlp) keep_dots_except_mlp(layer);
-    if (plan.float8 != Float8::kNone) apply_float8(layer, plan);
+    if (plan.float8 != Float8::kNone && !layer.name.ends_with(kWide)) apply_float8(layer, plan);
     if (plan.compile != Compile::kNone) compile(layer);
   }
   return model;

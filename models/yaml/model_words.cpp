@@ -42,6 +42,10 @@ Indices usually_saved(const Operation& op) {
       return op.outputs;
     case Function::kAttention:
       return saved_by_attention(op);
+    case Function::kScan:
+      saved = op.inputs;
+      saved.insert(saved.end(), op.outputs.begin(), op.outputs.end());
+      return saved;
     case Function::kRmsNorm:
     case Function::kLayerNorm:
     case Function::kNegativeLogLikelihood:
@@ -94,6 +98,8 @@ OperationKind usual_kind(Function function) {
     case Function::kRmsNorm:
     case Function::kLayerNorm:
       return OperationKind::kNorm;
+    case Function::kScan:
+      return OperationKind::kScan;
     case Function::kEmbedding:
       return OperationKind::kEmbedding;
     case Function::kLogSoftmax:

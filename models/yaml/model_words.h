@@ -14,8 +14,8 @@ inline constexpr std::array<std::string_view, 6> kRoleWords = {"embedding", "blo
                                                                "head",      "loss",  "inner"};
 inline constexpr std::array<std::string_view, 5> kTypeWords = {"compute", "fp32", "bf16", "int64",
                                                                "byte"};
-inline constexpr std::array<std::string_view, 6> kKindWords = {"gemm",        "attention", "norm",
-                                                               "elementwise", "embedding", "loss"};
+inline constexpr std::array<std::string_view, 7> kKindWords = {
+    "gemm", "attention", "norm", "elementwise", "embedding", "loss", "scan"};
 inline constexpr std::array<std::string_view, 4> kGradientWords = {"own", "alias", "alias_first",
                                                                    "none"};
 

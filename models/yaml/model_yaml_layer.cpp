@@ -221,6 +221,7 @@ class LayerReader {
                      "packed",
                      "host_reads",
                      "attention",
+                     "scan",
                      "gradient",
                      "view",
                      "sums_last",
@@ -258,6 +259,7 @@ class LayerReader {
     if (const ConfigNode* attention = node.find("attention")) {
       op.attention = read_attention(*attention);
     }
+    if (const ConfigNode* scan = node.find("scan")) op.scan = read_scan(*scan);
     if (const ConfigNode* gradient = node.find("gradient")) {
       op.gradient = read_choice<GradientRule>(*gradient, kGradientWords);
     }
@@ -342,6 +344,23 @@ class LayerReader {
     return shape;
   }
 
+  static ScanShape read_scan(const ConfigNode& node) {
+    node.allow_only({"heads", "head_dim", "state", "groups", "chunk"});
+    constexpr std::int64_t kMost = 1 << 20;
+    ScanShape shape;
+    shape.heads = node.at("heads", "a number of heads, for example 128").as_int(1, kMost);
+    shape.head_dim = node.at("head_dim", "features of a head, for example 64").as_int(1, kMost);
+    shape.state = node.at("state", "features of a state, for example 128").as_int(1, kMost);
+    shape.groups = read_size(node, "groups", 1, kMost, 1);
+    shape.chunk = read_size(node, "chunk", 1, kMost, 256);
+    if (shape.heads % shape.groups != 0) {
+      throw node.at("groups").error(
+          fmt::format("{} groups do not divide {} heads", shape.groups, shape.heads),
+          fmt::format("a divisor of {}", shape.heads));
+    }
+    return shape;
+  }
+
   void check_operation(const ConfigNode& node, const Operation& op) {
     const auto place = [&](std::string_view key) {
       const ConfigNode* value = node.find(key);
@@ -376,6 +395,9 @@ class LayerReader {
     if (op.kind == OperationKind::kAttention && op.attention.heads == 0) {
       throw node.error("attention without its heads",
                        "attention: {heads: 32, kv_heads: 8, head_dim: 128}");
+    }
+    if (op.kind == OperationKind::kScan && op.scan.heads == 0) {
+      throw node.error("a scan without its heads", "scan: {heads: 128, head_dim: 64, state: 128}");
     }
     if (op.kind == OperationKind::kNorm && op.parameters.size() > 2) {
       throw place("parameters").error("a norm has a weight and a bias at most");

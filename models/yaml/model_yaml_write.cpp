@@ -183,6 +183,10 @@ class LayerText {
     if (op.rows != 1) say("rows", std::to_string(op.rows));
     if (op.groups != 1) say("groups", std::to_string(op.groups));
     attention(op.attention, parts);
+    if (const ScanShape& scan = op.scan; scan.heads > 0) {
+      say("scan", fmt::format("{{heads: {}, head_dim: {}, state: {}, groups: {}, chunk: {}}}",
+                              scan.heads, scan.head_dim, scan.state, scan.groups, scan.chunk));
+    }
     if (op.gradient != usual.gradient) {
       say("gradient", std::string(word_in(kGradientWords, op.gradient)));
     }

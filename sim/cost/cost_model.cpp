@@ -176,9 +176,9 @@ double busy_seconds(const Kernel& kernel, const Gpu& gpu) {
 
 std::size_t hash_of(const Kernel& kernel) {
   std::uint64_t h = static_cast<std::uint64_t>(kernel.kind) | std::uint64_t{kernel.fp32} << 8 |
-                    std::uint64_t{kernel.fp8} << 9 | std::uint64_t{kernel.causal} << 10 |
-                    std::uint64_t{kernel.masked} << 11 | std::uint64_t{kernel.dropout} << 12 |
-                    std::uint64_t{kernel.in_tiles} << 13 |
+                    std::uint64_t{kernel.fp8} << 9 | std::uint64_t{kernel.fp4} << 15 |
+                    std::uint64_t{kernel.causal} << 10 | std::uint64_t{kernel.masked} << 11 |
+                    std::uint64_t{kernel.dropout} << 12 | std::uint64_t{kernel.in_tiles} << 13 |
                     static_cast<std::uint64_t>(kernel.pass) << 16 |
                     static_cast<std::uint64_t>(kernel.memory_class) << 24 |
                     static_cast<std::uint64_t>(kernel.function) << 32;
@@ -271,7 +271,7 @@ CostModel::CostModel(const Cluster& cluster, const Calibration& calibration, Cos
       prices_(std::make_shared<PriceCache>()) {
   add_background(cluster_, calibration_);
   const double clock = clock_factor(calibration_, cluster_.gpu);
-  for (FlopsPerSecond* peak : {&hot_.peak_bf16, &hot_.peak_fp32, &hot_.peak_fp8}) {
+  for (FlopsPerSecond* peak : {&hot_.peak_bf16, &hot_.peak_fp32, &hot_.peak_fp8, &hot_.peak_fp4}) {
     *peak = FlopsPerSecond(peak->value() * clock);
   }
   const std::string wanted = choices_.attention_kernel;
@@ -374,14 +374,17 @@ KernelPrice CostModel::curve_price(const Kernel& kernel) const {
       const GemmCurve& curve = is_fp8        ? calibration_.gemm_fp8
                                : kernel.fp32 ? calibration_.gemm_fp32
                                              : calibration_.gemm_bf16;
-      const bool is_grouped = kernel.groups > 1;  // no measured curve of its own
+      // Neither of grouped products nor of those in four bits (at the fraction of the peak that
+      // fp8's reach) there is a measured curve.
+      const bool is_grouped = kernel.groups > 1;
       if (kernel.fp8 && !is_fp8) {
         Kernel wide = kernel;
         wide.fp8 = false;
         return {curve_seconds(curve, wide, hot_), Factor::kGemm, Evidence::kAssumed};
       }
-      return {curve_seconds(curve, kernel, hot_) * as_double(kernel.kernels), Factor::kGemm,
-              is_grouped ? weaker(curve.evidence, Evidence::kAssumed) : curve.evidence};
+      return {
+          curve_seconds(curve, kernel, hot_) * as_double(kernel.kernels), Factor::kGemm,
+          is_grouped || kernel.fp4 ? weaker(curve.evidence, Evidence::kAssumed) : curve.evidence};
     }
     case KernelKind::kAttention: {
       const AttentionCurve curve = attention_curve(kernel.k, kernel.pass);
@@ -399,7 +402,8 @@ KernelPrice CostModel::curve_price(const Kernel& kernel) const {
                                     row_seconds(kernel, streams, cluster_.gpu));
       return {std::max(curve_seconds(curve, kernel.bytes, cluster_.gpu), least) +
                   as_double(kernel.kernels - 1) * curve.overhead,
-              Factor::kMemoryBound, curve.evidence};
+              Factor::kMemoryBound,
+              kernel.function == Function::kScan ? Evidence::kAssumed : curve.evidence};
     }
   }
   FORESHARD_CHECK(false, "unknown kernel kind");

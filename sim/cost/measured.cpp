@@ -35,6 +35,7 @@ constexpr double kSame = 1e-9;
 constexpr double kReach = 1.3862943611198906;  // log 4
 
 double peak_of(const Kernel& kernel, const Gpu& gpu) {
+  if (kernel.fp4 && gpu.peak_fp4.value() > 0) return gpu.peak_fp4.value();
   if (kernel.fp8 && gpu.peak_fp8.value() > 0) return gpu.peak_fp8.value();
   return kernel.fp32 ? gpu.peak_fp32.value() : gpu.peak_bf16.value();
 }

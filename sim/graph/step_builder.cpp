@@ -45,6 +45,7 @@ bool has_beginning(EventKind kind) {
 // multi_tensor_quantize_impl; common/recipe/current_scaling.cu).
 std::uint8_t cast_launches(Float8 recipe) {
   if (recipe == Float8::kCurrent) return 4;
+  if (recipe == Float8::kNvfp4) return 3;
   return recipe == Float8::kMxfp8 ? 1 : 0;
 }
 

@@ -29,7 +29,7 @@
 namespace foreshard {
 namespace {
 
-constexpr std::int64_t kUnknown = std::numeric_limits<std::int64_t>::max();
+constexpr std::int64_t kOpen = std::numeric_limits<std::int64_t>::max();
 constexpr std::int64_t kOne = Contention::kOne;
 constexpr auto kCompute = at(Stream::kCompute);
 constexpr auto kPipeline = at(Stream::kPipeline);
@@ -283,7 +283,7 @@ struct SimulatedStep {
         latest_end(carry.device),
         host(carry.host),
         queue(of.first_on_communicator) {
-    std::ranges::fill(of.end, kUnknown);
+    std::ranges::fill(of.end, kOpen);
     for (std::size_t s = 0; s < kStreams; ++s) {
       heads[s].row = of.first_on_stream[s];
       heads[s].tail = carry.device;
@@ -321,7 +321,7 @@ struct SimulatedStep {
     }
   }
 
-  // The next moment at which somebody starts or ends; kUnknown: nobody does by himself.
+  // The next moment at which somebody starts or ends; kOpen: nobody does by himself.
   std::int64_t next_moment() {
     const std::uint32_t communicating = running & ~kComputeBit;
     if ((running & kComputeBit) != 0) set_rate(kCompute, compute_rate(communicating));
@@ -335,7 +335,7 @@ struct SimulatedStep {
       const std::int64_t slowed = computing ? contention.communication : kOne;
       set_rate(s, std::max<std::int64_t>(1, kOne * link_rate[s] / slowed));
     }
-    std::int64_t next = kUnknown;
+    std::int64_t next = kOpen;
     for (std::uint32_t left = scheduled | running; left != 0; left &= left - 1) {
       next = std::min(next, heads[at(std::countr_zero(left))].when);
     }
@@ -390,7 +390,7 @@ struct SimulatedStep {
       const Row& row = rows[issued];
       if (row.host_wait != kNoEvent) {
         const std::int64_t awaited = end[at(row.host_wait)];
-        if (awaited == kUnknown) break;
+        if (awaited == kOpen) break;
         host = std::max(host, awaited);
       }
       const bool is_delayed = next_delay < delays.size() && delays[next_delay].row == issued;
@@ -440,7 +440,7 @@ struct SimulatedStep {
     for (std::uint32_t w = row.waits_begin; w < row.waits_begin + row.wait_count; ++w) {
       ready = std::max(ready, end[at(waits[w])]);
     }
-    if (ready == kUnknown) return;
+    if (ready == kOpen) return;
     std::int64_t start = ready;
     if constexpr (kSpans) start = std::max(spans[id].issue.nanoseconds(), ready);
     if constexpr (kSpans && kFolds) host_bound |= start > ready;
@@ -560,7 +560,7 @@ struct SimulatedStep {
     for (const EventId awaited : graph.waits_of(heads[s].row)) {
       ready = std::max(ready, end[at(awaited)]);
     }
-    return ready == kUnknown ? 0 : ready - now;
+    return ready == kOpen ? 0 : ready - now;
   }
 
   // Where all streams stand, relative to the run of rows that the compute stream has reached: what
@@ -570,7 +570,7 @@ struct SimulatedStep {
     std::vector<std::int64_t>& list = rank.standing;
     list.clear();
     const auto ahead = [&](std::int64_t time) {
-      return time == kUnknown ? -1 : std::max<std::int64_t>(0, time - now);
+      return time == kOpen ? -1 : std::max<std::int64_t>(0, time - now);
     };
     EventId oldest = run - repeats.rows;
     for (std::size_t s = 0; s < kStreams; ++s) {
@@ -808,14 +808,14 @@ void simulate_step(Ranks ranks, std::span<Carry> carries) {
       step.settle({});
       if (step.is_over()) break;
       const std::int64_t next = step.next_moment();
-      FORESHARD_CHECK(next != kUnknown, "the simulation stalled: a dependency points forward");
+      FORESHARD_CHECK(next != kOpen, "the simulation stalled: a dependency points forward");
       step.advance(next);
     }
     carries[0] = step.carry();
     return;
   }
   std::vector<Step> steps = steps_of<Step>(ranks, carries);
-  std::vector<std::int64_t> moments(steps.size(), kUnknown);
+  std::vector<std::int64_t> moments(steps.size(), kOpen);
   while (true) {
     for (bool any = true; any;) {
       any = false;
@@ -827,7 +827,7 @@ void simulate_step(Ranks ranks, std::span<Carry> carries) {
       }
     }
     const auto next = std::ranges::min_element(moments);
-    if (*next == kUnknown) break;
+    if (*next == kOpen) break;
     Step& step = steps[at(next - moments.begin())];
     step.advance(*next);
     step.changed = true;

@@ -28,6 +28,7 @@ struct Gpu {
   FlopsPerSecond peak_bf16;  // dense, accumulated in fp32; fp16 where there is no bf16
   FlopsPerSecond peak_fp32;  // without TF32
   FlopsPerSecond peak_fp8;   // dense, accumulated in fp32; 0: no such units
+  FlopsPerSecond peak_fp4;   // the same of NVFP4
   Bytes memory;              // what the driver reports
   BytesPerSecond memory_bandwidth;
   double power_limit = 0;     // W; 0: not known

@@ -138,6 +138,10 @@ Flops forward_flops(const Operation& operation, std::int64_t batch, std::int64_t
     return Flops((shape.causal ? full / 2 : full) *
                  share_in_window(s / documents, as_double(shape.window)));
   }
+  if (operation.kind == OperationKind::kScan) {  // Megatron-LM's training.py, mamba_layer_flops
+    const ScanShape& scan = operation.scan;
+    return Flops(7.0 * b * s * as_double(scan.inner()) * as_double(scan.state));
+  }
   return Flops();
 }
 

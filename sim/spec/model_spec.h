@@ -91,6 +91,7 @@ enum class OperationKind : std::uint8_t {
   kElementwise,  // one read/write pass: casts, residual adds, activations, rotary products
   kEmbedding,    // gather of rows; backward is a dense scatter-add
   kSoftmaxLoss,  // log-softmax or negative log likelihood over the vocabulary
+  kScan,         // Mamba-2's convolution and scan by chunks, one function for autograd
 };
 
 // Which arithmetic it is: what the engine executes, and what a measured curve is about. The later
@@ -128,14 +129,15 @@ enum class Function : std::uint8_t {
   kGather,      // rows by index; its gradient is a scatter-add
   kScatterAdd,  // rows added at indices; its gradient is a gather
   kDequantize,  // packed 4-bit blocks to the compute dtype
+  kScan,        // what Mamba-2's mixer does between its projections
 };
-inline constexpr std::size_t kFunctions = 32;
+inline constexpr std::size_t kFunctions = 33;
 constexpr const char* to_string(Function function) {
   return word_at(function, "matrix_product", "attention", "rms_norm", "layer_norm", "add", "cast",
                  "rotary", "silu", "multiply", "silu_multiply", "gelu", "relu", "embedding",
                  "arange", "log_softmax", "negative_log_likelihood", "cross_entropy", "column_sum",
                  "copy", "adamw", "sgd", "sum_of_squares", "scale", "softmax", "sigmoid", "tanh",
-                 "dropout", "top_k", "sort", "gather", "scatter_add", "dequantize");
+                 "dropout", "top_k", "sort", "gather", "scatter_add", "dequantize", "scan");
 }
 
 struct AttentionShape {
@@ -157,6 +159,20 @@ struct AttentionShape {
   bool operator==(const AttentionShape&) const = default;
 };
 
+// Mamba-2's mixer (arXiv 2405.21060): heads share B and C by groups, a state of [head_dim, state]
+// of each head is handed from chunk to chunk.
+struct ScanShape {
+  std::int64_t heads = 0;  // 0: no such operation
+  std::int64_t head_dim = 0;
+  std::int64_t state = 0;
+  std::int64_t groups = 1;
+  std::int64_t chunk = 256;  // positions
+  std::int64_t inner() const { return checked_multiply(heads, head_dim); }
+  std::int64_t shared() const { return checked_multiply(groups, state); }  // width of B, of C
+  std::int64_t convolved() const { return checked_add(inner(), checked_multiply(2, shared())); }
+  bool operator==(const ScanShape&) const = default;
+};
+
 // How the gradient of an input comes about.
 enum class GradientRule : std::uint8_t {
   kOwn,         // backward allocates a gradient for every differentiable input
@@ -168,7 +184,7 @@ enum class GradientRule : std::uint8_t {
 // A linear layer whose products run in fp8, by how it scales its operands: with one factor per
 // tensor or per row (torchao.float8; rowwise_gw_hp: the weight's gradient in the compute dtype), or
 // with factors of earlier steps, of this one, or of every 32 elements (TransformerEngine's delayed
-// and current scaling, and MXFP8).
+// and current scaling, and MXFP8), in four bits with those of every 16 (NVFP4).
 enum class Float8 : std::uint8_t {
   kNone,
   kTensorwise,
@@ -177,10 +193,11 @@ enum class Float8 : std::uint8_t {
   kDelayed,
   kCurrent,
   kMxfp8,
+  kNvfp4,
 };
 constexpr const char* to_string(Float8 recipe) {
-  return word_at(recipe,
-                 {"none", "tensorwise", "rowwise", "rowwise_gw_hp", "delayed", "current", "mxfp8"});
+  return word_at(recipe, {"none", "tensorwise", "rowwise", "rowwise_gw_hp", "delayed", "current",
+                          "mxfp8", "nvfp4"});
 }
 
 enum class CollectiveKind : std::uint8_t {
@@ -282,6 +299,7 @@ struct Operation {
   LayerCollective collective, collective_backward;
   RingAttention ring;
   AttentionShape attention;
+  ScanShape scan;  // kScan, and the norm by groups behind it
   GradientRule gradient = GradientRule::kOwn;
   // The first output takes the first input's buffer, and that input's gradient the buffer of the
   // output's gradient (of the input itself for a loss). Nothing else may read the input.

@@ -583,6 +583,7 @@ struct Plan {
   // post-forward hook, not behind it.
   bool loss_in_forward = false;
   Float8 float8 = Float8::kNone;
+  std::int64_t float8_wide_blocks = 0;  // at the end, in the compute dtype
   // Their weights are gathered in fp8, a byte per element, cast from the shard with scales that
   // follow the optimizer's step: torchao's enable_fsdp_float8_all_gather with
   // precompute_float8_dynamic_scale_for_fsdp (tensorwise, fsdp2). false: in the param dtype.

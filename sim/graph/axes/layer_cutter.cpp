@@ -769,11 +769,11 @@ class Cutter {
       of_last().terms = slices_;
       return biased ? reduce_and_add(result, bias, part) : reduce(result, part);
     }
-    // Megatron-Core's router and down projections to latents run on the rank's own positions
-    // (core/transformer/moe/router.py, multi_latent_attention.py).
+    // Megatron-Core's router, projections around experts and down projections to latents run on the
+    // rank's own positions (core/transformer/moe/router.py, multi_latent_attention.py).
     const bool is_router = op.n == experts_ && experts_ > 1 && old_.role == LayerRole::kBlock;
     if (megatron_ && placement_[at(read)] == Placement::kSequence &&
-        (is_router || latent_of(result).is_normed)) {
+        (is_router || latent_of(result).is_normed || is_beside_rows(op))) {
       op.split = tp_;
       weight.partial = true;
       place(op.outputs, Placement::kSequence);
@@ -816,6 +816,19 @@ class Cutter {
     layer_.tensors[at(result)].per_token = columns;
     layer_.operations.push_back(std::move(op));
     of_last().columns = slices_;
+  }
+
+  // The projections around what experts read and make (moe_latent_size): of the rows that are
+  // gathered, and of their sum (core/transformer/moe/moe_layer.py).
+  bool is_beside_rows(const Operation& product) const {
+    return std::ranges::any_of(old_.operations, [&](const Operation& op) {
+      const auto is = [](const Indices& list, Index t) {
+        return !list.empty() && list.front() == t;
+      };
+      return (op.function == Function::kGather && op.name == "gather_rows" &&
+              is(op.inputs, product.outputs.front())) ||
+             (op.function == Function::kScatterAdd && is(op.outputs, product.inputs.front()));
+    });
   }
 
   // What a product makes that is normed before the next one reads it: a latent (NoParallel, each
@@ -922,6 +935,14 @@ class Cutter {
     renamed_ = {made, copy};
   }
 
+  // Heads and groups of the rank: whatever the operation has for each of them, and the weights of
+  // the norm behind it, is cut with them.
+  void cut_scan(Operation& op) {
+    op.scan.heads /= tp_;
+    op.scan.groups /= tp_;
+    for (Index p : op.parameters) layer_.parameters[at(p)].shape.front() /= tp_;
+  }
+
   void cut_other(Operation op) {
     if (plan_.mesh.cp > 1 && op.function == Function::kRotary) rotate_own_positions(op);
     Placement placement = Placement::kWhole;
@@ -949,7 +970,10 @@ class Cutter {
     }
     const bool is_norm = op.kind == OperationKind::kNorm && placement != Placement::kWhole;
     // Of one kernel or, in eager mode, of several, the last of which multiplies by the weight.
-    for (std::size_t p = 0; placement != Placement::kWhole && p < op.parameters.size(); ++p) {
+    const bool scans = op.scan.heads > 0 && placement == Placement::kFeature;
+    if (scans) cut_scan(op);
+    for (std::size_t p = 0; placement != Placement::kWhole && !scans && p < op.parameters.size();
+         ++p) {
       ParameterSpec& parameter = layer_.parameters[at(op.parameters[p])];
       if (is_norm || parameter.is_norm) parameter.partial = tp_ > 1;
     }

@@ -22,12 +22,15 @@ class Modules {
     attention_ = all_that([](const Operation& op) { return op.kind == OperationKind::kAttention; });
     products_ = all_that([](const Operation& op) { return op.kind == OperationKind::kGemm; });
     experts_ = all_that([](const Operation& op) { return op.groups > 1; });
+    mixers_ = either(attention_,
+                     all_that([](const Operation& op) { return op.kind == OperationKind::kScan; }));
     norms_ = all_that([](const Operation& op) {
-      return op.function == Function::kRmsNorm || op.function == Function::kLayerNorm;
+      const bool is_norm = op.function == Function::kRmsNorm || op.function == Function::kLayerNorm;
+      return is_norm && op.scan.heads == 0;  // (a mixer's own is within it)
     });
     router_ = all_that([](const Operation& op) { return op.function == Function::kTopK; });
     before_attention_ = before(attention_);
-    behind_attention_ = behind(attention_);
+    behind_mixer_ = any(mixers_) ? behind(mixers_) : Marks(ops_.size(), true);
     // Latents are what a product makes of another's result on the way to attention.
     widens_ = both(both(products_, behind(products_)), before_attention_);
   }
@@ -103,11 +106,11 @@ class Modules {
 
   bool is_mixture() const { return any(experts_); }
   bool has_latents() const { return any(widens_); }
-  // The last norm behind attention that products come behind.
+  // The last norm behind what mixes tokens, if anything does, that products come behind.
   Marks last_norm() const {
     Marks marks = none();
     for (std::size_t o = ops_.size(); o-- > 0;) {
-      if (!norms_[o] || !behind_attention_[o]) continue;
+      if (!norms_[o] || !behind_mixer_[o]) continue;
       marks[o] = any(both(behind(only(o)), products_));
       if (marks[o]) break;
     }
@@ -158,7 +161,7 @@ class Modules {
 
   const std::vector<Operation>& ops_;
   std::vector<std::size_t> made_by_;  // of tensors, from 1 on
-  Marks attention_, products_, experts_, norms_, router_, before_attention_, behind_attention_,
+  Marks attention_, mixers_, products_, experts_, norms_, router_, before_attention_, behind_mixer_,
       widens_;
 };
 

@@ -15,11 +15,15 @@
 //               in the compute dtype, the weight has one scale in backward
 //   delayed     reads 2, writes 1 and its transpose 1, for which forward keeps what backward needs
 //   current     the same behind an amax that reads 2 (TransformerEngine's Float8CurrentScaling)
+//   nvfp4       an amax that reads 2, then a kernel for each layout, of which one also transforms
+//               what the weight's gradient reads (Hadamard): each reads 2, writes 9/16
+//               (common/hadamard_transform, NVFP4BlockScaling)
 #include "sim/graph/layers/layer_kernels.h"
 
 #include <algorithm>
 
 #include "sim/base/integers.h"
+#include "sim/graph/layers/scan_kernels.h"
 
 namespace foreshard {
 namespace {
@@ -82,6 +86,8 @@ void add_padding(const KernelCounts& counts, const Operation& op, Pass pass,
       checked_multiply(2 * weight_elements(counts, op), size_of(counts.options.compute)));
 }
 
+constexpr std::int64_t kFp4Bits = 9;  // bits of an element and its part of a scale, times two
+
 // TransformerEngine casts and transposes at once and keeps both.
 bool keeps_transposes(const Operation& op) { return op.fp8 >= Float8::kDelayed; }
 
@@ -101,6 +107,13 @@ bool is_narrow(const KernelCounts& counts, const Operation& op) {
 void add_quantisation(const Operation& op, Pass pass, std::int64_t elements,
                       LayerPhaseProgram& phase, std::int64_t ranks = 1) {
   constexpr std::int64_t kRead = 2, kWritten = 1;
+  if (op.fp8 == Float8::kNvfp4) {
+    for (int layout = 0; layout < 2; ++layout) {
+      add_memory_kernel(phase, Function::kCast, pass,
+                        checked_multiply(elements, 16 * kRead + kFp4Bits) / 16 / ranks);
+    }
+    return;
+  }
   const bool transposes = keeps_transposes(op);
   const std::int64_t written = transposes && ranks == 1 ? 2 * kWritten : kWritten;
   add_memory_kernel(phase, Function::kCast, pass,
@@ -123,12 +136,15 @@ void add_transposed(const Operation& op, std::int64_t elements, LayerPhaseProgra
 }
 
 void add_amax(const Operation& op, Pass pass, std::int64_t elements, LayerPhaseProgram& phase) {
-  if (op.fp8 != Float8::kTensorwise && op.fp8 != Float8::kCurrent) return;
+  const bool asks =
+      op.fp8 == Float8::kTensorwise || op.fp8 == Float8::kCurrent || op.fp8 == Float8::kNvfp4;
+  if (!asks) return;
   add_memory_kernel(phase, Function::kCast, pass, checked_multiply(elements, 2));
 }
 
 void add_gemm(const KernelCounts& counts, Pass pass, const Product& product,
-              LayerPhaseProgram& phase, bool fp8 = false) {
+              LayerPhaseProgram& phase, Float8 recipe = Float8::kNone) {
+  const bool fp8 = recipe != Float8::kNone, fp4 = recipe == Float8::kNvfp4;
   const auto& [m, n, k, elements, groups, narrow] = product;
   const DType dtype = narrow ? DType::kBf16 : counts.options.compute;
   Kernel kernel;
@@ -141,10 +157,11 @@ void add_gemm(const KernelCounts& counts, Pass pass, const Product& product,
   kernel.k = k;
   kernel.groups = groups;
   kernel.fp8 = fp8;
+  kernel.fp4 = fp4;
   // In fp8 the operands take one byte each, the result what it takes otherwise.
   const std::int64_t result = checked_multiply(checked_multiply(m, n), groups);
-  kernel.bytes =
-      fp8 ? Bytes(elements - result + result * size_of(dtype)) : Bytes(elements * size_of(dtype));
+  const std::int64_t operands = fp4 ? (elements - result) * kFp4Bits / 16 : elements - result;
+  kernel.bytes = fp8 ? Bytes(operands + result * size_of(dtype)) : Bytes(elements * size_of(dtype));
   kernel.flops = Flops(2.0 * as_double(m) * as_double(n) * as_double(k) * as_double(groups));
   phase.kernels.push_back(kernel);
   phase.flops += kernel.flops;
@@ -233,7 +250,7 @@ void add_gemm_backward(const KernelCounts& counts, const Operation& op, Backward
     add_gemm(counts, Pass::kBackward,
              {width(counts, op, op.k), width(counts, op, op.n), group, elements, op.groups,
               is_narrow(counts, op)},
-             phase, fp8_weights);
+             phase, fp8_weights ? op.fp8 : Float8::kNone);
     if (options.gradients == GradientStorage::kFlat && options.flat_gradient != options.compute) {
       add_memory_kernel(
           phase, Function::kCast, Pass::kBackward,
@@ -251,7 +268,7 @@ void add_gemm_backward(const KernelCounts& counts, const Operation& op, Backward
     add_gemm(counts, Pass::kBackward,
              {group, width(counts, op, op.k), width(counts, op, op.n), elements, op.groups,
               is_narrow(counts, op)},
-             phase, fp8);
+             phase, op.fp8);
   }
   if (parts.weights && op.parameters.size() > 1) {
     // The bias: a column sum over the output's gradient.
@@ -274,6 +291,13 @@ void add_norm(const KernelCounts& counts, const Operation& op, Pass pass, std::i
   if (op.outputs.size() > 1) {
     phase.kernels.back().m = counts.bytes[at(op.outputs.back())] / size_of(DType::kFp32);
   }
+}
+
+// A norm behind a scan that has not multiplied by silu(z) reads z; backward writes its gradient,
+// and the norm's result once more.
+std::int64_t bytes_of_gate(const KernelCounts& counts, const Operation& op) {
+  const bool gates = op.scan.heads > 0 && !op.backward_workspace.empty();
+  return gates ? counts.bytes[at(op.outputs.front())] : 0;
 }
 
 void add_forward(const KernelCounts& counts, const Operation& op, LayerPhaseProgram& phase) {
@@ -304,7 +328,7 @@ void add_forward(const KernelCounts& counts, const Operation& op, LayerPhaseProg
                {rows_of_group(counts, op), width(counts, op, op.n), width(counts, op, op.k),
                 rows * op.k + weight_elements(counts, op) + rows * op.n, op.groups,
                 is_narrow(counts, op)},
-               phase, op.fp8 != Float8::kNone);
+               phase, op.fp8);
       if (op.function == Function::kCrossEntropy) {  // of its result, in place
         add_memory_kernel(phase, op.function, Pass::kForward,
                           checked_multiply(2 * rows * op.n, size_of(counts.options.compute)));
@@ -315,7 +339,10 @@ void add_forward(const KernelCounts& counts, const Operation& op, LayerPhaseProg
       add_attention(counts, op, Pass::kForward, phase);
       return;
     case OperationKind::kNorm:
-      add_norm(counts, op, Pass::kForward, moved, phase);
+      add_norm(counts, op, Pass::kForward, moved + bytes_of_gate(counts, op), phase);
+      return;
+    case OperationKind::kScan:
+      add_scan_forward(counts, op, phase);
       return;
     case OperationKind::kElementwise:
       add_memory_kernel(phase, op.function, Pass::kForward, moved);
@@ -378,7 +405,11 @@ void add_backward(const KernelCounts& counts, const Operation& op, BackwardParts
       return;
     case OperationKind::kNorm:
       // Reads the output's gradient and the saved input, writes the input's gradient.
-      add_norm(counts, op, Pass::kBackward, output + 2 * total_bytes(counts, op.inputs), phase);
+      add_norm(counts, op, Pass::kBackward,
+               output + 2 * total_bytes(counts, op.inputs) + 3 * bytes_of_gate(counts, op), phase);
+      return;
+    case OperationKind::kScan:
+      add_scan_backward(counts, op, phase);
       return;
     case OperationKind::kElementwise:
       add_eager_backward(op, output, phase);

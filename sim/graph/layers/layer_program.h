@@ -79,6 +79,7 @@ struct Kernel {
   bool causal = true;
   bool fp32 = false;
   bool fp8 = false;                      // GEMM: both operands in fp8
+  bool fp4 = false;                      // ... in NVFP4
   bool masked = false, dropout = false;  // attention, as AttentionShape
   bool in_tiles = false;  // attention: `flops` are of whole tiles, `bytes` take time of their own
   std::int64_t m = 0, n = 0, k = 0, heads = 0;  // (norms: m rows)

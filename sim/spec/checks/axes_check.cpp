@@ -142,6 +142,25 @@ std::string nearest(std::int64_t n, std::int64_t x) {
                      fmt::join(nearest_divisors(n, x), " or "));
 }
 
+// A mixer's heads are cut with their groups; its scan over parts of a sequence is not modelled.
+Problem problem_of_scans(const Plan& plan, const ModelSpec& model) {
+  for (const LayerSpec& layer : model.kinds) {
+    for (const Operation& op : layer.operations) {
+      if (op.scan.heads == 0) continue;
+      if (plan.mesh.cp > 1) {
+        return missing_capability(
+            "mesh.cp", "Mamba-2's scan is not modelled over parts of a sequence", "mesh.cp: 1");
+      }
+      if (op.scan.groups % plan.mesh.tp == 0) continue;
+      return contradiction("mesh.tp",
+                           fmt::format("{} does not divide the {} groups of {}'s mixers",
+                                       plan.mesh.tp, op.scan.groups, model.name),
+                           nearest(op.scan.groups, plan.mesh.tp));
+    }
+  }
+  return std::nullopt;
+}
+
 // Ulysses gives each rank of cp a part of the heads that tp leaves.
 Problem problem_of_heads(const Plan& plan, const ModelSpec& model) {
   const bool shares_heads =
@@ -427,6 +446,7 @@ std::optional<PlanProblem> problem_of_axes(const Plan& plan, const ModelSpec& mo
   if (Problem problem = problem_of_company(plan, key)) return problem;
   if (Problem problem = problem_of_pipeline(plan, model)) return problem;
   if (Problem problem = problem_of_heads(plan, model)) return problem;
+  if (Problem problem = problem_of_scans(plan, model)) return problem;
   if (Problem problem = problem_of_attention(plan, model)) return problem;
   if (Problem problem = problem_of_positions(plan)) return problem;
   if (Problem problem = problem_of_norms(plan, model)) return problem;

@@ -65,6 +65,10 @@ std::optional<PlanProblem> problem_of_hardware(const Plan& plan, const Cluster& 
     return contradiction("float8", fmt::format("{} has no fp8 units", gpu.name),
                          "none, or a GPU with fp8 units (gpu.peak_fp8 in a cluster file)", "none");
   }
+  if (plan.float8 == Float8::kNvfp4 && gpu.peak_fp4.value() <= 0) {
+    return contradiction("float8", fmt::format("{} has no units of four bits", gpu.name),
+                         "mxfp8, or a GPU that has them (gpu.peak_fp4 in a cluster file)", "mxfp8");
+  }
   if (plan.float8 != Float8::kNone && plan.compute_dtype() == DType::kFp32) {
     return contradiction(
         "float8", "products in fp8 stand in a bf16 computation, not in an fp32 one",

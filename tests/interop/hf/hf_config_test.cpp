@@ -517,13 +517,13 @@ TEST(HfConfigTest, MptVariants) {
 }
 
 TEST(HfConfigTest, UnsupportedModels) {
-  expect_failure("{\"model_type\": \"mamba2\"}", "model_type \"mamba2\" is not supported");
+  expect_failure("{\"model_type\": \"rwkv\"}", "model_type \"rwkv\" is not supported");
   // The nearest by name, else by the keys that are there, and the way on.
-  expect_failure("{\"model_type\": \"mamba2\"}", "the nearest is llama");
+  expect_failure("{\"model_type\": \"rwkv\"}", "the nearest is llama");
   expect_failure("{\"model_type\": \"some_moe_2\", \"n_routed_experts\": 8}",
                  "the nearest is glm4_moe");
-  expect_failure("{\"model_type\": \"mamba2\"}", "foreshard models NAME --yaml");
-  expect_failure("{\"model_type\": \"mamba2\"}", "--capture");
+  expect_failure("{\"model_type\": \"rwkv\"}", "foreshard models NAME --yaml");
+  expect_failure("{\"model_type\": \"rwkv\"}", "--capture");
   expect_failure("{\"model_type\": \"lama\"}", "did you mean llama");
   expect_failure("{\"architectures\": [\"BertModel\"]}",
                  "architecture \"BertModel\" is not supported");
@@ -559,6 +559,41 @@ TEST(HfConfigTest, ImpossibleSizes) {
   EXPECT_EQ(parse(llama("\"head_dim\": 16,", "66")).dims.head_dim, 16);
   expect_failure(llama("\"num_key_value_heads\": 3,"), "3 key/value heads do not divide 4 heads");
   expect_failure("{\"model_type\": \"llama\"}", "num_hidden_layers");
+}
+
+// Parameters of the classes of transformers 5.17 for these files (on the meta device).
+TEST(HfConfigTest, LayersOfSeveralKinds) {
+  const auto parameters = [](const std::string& rest) {
+    return build_hf_model(parse("{\"vocab_size\": 1000, \"hidden_size\": 256, " + rest + "}"))
+        .parameters();
+  };
+  const std::string attention = "\"num_attention_heads\": 4, \"num_key_value_heads\": 2, ";
+  const std::string mixers = "\"mamba_n_heads\": 8, \"mamba_d_head\": 64";
+  const std::string hybrid =
+      attention +
+      "\"model_type\": \"nemotron_h\", \"head_dim\": 32, \"intermediate_size\": 512, "
+      "\"mamba_num_heads\": 8, \"mamba_head_dim\": 64, \"n_groups\": 2, \"n_routed_experts\": 8, "
+      "\"moe_latent_size\": 64, \"moe_intermediate_size\": 128, "
+      "\"moe_shared_expert_intermediate_size\": 192, ";
+  EXPECT_EQ(parameters(hybrid + "\"hybrid_override_pattern\": \"M-*E\""), 1'669'912);
+  EXPECT_EQ(
+      parameters(hybrid + "\"layers_block_type\": [\"mamba\", \"mlp\", \"attention\", \"moe\"]"),
+      1'669'912);
+  EXPECT_EQ(parameters("\"model_type\": \"mamba2\", \"num_hidden_layers\": 1, \"num_heads\": 8, "
+                       "\"head_dim\": 64"),
+            1'445'400);
+  EXPECT_EQ(parameters(attention + mixers +
+                       ", \"model_type\": \"bamba\", \"num_hidden_layers\": 2, "
+                       "\"attn_layer_indices\": [1], \"intermediate_size\": 512"),
+            2'028'312);
+  EXPECT_EQ(parameters(attention + mixers +
+                       ", \"model_type\": \"granitemoehybrid\", \"num_hidden_layers\": 2, "
+                       "\"layer_types\": [\"mamba\", \"attention\"], \"intermediate_size\": 128, "
+                       "\"shared_intermediate_size\": 192, \"num_local_experts\": 4"),
+            2'325'272);
+  expect_failure("{\"vocab_size\": 1000, \"hidden_size\": 256, " + hybrid +
+                     "\"hybrid_override_pattern\": \"MQ\"}",
+                 "a layer that is not known");
 }
 
 TEST(HfConfigTest, Overflow) {
