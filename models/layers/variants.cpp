@@ -414,6 +414,8 @@ void apply_loss(LayerSpec& layer, const Plan& plan) {
 
 // --- float8 ---
 
+constexpr std::string_view kWide = " in the compute dtype";
+
 void apply_float8(LayerSpec& layer, const Plan& plan) {
   for (std::size_t o = 0; o < layer.operations.size(); ++o) {
     if (layer.operations[o].kind != OperationKind::kGemm) continue;
