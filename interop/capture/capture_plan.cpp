@@ -13,6 +13,7 @@
 
 #include "interop/capture/capture_import.h"
 #include "interop/frameworks/frameworks.h"
+#include "models/yaml/model_yaml.h"
 #include "sim/base/config.h"
 #include "sim/base/error.h"
 #include "sim/base/json_document.h"
@@ -205,15 +206,29 @@ CapturedModules modules_of(const Capture& capture) {
   CapturedModules made;
   made.path = modules_file(capture).string();
   made.document = read_json_document(modules_file(capture));
+  if (made.document.value("schema", "") != "foreshard.capture.modules/2") {
+    throw Error(ExitCode::kInvalidInput,
+                made.path + ": is of an earlier foreshard-null; expected a capture of this one");
+  }
+  if (made.document.value("differentiates_twice", false)) {
+    throw Error(ExitCode::kMissingCapability,
+                made.path +
+                    ": the program differentiates a gradient (create_graph), which layers have no "
+                    "words for; foreshard predict --capture forecasts the step as it is");
+  }
   const Json document = read_json_document(std::filesystem::path(capture.path) / "model.json");
   const Json inputs = document.value("inputs", Json::object());
   for (const auto& [name, tensor] : inputs.items()) {
     const Json shape = tensor.value("shape", Json::array());
     if (shape.empty()) continue;
     made.batch = shape[0].get<std::int64_t>();
-    made.sequence = shape.size() > 1 && tensor.value("dtype", "") == "torch.int64"
-                        ? shape[1].get<std::int64_t>()
-                        : 1;
+    const bool has_words = shape.size() > 1 && tensor.value("dtype", "") == "torch.int64";
+    if (has_words) made.sequence = shape[1].get<std::int64_t>();
+    // Of images: what attention sees of each.
+    for (const Json& operation : made.document.at("operations")) {
+      if (has_words || made.sequence > 1 || !operation.contains("query")) continue;
+      made.sequence = operation.at("query")[2].get<std::int64_t>();
+    }
     break;
   }
   return made;
@@ -222,7 +237,17 @@ CapturedModules modules_of(const Capture& capture) {
 std::string model_text(const Capture& capture, const std::vector<Capture>& others) {
   std::vector<CapturedModules> all = {modules_of(capture)};
   for (const Capture& other : others) all.push_back(modules_of(other));
-  return model_of_modules(all, capture.model);
+  const std::string text = model_of_modules(all, capture.model);
+  try {
+    const ConfigNode root = parse_yaml(text, all[0].path);
+    parse_model_yaml(root);
+  } catch (const Error& error) {
+    throw Error(ExitCode::kMissingCapability,
+                fmt::format("{}: what its modules compute makes no chain of layers: {}; foreshard "
+                            "predict --capture forecasts the step as it is",
+                            all[0].path, error.what()));
+  }
+  return text;
 }
 
 // Of a model that no fully_shard cut: DistributedDataParallel's, or one on its own.

@@ -1,8 +1,10 @@
-// One pass over the operations cuts them into layers: what comes before the first block, each
-// block, what comes behind the last one, and from log_softmax on the loss. Inside a layer tensors
+// Operations are cut into layers: what comes before the first block, each block, what comes behind
+// the last one, and the loss, from where no parameter is used any more. A layer hands one tensor
+// on: those between which more travel that want a gradient are one layer. Inside a layer tensors
 // get names; one that comes from the layer before is its input, and what only prepares constants
-// (masks, tables of positions) is left out. Two blocks are alike where all of this is, once their
-// own prefix is taken off the parameters' names.
+// (masks, tables of positions) is left out. What an operation keeps for backward is what autograd
+// kept, what backward takes beside the gradients what its node took. Two blocks are alike where all
+// of this is, once their own prefix is taken off the parameters' names.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -21,18 +23,23 @@ namespace {
 struct Word {
   std::string_view aten, op;
 };
-// ATen's operations as a model.yaml calls them.
+// ATen's operations as a model.yaml calls them; of others nothing matters but what they read, make
+// and keep.
 constexpr Word kWords[] = {
     {"embedding", "embedding"},
     {"addmm", "linear"},
     {"mm", "linear"},
+    {"convolution", "linear"},
     {"native_layer_norm", "layer_norm"},
+    {"native_group_norm", "layer_norm"},
+    {"native_batch_norm", "layer_norm"},
+    {"cudnn_batch_norm", "layer_norm"},
     {"_fused_rms_norm", "rms_norm"},
     {"add", "add"},
     {"sub", "add"},
+    {"sum", "add"},
     {"mul", "multiply"},
-    {"div", "scale"},
-    {"neg", "scale"},
+    {"bmm", "multiply"},
     {"_to_copy", "cast"},
     {"clone", "copy"},
     {"cat", "copy"},
@@ -44,17 +51,25 @@ constexpr Word kWords[] = {
     {"tanh", "tanh"},
     {"_softmax", "softmax"},
     {"native_dropout", "dropout"},
+    {"topk", "top_k"},
+    {"sort", "sort"},
+    {"index", "gather"},
+    {"gather", "gather"},
+    {"index_select", "gather"},
+    {"index_add", "scatter_add"},
+    {"scatter_add", "scatter_add"},
     {"_log_softmax", "log_softmax"},
     {"nll_loss_forward", "negative_log_likelihood"},
 };
-
 std::string word_of(std::string_view aten) {
   if (aten.find("scaled_dot_product") != aten.npos) return "attention";
   for (const Word& word : kWords) {
     if (word.aten == aten) return std::string(word.op);
   }
-  return "";
+  return "scale";
 }
+
+bool is_differentiated(const Json& operation) { return operation.contains("node"); }
 
 // Element counts of one tensor in all captures, as what they grow with.
 class Sizes {
@@ -62,36 +77,75 @@ class Sizes {
   explicit Sizes(const std::vector<CapturedModules>& captures) : captures_(captures) {}
 
   Json tensor(const std::vector<std::int64_t>& elements, const std::string& dtype) const {
-    struct Form {
-      const char* key;
-      std::int64_t (*unit)(const CapturedModules&);
-    };
-    constexpr Form kForms[] = {
-        {"per_token", [](const CapturedModules& c) { return c.batch * c.sequence; }},
-        {"per_sequence", [](const CapturedModules& c) { return c.batch; }},
-        {"per_position", [](const CapturedModules& c) { return c.sequence; }},
-        {"fixed", [](const CapturedModules&) { return std::int64_t{1}; }}};
     for (const Form& form : kForms) {
       const std::int64_t each = elements[0] / form.unit(captures_[0]);
-      bool fits = each > 0;
-      for (std::size_t c = 0; c < captures_.size(); ++c) {
-        fits &= each * form.unit(captures_[c]) == elements[c];
+      if (each > 0 && fits(elements, form, each, form, 0)) {
+        return typed({{form.key, each}}, dtype);
       }
-      if (!fits) continue;
-      Json made = {{form.key, each}};
-      if (dtype == "torch.int64") made["type"] = "int64";
-      if (dtype == "torch.float32" && !is_compute_fp32()) made["type"] = "fp32";
-      if (dtype == "torch.bool" || dtype == "torch.uint8") made["type"] = "byte";
-      return made;
+    }
+    if (captures_.size() < 2) return {};
+    constexpr std::int64_t kGranule = 64;  // elements that the allocator gives to the smallest
+    const auto of_pairs = [&](std::size_t c) {
+      return elements[c] % (captures_[c].batch * captures_[c].batch) == 0;
+    };
+    if (*std::ranges::max_element(elements) <= kGranule && !(of_pairs(0) && of_pairs(1))) {
+      return typed({{"fixed", *std::ranges::max_element(elements)}}, dtype);
+    }
+    for (const Form& form : kForms) {  // a sum of two
+      for (const Form* other = &form + 1; other != std::end(kForms); ++other) {
+        const std::int64_t a = form.unit(captures_[0]), b = other->unit(captures_[0]);
+        const std::int64_t c = form.unit(captures_[1]), d = other->unit(captures_[1]);
+        const std::int64_t determinant = a * d - b * c;
+        if (determinant == 0) continue;
+        const std::int64_t x = (elements[0] * d - elements[1] * b) / determinant;
+        const std::int64_t y = (elements[1] * a - elements[0] * c) / determinant;
+        const bool may_lack = &form == &kForms[0] && other == &kForms[1];  // logits but the last
+        if (x > 0 && (y > 0 || (y < 0 && may_lack)) && fits(elements, form, x, *other, y)) {
+          return typed({{form.key, x}, {other->key, y}}, dtype);
+        }
+      }
     }
     return {};
   }
+  // All captures have it: what grows with its square cannot be told from what grows with it.
+  std::int64_t fixed_sequence() const {
+    const std::int64_t length = captures_[0].sequence;
+    const bool is_one = (captures_.size() > 1 || length == 1) &&
+                        std::ranges::all_of(captures_, [&](const CapturedModules& each) {
+                          return each.sequence == length;
+                        });
+    return is_one ? length : 0;
+  }
 
  private:
+  struct Form {
+    const char* key;
+    std::int64_t (*unit)(const CapturedModules&);
+  };
+  static constexpr Form kForms[] = {
+      {"per_token", [](const CapturedModules& c) { return c.batch * c.sequence; }},
+      {"per_sequence", [](const CapturedModules& c) { return c.batch; }},
+      {"per_position", [](const CapturedModules& c) { return c.sequence; }},
+      {"fixed", [](const CapturedModules&) { return std::int64_t{1}; }}};
+
+  bool fits(const std::vector<std::int64_t>& elements, const Form& form, std::int64_t each,
+            const Form& other, std::int64_t more) const {
+    for (std::size_t c = 0; c < captures_.size(); ++c) {
+      if (each * form.unit(captures_[c]) + more * other.unit(captures_[c]) != elements[c])
+        return false;
+    }
+    return true;
+  }
+  Json typed(Json made, const std::string& dtype) const {
+    if (dtype == "torch.int64") made["type"] = "int64";
+    if (dtype == "torch.float32" && !is_compute_fp32()) made["type"] = "fp32";
+    if (dtype == "torch.bool" || dtype == "torch.uint8") made["type"] = "byte";
+    return made;
+  }
   bool is_compute_fp32() const {
     for (const Json& operation : captures_[0].document.at("operations")) {
       const std::string op = operation.at("op");
-      if (op != "addmm" && op != "mm") continue;
+      if (word_of(op) != "linear") continue;
       return operation.at("out")[0].at("dtype") == "torch.float32";
     }
     return true;
@@ -102,7 +156,9 @@ class Sizes {
 constexpr std::string_view kInput = "input";
 
 struct Layer {
-  std::string name, role, prefix;  // of parameters
+  std::string name, role, prefix;             // of parameters
+  std::map<std::string, std::int64_t> sizes;  // of tensors, in the first capture
+  std::set<std::string> owned;                // buffers of its own
   Json tensors = Json::object(), parameters = Json::object(), operations = Json::array();
   std::string output;
   std::map<std::int64_t, std::string> names;  // tensors by number
@@ -125,6 +181,7 @@ class ModuleWriter {
 
   std::string write() {
     const Json& operations = document_.at("operations");
+    find_layers();
     for (std::size_t i = 0; i < operations.size(); ++i) add(i, operations[i]);
     finish_layer();
     return file();
@@ -158,41 +215,104 @@ class ModuleWriter {
   }
 
   // Whose layer an operation is: 0 before the blocks, 1 to n a block's, n + 1 behind them.
-  std::size_t layer_of(const Json& operation) {
-    const std::string op = operation.at("op");
-    if (op == "_log_softmax") in_loss_ = true;
-    if (in_loss_) return blocks_.size() + 2;
-    const std::string module =
-        operation.at("module").is_string() ? operation.at("module").get<std::string>() : "";
-    for (std::size_t b = 0; b < blocks_.size(); ++b) {
+  std::size_t layer_of(const Json& operation, std::size_t current) const {
+    const Json& said = operation.at("module");
+    const std::string module = said.is_string() ? said.get<std::string>() : "";
+    for (std::size_t b = current > 0 ? current - 1 : 0; b < blocks_.size(); ++b) {
       if (module == blocks_[b] || module.starts_with(blocks_[b] + ".")) return b + 1;
     }
-    // A cast of the logits is the loss's.
-    const bool is_outside = operation.at("module").is_null();
-    if (is_outside) return blocks_.size() + 2;
-    const bool is_behind = current_ >= blocks_.size() && !blocks_.empty();
-    const bool is_last = is_behind && is_parameter_of_end(operation);
-    if (is_last || current_ > blocks_.size()) return blocks_.size() + 1;
-    return current_;
+    return current == blocks_.size() && current > 0 ? current + 1 : current;
   }
-  static bool is_parameter_of_end(const Json& operation) {
+  static bool uses_parameter(const Json& operation) {
     return std::ranges::any_of(operation.at("in"), &Json::is_string);
   }
 
-  void begin_layer(std::size_t which) {
-    if (which != current_ || layers_.empty()) {
-      finish_layer();
-      current_ = which;
-      Layer layer;
-      const bool is_block = which > 0 && which <= blocks_.size();
-      layer.role = which == 0                    ? "embedding"
-                   : is_block                    ? "block"
-                   : which == blocks_.size() + 1 ? "head"
-                                                 : "loss";
-      layer.name = is_block ? blocks_[which - 1] : layer.role;
-      if (is_block) layer.prefix = blocks_[which - 1] + ".";
-      layers_.push_back(std::move(layer));
+  struct Part {
+    std::size_t begin = 0, first = 0, last = 0;  // operation; layers that it is of
+  };
+
+  void find_layers() {
+    const Json& operations = document_.at("operations");
+    std::size_t current = 0, behind = 0;  // the last use of a parameter
+    for (std::size_t i = 0; i < operations.size(); ++i) {
+      const std::size_t layer = layer_of(operations[i], current);
+      if (parts_.empty() || layer != current) parts_.push_back({i, layer, layer});
+      current = layer;
+      if (uses_parameter(operations[i])) behind = i + 1;
     }
+    if (behind == 0) refuse(operations.back(), "no operation uses a parameter of the model");
+    std::size_t loss = behind;
+    const auto is_of_loss = [&](std::size_t i) {
+      return operations[i].at("module").is_null() || operations[i].at("op") == "_log_softmax";
+    };
+    while (loss < operations.size() && !is_of_loss(loss)) ++loss;
+    if (loss == operations.size()) loss = behind;
+    while (loss < operations.size() && crossing(loss).size() != 1) ++loss;
+    if (loss >= operations.size()) {
+      refuse(operations.back(), "nothing behind the last parameter makes one number of one result");
+    }
+    std::erase_if(parts_, [&](const Part& part) { return part.begin >= loss; });
+    parts_.push_back({loss, blocks_.size() + 2, blocks_.size() + 2});
+    // From behind: what a part hands on, it has made.
+    const auto join = [&](std::size_t p) {
+      parts_[p - 1].last = parts_[p].last;
+      parts_.erase(parts_.begin() + static_cast<std::ptrdiff_t>(p));
+    };
+    const std::size_t result = batch_at_[crossing(loss)[0]];
+    while (parts_.size() > 2 && parts_[parts_.size() - 2].begin > result) join(parts_.size() - 2);
+    for (std::size_t p = parts_.size() - 2; p > 0; --p) {
+      const std::vector<std::int64_t> next = crossing(parts_[p].begin);
+      const bool is_chain =
+          next.size() == 1 && (batch_at_[next[0]] >= parts_[p - 1].begin || p == 1);
+      if (!is_chain) join(p);
+    }
+  }
+
+  // Tensors that want a gradient, from before an operation to it or behind; where none does (a
+  // frozen table), those that the batch has a part in.
+  std::vector<std::int64_t> crossing(std::size_t at) {
+    const Json& operations = document_.at("operations");
+    for (std::size_t i = read_at_.empty() ? 0 : operations.size(); i < operations.size(); ++i) {
+      bool is_of_batch = uses_parameter(operations[i]);
+      for (const Json& in : operations[i].at("in")) {
+        if (!in.is_number()) continue;
+        read_at_[in] = i;
+        is_of_batch |= batch_at_.contains(in);
+      }
+      for (const Json& out : operations[i].at("out")) {
+        if (is_differentiated(operations[i])) made_at_[out.at("tensor")] = i;
+        const std::string dtype = out.at("dtype");
+        const bool is_float = dtype.find("float") != dtype.npos;
+        if (is_of_batch && is_float) batch_at_[out.at("tensor")] = i;
+      }
+    }
+    std::vector<std::int64_t> found;
+    for (const auto* made : {&made_at_, &batch_at_}) {
+      for (const auto& [tensor, i] : *made) {
+        const auto last = read_at_.find(tensor);
+        if (i < at && last != read_at_.end() && last->second >= at) found.push_back(tensor);
+      }
+      if (!found.empty()) break;
+    }
+    return found;
+  }
+
+  void begin_layer(std::size_t i) {
+    const std::size_t part = layers_.size();
+    if (part >= parts_.size() || i < parts_[part].begin) return;
+    const auto [begin, first, last] = parts_[part];
+    handed_ = part == 0 ? -1 : crossing(begin).front();
+    Layer layer;
+    const bool is_block = first == last && first > 0 && first <= blocks_.size();
+    layer.role = part == 0                     ? "embedding"
+                 : part + 1 == parts_.size()   ? "loss"
+                 : is_block                    ? "block"
+                 : first == blocks_.size() + 1 ? "head"
+                                               : "inner";
+    layer.name = is_block && part > 0 ? blocks_[first - 1] : layer.role;
+    if (is_block && part > 0) layer.prefix = blocks_[first - 1] + ".";
+    if (layer.role == "inner") layer.name += std::to_string(part);
+    layers_.push_back(std::move(layer));
   }
 
   std::vector<std::int64_t> elements(std::size_t operation, std::size_t out) const {
@@ -212,6 +332,7 @@ class ModuleWriter {
       refuse(operation, "its result grows with something else than tokens, sequences or positions");
     const std::string name = fmt::format("{}_{}", label, layer.tensors.size());
     layer.tensors[name] = tensor;
+    layer.sizes[name] = made.at("elements");
     layer.names[made.at("tensor")] = name;
     described_[made.at("tensor")] = tensor;
     return name;
@@ -221,22 +342,35 @@ class ModuleWriter {
   std::optional<std::string> known(std::int64_t tensor) {
     Layer& layer = layers_.back();
     if (const auto it = layer.names.find(tensor); it != layer.names.end()) return it->second;
-    const bool is_batch = layers_.size() == 1 && !made_.contains(tensor);
-    const bool hands_on = layers_.size() > 1 && described_.contains(tensor);
-    if ((!is_batch && !hands_on) || layer.tensors.contains(kInput)) return std::nullopt;
+    const std::string number = std::to_string(tensor);
+    const bool is_batch = layers_.size() == 1 && document_.at("given").contains(number);
+    const bool hands_on = layers_.size() > 1 && tensor == handed_ &&
+                          layers_[layers_.size() - 2].names.contains(tensor);
+    if ((!is_batch && !hands_on) || layer.tensors.contains(kInput)) return given_name(tensor);
     Json first = Json::object();
-    first[std::string(kInput)] =
-        is_batch ? Json{{"per_token", 1}, {"type", "int64"}} : described_.at(tensor);
+    if (is_batch) {
+      std::vector<std::int64_t> all;
+      for (const CapturedModules& capture : captures_) {
+        all.push_back(capture.document.at("given").at(number).at("elements"));
+      }
+      first[std::string(kInput)] = sizes_.tensor(all, document_.at("given").at(number).at("dtype"));
+      if (first.begin()->is_null()) return std::nullopt;
+    } else {
+      first[std::string(kInput)] = described_.at(tensor);
+    }
     for (const auto& [name, value] : layer.tensors.items()) first[name] = value;
     layer.tensors = std::move(first);
     if (hands_on) layers_[layers_.size() - 2].output = layers_[layers_.size() - 2].names[tensor];
+    layer.sizes[std::string(kInput)] =
+        is_batch ? document_.at("given").at(number).at("elements").get<std::int64_t>()
+                 : layers_[layers_.size() - 2].sizes.at(layers_[layers_.size() - 2].output);
     return layer.names[tensor] = kInput;
   }
 
   void add_parameter(const std::string& parameter, const Json& operation) {
     Layer& layer = layers_.back();
     const Json& said = document_.at("parameters").at(parameter);
-    Json made = {{"shape", said.at("shape")}};
+    Json made = {{"shape", said.at("shape").empty() ? Json({1}) : said.at("shape")}};
     const std::string op = operation.at("op");
     if (op.find("norm") != op.npos && parameter.ends_with("weight")) made["norm"] = true;
     if (!said.value("trainable", true)) made["trainable"] = false;
@@ -253,53 +387,182 @@ class ModuleWriter {
 
   void add(std::size_t i, const Json& operation) {
     const std::string aten = operation.at("op");
-    for (const Json& out : operation.at("out")) made_.insert(out.at("tensor").get<std::int64_t>());
     if (aten == "arange") {
       positions_.insert(operation.at("out")[0].at("tensor").get<std::int64_t>());
       return;
     }
-    begin_layer(layer_of(operation));
+    begin_layer(i);
     Layer& layer = layers_.back();
-    Json inputs = Json::array(), parameters = Json::array();
-    std::vector<std::string> weights;
+    const bool in_place = operation.value("in_place", false), view = operation.value("view", false);
+    std::vector<std::string> inputs, weights;
+    std::set<std::string> wanted;  // inputs that have a gradient
     for (const Json& in : operation.at("in")) {
       if (in.is_string()) {
-        weights.push_back(in.get<std::string>());
+        const std::string weight = in.get<std::string>();
+        // Used again it is a constant, but for a tied head.
+        const bool again = seen_parameters_.contains(weight) && layer.role != "head";
+        if (!again && !layer.parameters.contains(short_name(weight))) weights.push_back(weight);
         continue;
       }
-      const std::int64_t tensor = in.get<std::int64_t>();
-      std::optional<std::string> name = known_or_position(tensor, operation);
-      if (name && std::find(inputs.begin(), inputs.end(), *name) == inputs.end())
-        inputs.push_back(*name);
+      std::optional<std::string> name = known_or_position(in.get<std::int64_t>(), operation);
+      if (name && std::ranges::find(inputs, *name) == inputs.end()) inputs.push_back(*name);
+      if (name && made_at_.contains(in)) wanted.insert(*name);
     }
-    if (inputs.empty()) return;  // of constants alone
-    const std::string op = word_of(aten);
-    if (op.empty()) refuse(operation, "no operation of a model.yaml");
-    if (op == "linear" && weights.empty()) {
-      refuse(operation, "a product of two results; expected scaled_dot_product_attention");
-    }
+    if (inputs.empty() && (weights.empty() || !is_differentiated(operation))) return;
+    std::string op = word_of(aten);
+    if (op == "linear" && (weights.empty() || inputs.empty())) op = "multiply";
     // Biases come first in ATen, behind their weights in a model.yaml.
     std::ranges::stable_sort(weights, [](const std::string& a, const std::string& b) {
       return a.ends_with("weight") > b.ends_with("weight");
     });
+    std::vector<std::string> parameters;
     for (const std::string& weight : weights) {
       add_parameter(weight, operation);
       parameters.push_back(short_name(weight));
     }
-    Json outputs = Json::array();
+    std::vector<std::string> outputs;
     for (std::size_t out = 0; out < operation.at("out").size(); ++out) {
-      outputs.push_back(add_tensor(i, operation, out, op));
+      outputs.push_back(add_tensor(i, operation, out, view ? "view" : op));
     }
-    Json made = {{"op", op == "multiply" && inputs.size() == 1 ? "scale" : op},
+    const std::string result = outputs[0];
+    const auto size = [&](const std::string& name) { return layer.sizes.at(name); };
+    const auto is_narrow = [&](const std::string& name) { return size(name) < size(result); };
+    // What is broadcast stands last, where its gradient is summed.
+    if (inputs.size() == 2 && is_narrow(inputs[0]) && !is_narrow(inputs[1]))
+      std::swap(inputs[0], inputs[1]);
+    const bool sums = !view && inputs.size() == 2 && is_differentiated(operation) &&
+                      is_narrow(inputs[1]) && !is_narrow(inputs[0]) && wanted.contains(inputs[1]);
+    if (op == "negative_log_likelihood" || (view && !inputs.empty())) inputs.resize(1);
+    if ((op == "multiply" || op == "add") && inputs.size() < 2) op = "scale";
+    Json made = {{"op", op},
                  {"name", fmt::format("{}_{}", op, layer.operations.size())},
-                 {"inputs", op == "negative_log_likelihood" ? Json::array({inputs[0]}) : inputs},
+                 {"inputs", inputs},
                  {"outputs", outputs}};
-    if (op == "add" && inputs.size() == 1) made["op"] = "scale";
     if (!parameters.empty()) made["parameters"] = parameters;
-    if (operation.value("transposed", false)) made["transposed_weight"] = true;
     if (op == "attention") made["attention"] = attention(operation);
+    if (op == "linear") add_product(operation, made);
+    if (view) made["view"] = true;
+    // One that makes nothing in backward hands on what arrives.
+    const bool is_alias = is_differentiated(operation) && op != "embedding" && op != "cast" &&
+                          (operation.at("backward").empty() || op == "add");
+    if (!is_differentiated(operation)) {
+      made["gradient"] = "none";
+    } else if (view) {
+      const bool is_part = outputs.size() == 1 && size(result) < size(inputs[0]);
+      if (is_part) made["gradient"] = "alias_first";
+    } else if (is_alias) {
+      made["gradient"] = "alias";
+    } else if (op == "scatter_add") {
+      made["gradient"] = "alias_first";
+    } else if (op != "embedding") {
+      made["gradient"] = "own";
+      if (sums) made["sums_last"] = true;
+      if (in_place && layer.owned.contains(inputs[0])) made["in_place"] = true;
+      const bool is_plain = op == "scale" || op == "multiply" || !has_own_kernel(op);
+      if (is_plain) add_temporaries(i, operation, sums, made);
+    }
+    if (is_differentiated(operation) && op != "embedding") {
+      std::vector<std::string> saved;
+      for (const Json& kept : operation.at("saved")) {
+        if (const auto name = kept_name(kept);
+            name && std::ranges::find(saved, *name) == saved.end())
+          saved.push_back(*name);
+      }
+      made["saved"] = saved;
+    }
+    if (!view && op != "cast") layer.owned.insert(outputs.begin(), outputs.end());
+    if (view || op == "cast") layer.owned.erase(inputs.empty() ? result : inputs[0]);
     layer.operations.push_back(made);
-    layer.output = outputs[0];
+    layer.output = result;
+  }
+
+  // The batch is the runtime's.
+  std::optional<std::string> kept_name(std::int64_t tensor) const {
+    const Layer& layer = layers_.back();
+    const auto it = layer.names.find(tensor);
+    const bool of_batch = layers_.size() == 1;
+    if (it == layer.names.end() || (of_batch && it->second == kInput)) return std::nullopt;
+    return it->second;
+  }
+
+  // What the program gives the loss (a target, a teacher's logits) is there from where it is read.
+  std::optional<std::string> given_name(std::int64_t tensor) {
+    Layer& layer = layers_.back();
+    if (layer.role != "loss") return std::nullopt;
+    const std::string number = std::to_string(tensor);
+    const Json& given = document_.at("given");
+    if (!given.contains(number) || given.at(number).at("dtype") == "torch.int64") {
+      return std::nullopt;
+    }
+    std::vector<std::int64_t> all;
+    for (const CapturedModules& capture : captures_) {
+      all.push_back(capture.document.at("given").at(number).at("elements"));
+    }
+    const Json made = sizes_.tensor(all, given.at(number).at("dtype"));
+    if (made.is_null()) return std::nullopt;
+    const std::string name = "given_" + number;
+    layer.tensors[name] = made;
+    layer.sizes[name] = all[0];
+    layer.operations.push_back(
+        {{"op", "copy"}, {"name", name}, {"outputs", {name}}, {"gradient", "none"}});
+    return layer.names[tensor] = name;
+  }
+
+  static bool has_own_kernel(std::string_view op) {
+    constexpr std::string_view kOwn[] = {"linear",    "attention",   "layer_norm",
+                                         "rms_norm",  "log_softmax", "negative_log_likelihood",
+                                         "embedding", "cast"};
+    return std::ranges::find(kOwn, op) != std::end(kOwn);
+  }
+
+  // What backward made but for the gradients themselves and their sums.
+  void add_temporaries(std::size_t i, const Json& operation, bool sums, Json& made) {
+    Layer& layer = layers_.back();
+    std::multiset<std::int64_t> gradients;
+    for (const Json& in : operation.at("in")) {
+      if (in.is_string()) {
+        std::int64_t numel = 1;
+        for (const Json& extent : document_.at("parameters").at(in.get<std::string>()).at("shape"))
+          numel *= extent.get<std::int64_t>();
+        gradients.insert(numel);
+        continue;
+      }
+      const auto name = layer.names.find(in.get<std::int64_t>());
+      if (name == layer.names.end() || !made_at_.contains(in)) continue;
+      gradients.insert(layer.sizes.at(name->second));
+      if (read_at_.at(in) > i) gradients.insert(layer.sizes.at(name->second));  // added up here
+    }
+    if (sums) gradients.insert(layer.sizes.at(made.at("outputs")[0]));
+    const std::vector<Json> all = operation.at("backward");
+    std::vector<std::string> names;
+    for (std::size_t t = 0; t < all.size(); ++t) {
+      if (const auto it = gradients.find(all[t].at("elements")); it != gradients.end()) {
+        gradients.erase(it);
+        continue;
+      }
+      std::vector<std::int64_t> counts;
+      for (const CapturedModules& capture : captures_) {
+        const Json& there = capture.document.at("operations")[i].at("backward");
+        if (t < there.size()) counts.push_back(there[t].at("elements"));
+      }
+      if (counts.size() < captures_.size()) continue;
+      const Json tensor = sizes_.tensor(counts, all[t].at("dtype"));
+      if (tensor.is_null()) continue;
+      names.push_back(fmt::format("temporary_{}", layer.tensors.size()));
+      layer.tensors[names.back()] = tensor;
+    }
+    if (!names.empty()) made["backward_temporaries"] = names;
+  }
+
+  // Of a convolution each result is a row.
+  void add_product(const Json& operation, Json& made) const {
+    if (operation.value("transposed", false)) made["transposed_weight"] = true;
+    if (operation.contains("n")) made["n"] = operation["n"], made["k"] = operation["k"];
+    if (operation.at("op") != "convolution") return;
+    const CapturedModules& first = captures_[0];
+    const std::int64_t tokens = first.batch * first.sequence;
+    const std::int64_t rows = operation.at("positions").get<std::int64_t>();
+    if (rows >= tokens) made["rows"] = rows / tokens;
   }
 
   std::optional<std::string> known_or_position(std::int64_t tensor, const Json& operation) {
@@ -307,7 +570,12 @@ class ModuleWriter {
     if (operation.at("op") != "embedding") return std::nullopt;
     Layer& layer = layers_.back();
     if (const auto it = layer.names.find(tensor); it != layer.names.end()) return it->second;
+    has_table_ = true;
+    for (const Json& in : operation.at("in")) {
+      if (in.is_string()) tables_.insert(in.get<std::string>());
+    }
     layer.tensors["positions"] = {{"per_position", 1}, {"type", "int64"}};
+    layer.sizes["positions"] = captures_[0].sequence;
     layer.operations.push_back({{"op", "arange"}, {"name", "arange"}, {"outputs", "positions"}});
     return layer.names[tensor] = "positions";
   }
@@ -329,7 +597,11 @@ class ModuleWriter {
     std::int64_t positions = 1;
     for (const CapturedModules& capture : captures_)
       positions = std::max(positions, capture.sequence);
-    // A table of positions is as long as sequences may be.
+    // Without a table of positions sequences may be as long as one likes.
+    if (!has_table_ && sizes_.fixed_sequence() == 0) positions = std::int64_t{1} << 20;
+    for (const auto& [name, said] : document_.at("parameters").items()) {
+      if (has_table_ && tables_.contains(name)) positions = said.at("shape")[0];
+    }
     Json kinds = Json::object(), order = Json::array();
     for (std::size_t l = 0; l < layers_.size();) {
       std::size_t end = l + 1;
@@ -340,6 +612,8 @@ class ModuleWriter {
                                    ? fmt::format("block {}", kinds.size())
                                    : layers_[l].name;
       kinds[kind] = layers_[l].kind();
+      const std::int64_t others = document_.value("others", std::int64_t{0});
+      if (l == 0 && others > 0) kinds[kind]["resident_bytes"] = others;
       Json entry = {{"kind", kind}, {"name", layers_[l].name}};
       if (layers_[l].role == "block") {
         const std::string list = document_.at("block_list");
@@ -358,6 +632,7 @@ class ModuleWriter {
                   {"layers", kinds},
                   {"order", order}};
     if (is_tied_) model["tied_embeddings"] = true;
+    if (const auto length = sizes_.fixed_sequence()) model["fixed_sequence"] = length;
     std::string text =
         "# What the modules of a captured program compute: foreshard schema model has every key.\n";
     for (const auto& [key, value] : model.items()) {
@@ -397,9 +672,13 @@ class ModuleWriter {
   const std::string name_;
   std::vector<std::string> blocks_;
   std::vector<Layer> layers_;
-  std::size_t current_ = 0;
-  bool in_loss_ = false, is_tied_ = false;
-  std::set<std::int64_t> made_, positions_;
+  std::vector<Part> parts_;
+  bool is_tied_ = false, has_table_ = false;
+  std::set<std::string> tables_;                           // of positions
+  std::map<std::int64_t, std::size_t> made_at_, read_at_;  // differentiated tensors; operations
+  std::map<std::int64_t, std::size_t> batch_at_;           // what the batch has a part in
+  std::int64_t handed_ = -1;                               // by the layer before
+  std::set<std::int64_t> positions_;
   std::map<std::int64_t, Json> described_;
   std::set<std::string> seen_parameters_;
 };

@@ -250,12 +250,11 @@ class Checker {
       try {
         const LayerProgram program = build_layer_program(layer, options);
         check_balance(layer, program);
-        const bool differentiates =
-            layer.role != LayerRole::kEmbedding || !layer.parameters.empty();
+        const bool differentiates = layer.role != LayerRole::kEmbedding || layer.has_trainable();
         FORESHARD_CHECK(!differentiates || !program.backward.actions.empty(),
                         "no gradient arrives at anything it could go to");
         for (std::size_t p = 0; p < layer.parameters.size() && !layer.unread; ++p) {
-          FORESHARD_CHECK(program.weight_gradients[p] >= 0,
+          FORESHARD_CHECK(program.weight_gradients[p] >= 0 || !layer.parameters[p].trainable,
                           "no gradient arrives at " + layer.parameters[p].name);
         }
       } catch (const Error& error) {

@@ -116,7 +116,9 @@ class LayerReader {
         spec.name = read_text(node, "name", item.key);
         spec.per_token = read_size(node, "per_token", 0, model_limits::kPerToken, 0);
         spec.per_position = read_size(node, "per_position", 0, model_limits::kPerToken, 0);
-        spec.per_sequence = read_size(node, "per_sequence", 0, model_limits::kElements, 0);
+        spec.per_sequence =
+            read_size(node, "per_sequence", spec.per_token > 0 ? -spec.per_token : 0,
+                      model_limits::kElements, 0);
         spec.per_image = read_size(node, "per_image", 0, model_limits::kPerToken, 0);
         spec.fixed = read_size(node, "fixed", 0, model_limits::kElements, 0);
         if (spec.per_image > 0 && (spec.per_sequence > 0 || layer_.domain.of_images)) {
@@ -251,7 +253,7 @@ class LayerReader {
     op.backward_workspace = tensor_list(node, "backward_workspace", {});
     op.n = read_size(node, "n", 1, model_limits::kWidth, op.n);
     op.k = read_size(node, "k", 1, model_limits::kWidth, op.k);
-    op.rows = read_size(node, "rows", 1, 1024, 1);
+    op.rows = read_size(node, "rows", 1, 1 << 24, 1);
     op.groups = read_size(node, "groups", 1, 1 << 16, 1);
     op.one_by_one = read_flag(node, "one_by_one", false);
     op.packed = read_flag(node, "packed", false);

@@ -4,13 +4,14 @@ A tensor is its storage, by number; views are the tensor that they look at. modu
 `foreshard import` finds out, from captures of several sizes, what grows with tokens, sequences or positions.
 """
 
+import gc
 import json
 import os
 import sys
 
 
 def start(torch, out):
-    handles, path, state = [], [], {}
+    handles, path, state, undone = [], [], {}, []
     names = {}  # of modules, by id
 
     def enter(module, arguments):
@@ -30,21 +31,58 @@ def start(torch, out):
         names.update({id(m): n for n, m in root.named_modules()})
         state["trace"] = trace_of(torch, root, path)
         state["trace"].__enter__()
+        undone.append(without_checkpoints())
 
-    def end():
-        trace = state.pop("trace", None)
-        if trace is None or not handles:
+    def forward_ended(loss, again=False):
+        if "trace" not in state or not handles:
             return
-        trace.__exit__(None, None, None)
         for handle in handles:
             handle.remove()
         handles.clear()
+        undone.pop()()
+        state["again"] = again
+        state["trace"].read_saved(loss)
+
+    def backward_ended():
+        trace = state.pop("trace", None)
+        if trace is None:
+            return
+        trace.__exit__(None, None, None)
         with open(os.path.join(out, "modules.json"), "w") as file:
-            json.dump(trace.document(), file)
+            json.dump(dict(trace.document(), differentiates_twice=state["again"]), file)
 
     module = sys.modules["torch.nn.modules.module"]
     handles += [module.register_module_forward_pre_hook(enter), module.register_module_forward_hook(leave)]
-    return end
+    return forward_ended, backward_ended
+
+
+def without_checkpoints():
+    """What is computed again is the plan's matter: the trace sees what autograd saves of all."""
+    import torch.utils.checkpoint as of
+
+    function, hook = of.CheckpointFunction, of._checkpoint_hook
+    here = {name: hook.__dict__.get(name) for name in ("__enter__", "__exit__")}
+    function.apply = staticmethod(lambda run, preserve, *given: run(*given))
+    hook.__enter__, hook.__exit__ = lambda self: self, lambda self, *unused: None
+
+    def undo():
+        del function.apply
+        for name, own in here.items():
+            delattr(hook, name) if own is None else setattr(hook, name, own)
+
+    return undo
+
+
+def nodes_behind(loss):
+    """Autograd's, each once."""
+    seen, left = {}, [t.grad_fn for t in (loss if isinstance(loss, (list, tuple)) else [loss])]
+    while left:
+        node = left.pop()
+        if node is None or node.name() == "torch::autograd::AccumulateGrad" or node._sequence_nr() in seen:
+            continue
+        seen[node._sequence_nr()] = node
+        left += [n for n, _ in node.next_functions]
+    return seen
 
 
 def trace_of(torch, root, path):
@@ -64,35 +102,73 @@ def trace_of(torch, root, path):
         def __init__(self):
             super().__init__()
             self.place = ""
-            self.operations, self.tensors, self.count = [], {}, 0
+            self.operations, self.tensors, self.views, self.given, self.count, self.node, self.nodes = [], {}, {}, {}, 0, 0, None
             self.parameters = {address(p): n for n, p in root.named_parameters()}
 
-        def number(self, tensor, is_new=False):
+        def number(self, tensor, is_new=False, is_view=False):
+            """Of a storage, or of the part of it that a view shows."""
             at = address(tensor)
+            if is_new:  # (what a parameter was cast to is gone)
+                self.parameters.pop(at, None)
             if at in self.parameters:
                 return self.parameters[at]
-            if is_new or at not in self.tensors:
+            part = (tensor.storage_offset(), tensor.numel())
+            if is_new:
+                self.views[at] = {}
+            known = self.views.setdefault(at, {})
+            if is_view:
+                known[part] = self.count
+            elif is_new or at not in self.tensors:
                 self.tensors[at] = self.count
-                self.count += 1
-            return self.tensors[at]
+            elif part not in known:
+                return self.tensors[at]
+            else:
+                return known[part]
+            self.count += 1
+            return self.count - 1
 
         def __torch_dispatch__(self, func, types, args=(), kwargs=None):
             kwargs = kwargs or {}
+            if self.nodes is not None:
+                return self.run_backward(func, args, kwargs)
             given = list(flat([*args, *kwargs.values()]))
             before = {address(t) for t in given}
-            numbers = [self.number(t) for t in given]
+            numbers = []
+            for tensor in given:
+                is_given = tensor.is_cuda and address(tensor) not in self.tensors
+                numbers.append(self.number(tensor))
+                if is_given and isinstance(numbers[-1], int):
+                    self.given[numbers[-1]] = {"elements": tensor.numel(), "dtype": str(tensor.dtype)}
             result = func(*args, **kwargs)
-            made = [t for t in flat([result]) if t.is_cuda and address(t) not in before and t.numel() > 0]
+            results = [t for t in flat([result]) if t.is_cuda and t.numel() > 0]
+            made = [t for t in results if address(t) not in before]
+            name = func._schema.name.split("::")[-1]
+            operation = {"op": name, "module": path[-1] if path else None, "in": numbers}
+            last, self.node = self.node, torch._C._autograd._get_sequence_nr()
+            if self.node > last:
+                operation["node"] = self.node - 1
+            if not made and results and isinstance(numbers[0], int):
+                if name.endswith("_") and "node" in operation:
+                    made, operation["in_place"] = results[:1], True
+                    at = address(made[0])
+                    views = self.views[at]  # (what they show is as it was)
+                elif results[0].numel() != given[0].numel():
+                    operation["view"] = True
+                    operation["out"] = [{"tensor": self.number(t, is_view=True), "elements": t.numel(), "dtype": str(t.dtype)} for t in results]
+                    self.operations.append(operation)
+                    return result
             if not made:
                 return result
-            name = func._schema.name.split("::")[-1]
             told = dict(zip((a.name for a in func._schema.arguments), args), **kwargs)
-            operation = {
-                "op": name, "module": path[-1] if path else None, "in": numbers,
-                "out": [{"tensor": self.number(t, True), "elements": t.numel(), "dtype": str(t.dtype)} for t in made],
-            }
+            operation["out"] = [{"tensor": self.number(t, True), "elements": t.numel(), "dtype": str(t.dtype)} for t in made]
+            if "in_place" in operation:
+                self.views[at] = views
             if name in ("mm", "addmm"):
                 operation["transposed"] = given[-1].is_contiguous()
+                operation["k"], operation["n"] = given[-1].shape
+            if name == "convolution":
+                operation["transposed"] = bool(args[6])
+                operation["positions"] = (given[0] if args[6] else result)[:, 0].numel()
             if "scaled_dot_product" in name:
                 operation["query"], operation["key"] = list(given[0].shape), list(given[1].shape)
                 operation["causal"] = bool(told.get("is_causal", False))
@@ -103,6 +179,43 @@ def trace_of(torch, root, path):
             self.operations.append(operation)
             return result
 
+        def run_backward(self, func, args, kwargs):
+            """What a node makes: gradients, and what it needs for them."""
+            result = func(*args, **kwargs)
+            node = torch._C._current_autograd_node()
+            made = self.nodes.get(node._sequence_nr()) if node is not None else None
+            if made is not None:
+                before = {address(t) for t in flat([*args, *kwargs.values()])}
+                made += [{"elements": t.numel(), "dtype": str(t.dtype)} for t in flat([result]) if t.is_cuda and t.numel() > 0 and address(t) not in before]
+            return result
+
+        def read_saved(self, loss):
+            """What each node of autograd keeps for backward."""
+            behind, self.nodes = nodes_behind(loss), {}
+            for operation in self.operations:
+                node = behind.get(operation.get("node"))
+                if node is None:
+                    operation.pop("node", None)
+                    continue
+                self.nodes[operation["node"]] = operation.setdefault("backward", [])
+                kept = []
+                for name in dir(node):
+                    if not name.startswith("_saved_") and name != "saved_tensors":
+                        continue
+                    try:
+                        kept += [t for t in flat([getattr(node, name)]) if t.is_cuda]
+                    except RuntimeError:
+                        continue
+                operation["saved"] = [n for n in (self.number(t) for t in kept if address(t) in self.tensors) if isinstance(n, int)]
+
+        def others(self):
+            """Bytes of what other models hold (a teacher, a reference)."""
+            seen = {address(p) for p in root.parameters()}
+            found = {}
+            for module in [m for m in gc.get_objects() if issubclass(type(m), torch.nn.Module)]:
+                found.update({address(p): p.numel() * p.element_size() for p in module.parameters(recurse=False) if p.is_cuda})
+            return sum(size for at, size in found.items() if at not in seen)
+
         def document(self):
             lists = [
                 (n, m) for n, m in root.named_modules()
@@ -112,11 +225,13 @@ def trace_of(torch, root, path):
             blocks = lists[0] if lists else ("", ())
             prefix = blocks[0] + "." if blocks[0] else ""
             return {
-                "schema": "foreshard.capture.modules/1",
+                "schema": "foreshard.capture.modules/2",
                 "class": type(root).__name__,
                 "block_list": blocks[0],
                 "blocks": [prefix + n for n, _ in blocks[1].named_children()] if lists else [],
                 "parameters": {n: {"shape": list(p.shape), "dtype": str(p.dtype), "trainable": p.requires_grad} for n, p in root.named_parameters()},
+                "given": self.given,
+                "others": self.others(),
                 "operations": self.operations,
             }
 

@@ -233,6 +233,8 @@ def hook_optimizers(module):
         elif SEEN.get("logits") is not None:
             SEEN["logits_held"] = SEEN["logits"]() is not None
         guarded(read_peaks)
+        if traces() and "optimizers" not in SEEN:  # (a traced step checkpoints nothing)
+            sys.modules["torch"].cuda.reset_peak_memory_stats()
         if id(optimizer) not in numbers:
             said = optimizer.defaults
             SEEN.setdefault("optimizers", []).append({"class": type(optimizer).__name__, "fused": bool(said.get("fused")), "foreach": said.get("foreach")})
@@ -295,20 +297,31 @@ def hook_masks(module):
 # ---- what each module computes (--modules) ----
 
 
+def traces():
+    return os.environ.get("FORESHARD_NULL_MODULES", "") == "1"
+
+
 def hook_backward(module):
-    """The trace is over where backward begins."""
-    if os.environ.get("FORESHARD_NULL_MODULES", "") != "1":
+    """The trace of the forward is over where backward begins."""
+    if not traces():
         return
     import torch
 
-    ended = beside("foreshard_modules").start(torch, OUT)
-    backward = module.backward
+    forward_ended, backward_ended = beside("foreshard_modules").start(torch, OUT)
+    backward, grad = module.backward, module.grad
 
-    def begun(*rest, **named):
-        guarded(ended)
-        return backward(*rest, **named)
+    def begun(tensors, *rest, **named):
+        guarded(lambda: forward_ended(tensors))
+        backward(tensors, *rest, **named)
+        guarded(backward_ended)
 
-    module.backward = begun
+    def differentiated(outputs, *rest, **named):
+        guarded(lambda: forward_ended(outputs, bool(named.get("create_graph"))))
+        result = grad(outputs, *rest, **named)
+        guarded(backward_ended)
+        return result
+
+    module.backward, module.grad = begun, differentiated
 
 
 def hook_torch(module):

@@ -195,7 +195,8 @@ void Fsdp1::forward_layer(std::int32_t layer) {
   const LayerRole role = spec_of(layer).role;
   if (role == (loss_is_inside_ ? LayerRole::kHead : LayerRole::kFinalNorm)) return;
   run_border(EventKind::kForward, layer, LayerSegment::kAfter);
-  if (role == LayerRole::kHead && layer > 0) {
+  const bool follows_norm = layer > 0 && spec_of(layer - 1).role == LayerRole::kFinalNorm;
+  if (role == LayerRole::kHead && follows_norm) {
     run_border(EventKind::kForward, layer - 1, LayerSegment::kAfter);
   }
 }

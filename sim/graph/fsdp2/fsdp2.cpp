@@ -262,7 +262,8 @@ void Fsdp2::forward_layer(std::int32_t layer) {
   if (role == LayerRole::kHead && loss_is_inside_ && !casts_logits(layer)) return;
   const bool root_casts = role == LayerRole::kHead && plan_.output_dtype && in_root_unit(layer);
   if (!root_casts) run_border(EventKind::kForward, layer, LayerSegment::kAfter);
-  if (role == LayerRole::kHead && layer > 0 && !loss_is_inside_) {
+  const bool follows_norm = layer > 0 && spec_of(layer - 1).role == LayerRole::kFinalNorm;
+  if (role == LayerRole::kHead && follows_norm && !loss_is_inside_) {
     run_border(EventKind::kForward, layer - 1, LayerSegment::kAfter);
   }
 }
