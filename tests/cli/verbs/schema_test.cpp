@@ -424,9 +424,9 @@ TEST(Schema, ClusterJudgesAsTheReader) {
       without[part].erase(key);
       // What only offload, fp8, other power limits or prices need has a default.
       static const Texts kWithDefault = {
-          "host_link",     "host_memory_bandwidth", "link_domain", "storage_bandwidth",
-          "pcie_switches", "architecture",          "clock",       "peak_fp8",
-          "power_limit",   "price_per_hour"};
+          "host_link",     "host_memory_bandwidth", "link_domain",   "storage_bandwidth",
+          "pcie_switches", "architecture",          "clock",         "peak_fp8",
+          "peak_fp4",      "power_limit",           "price_per_hour"};
       const bool has_default =
           std::find(kWithDefault.begin(), kWithDefault.end(), key) != kWithDefault.end();
       (has_default ? good : bad).push_back(without.dump());

@@ -9,6 +9,7 @@
 #include "models/layers/variants.h"
 #include "models/zoo.h"
 #include "sim/base/error.h"
+#include "sim/graph/axes/rank_part.h"
 #include "sim/graph/layers/layer_program.h"
 
 namespace foreshard::mamba_test {
@@ -98,10 +99,10 @@ TEST(MambaTest, EachLetterIsAKind) {
 }
 
 // What one function of autograd keeps: what in_proj made, what the scan made, a statistic for each
-// group; beside it the norm's input with its statistic, and in_proj's input. out_proj keeps
-// nothing.
+// group; beside it the first norm's statistic and in_proj's input (the layer's own is its
+// predecessor's). out_proj keeps nothing.
 TEST(MambaTest, TheMixerKeepsTwoTensors) {
-  const std::int64_t before = 2 * kHidden + 4 + 2 * kHidden;
+  const std::int64_t before = 4 + 2 * kHidden;
   const std::int64_t fused = 2 * kProjected + 2 * kInner + 4 * 4;
   EXPECT_EQ(kept(RuntimeKind::kFsdp2), kTokens * (before + fused));
   // Megatron-Core's norm and out_proj keep their inputs.
@@ -114,7 +115,8 @@ TEST(MambaTest, KernelsOfTheScan) {
   ProgramOptions options;
   options.batch = kBatch;
   options.sequence = kSequence;
-  const LayerProgram p = build_layer_program(build_model(small()).kinds[1], options);
+  const ModelSpec model = build_model(small());
+  const LayerProgram p = build_layer_program(model.kinds[1], options);
   std::int64_t moved = 0, kernels = 0;
   for (const Kernel& kernel : p.forward.kernels) {
     if (kernel.function != Function::kScan) continue;
@@ -133,7 +135,8 @@ TEST(MambaTest, KernelsOfTheScan) {
 
 // Megatron-LM's count of a scan: seven operations an element of every state.
 TEST(MambaTest, FlopsOfTheScan) {
-  for (const Operation& op : build_model(small()).kinds[1].operations) {
+  const ModelSpec model = build_model(small());
+  for (const Operation& op : model.kinds[1].operations) {
     if (op.kind != OperationKind::kScan) continue;
     EXPECT_DOUBLE_EQ(forward_flops(op, kBatch, kSequence).count(), 7.0 * kTokens * kInner * 128);
   }
@@ -141,9 +144,60 @@ TEST(MambaTest, FlopsOfTheScan) {
 
 // Projections to 128 and back around experts of two matrices, a shared one of the hidden width.
 TEST(MambaTest, ExpertsReadLatents) {
-  const LayerSpec& layer = build_model(small()).kinds[2];
+  const LayerSpec layer = build_model(small()).kinds[2];
   EXPECT_EQ(layer.numel(),
             kHidden + 16 * kHidden + 2 * kHidden * 128 + 16 * 2 * 256 * 128 + 2 * kHidden * 320);
+}
+
+// Over tp each rank has the heads and groups that are its own, with their parameters, and of the
+// norm's weight; experts' projections run on its own positions and stay whole.
+TEST(MambaTest, RanksOfTpShareHeadsAndGroups) {
+  Plan plan;
+  plan.runtime.kind = RuntimeKind::kMegatron;
+  plan.batch = {kSequence, kBatch, 1};
+  plan.mesh.tp = 2;
+  plan.mesh.ep = 2;
+  plan.mesh.shard = 2;
+  const ModelSpec part = part_of_rank(with_variants(build_model(small()), plan), plan);
+  const LayerSpec& layer = part.kinds[1];
+  EXPECT_EQ(layer.numel(), kHidden + (kProjected * kHidden + kInner * kHidden + 3 * kHeads +
+                                      5 * kConvolved + kInner) /
+                                         2);
+  const auto scans = std::ranges::find(layer.operations, OperationKind::kScan, &Operation::kind);
+  ASSERT_NE(scans, layer.operations.end());
+  EXPECT_EQ(scans->scan.heads, kHeads / 2);
+  EXPECT_EQ(scans->scan.groups, 2);
+  EXPECT_EQ(part.kinds[2].numel(),
+            kHidden + 16 * kHidden + 2 * kHidden * 128 + 8 * 2 * 256 * 128 + 2 * kHidden * 320 / 2);
+}
+
+// An element takes 4 bits and a sixteenth of a scale's 8; each operand is read for its greatest
+// value and once for each of its layouts. The last two blocks stay as they are.
+TEST(Nvfp4Test, ProductsInFourBits) {
+  Plan plan;
+  plan.runtime.kind = RuntimeKind::kMegatron;
+  plan.batch = {kSequence, kBatch, 1};
+  plan.float8 = Float8::kNvfp4;
+  plan.float8_wide_blocks = 2;
+  const ModelSpec model = with_variants(build_model(small()), plan);
+  ProgramOptions options;
+  options.batch = kBatch;
+  options.sequence = kSequence;
+  const auto forward = [&](std::size_t block) {
+    return build_layer_program(model.kinds[at(model.order[1 + block].kind)], options).forward;
+  };
+  const LayerPhaseProgram first = forward(0), last = forward(4);
+  const auto product = std::ranges::find(first.kernels, KernelKind::kGemm, &Kernel::kind);
+  ASSERT_NE(product, first.kernels.end());
+  EXPECT_TRUE(product->fp4);
+  const std::int64_t operands = kTokens * kHidden + kProjected * kHidden;
+  EXPECT_EQ(product->bytes.count(), operands * 9 / 16 + 2 * kTokens * kProjected);
+  std::int64_t casts = 0;
+  for (auto kernel = first.kernels.begin(); kernel != product; ++kernel) {
+    if (kernel->function == Function::kCast) casts += kernel->bytes.count();
+  }
+  EXPECT_EQ(casts, 3 * 2 * operands + 2 * (operands * 9 / 16));
+  EXPECT_TRUE(std::ranges::none_of(last.kernels, &Kernel::fp4));
 }
 
 TEST(MambaTest, RefusesWhatIsNoPattern) {
