@@ -384,6 +384,7 @@ std::vector<ShownFigure> shown_figures(const Cluster& cluster) {
   std::vector<ShownFigure> list;
   for (const Figure& figure : kFigures) {
     if (!figure.is_shown) continue;
+    if (figure.key == "peak_fp4" && cluster.gpu.peak_fp4.value() <= 0) continue;  // few have them
     auto [text, value] = figure.shown(figure, cluster);
     list.push_back({fmt::format("{}.{}", figure.section, figure.key), json_key(figure),
                     std::move(text), std::move(value)});

@@ -21,7 +21,11 @@ bool is_plain_product(const LayerSpec& layer, const Operation& op) {
          op.outputs.size() == 1 &&
          layer.parameters[at(op.parameters.front())].shape.size() == (op.groups > 1 ? 3 : 2) &&
          std::none_of(op.parameters.begin(), op.parameters.end(),
-                      [&](Index p) { return layer.parameters[at(p)].tied; });
+                      [&](Index p) { return layer.parameters[at(p)].tied; }) &&
+         // (What experts read is a module of its own.)
+         std::none_of(layer.operations.begin(), layer.operations.end(), [&](const Operation& rows) {
+           return rows.name == "gather_rows" && rows.inputs.front() == op.outputs.front();
+         });
 }
 
 bool go_together(const Operation& a, const Operation& b) {

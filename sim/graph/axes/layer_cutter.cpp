@@ -822,12 +822,8 @@ class Cutter {
   // gathered, and of their sum (core/transformer/moe/moe_layer.py).
   bool is_beside_rows(const Operation& product) const {
     return std::ranges::any_of(old_.operations, [&](const Operation& op) {
-      const auto is = [](const Indices& list, Index t) {
-        return !list.empty() && list.front() == t;
-      };
-      return (op.function == Function::kGather && op.name == "gather_rows" &&
-              is(op.inputs, product.outputs.front())) ||
-             (op.function == Function::kScatterAdd && is(op.outputs, product.inputs.front()));
+      return (op.name == "gather_rows" && op.inputs.front() == product.outputs.front()) ||
+             (op.name == "scatter_add" && op.outputs.front() == product.inputs.front());
     });
   }
 

@@ -352,6 +352,7 @@ TEST(Schema, ClusterHasTheFiguresOfTheCatalogue) {
   }
   // What the usual machines do not need stands in the schema all the same.
   Texts keys = {"gpus",
+                "gpu.peak_fp4",
                 "machine",
                 "memory_outside_allocator",
                 "degraded",
