@@ -72,7 +72,7 @@ void add_fsdp2_switches(Plan& plan) {
   plan.accumulation_details = {when(), when(), when()};
   plan.frozen = random_frozen();
   plan.offload = pick({Offload::kNone, Offload::kCpu, Offload::kCpuUnpinned});
-  plan.evaluation.in_step = pick({false, true});
+  if (plan.reference == Reference::kNone) plan.evaluation.in_step = pick({false, true});
   plan.rank = between(0, plan.mesh.world() - 1);
   if (minor >= 6) {
     plan.prefetch.async_unshard = pick({false, true});
