@@ -181,6 +181,7 @@ class ModuleWriter {
 
   std::string write() {
     const Json& operations = document_.at("operations");
+    find_tensors();
     find_layers();
     for (std::size_t i = 0; i < operations.size(); ++i) add(i, operations[i]);
     finish_layer();
@@ -268,11 +269,9 @@ class ModuleWriter {
     }
   }
 
-  // Tensors that want a gradient, from before an operation to it or behind; where none does (a
-  // frozen table), those that the batch has a part in.
-  std::vector<std::int64_t> crossing(std::size_t at) {
+  void find_tensors() {
     const Json& operations = document_.at("operations");
-    for (std::size_t i = read_at_.empty() ? 0 : operations.size(); i < operations.size(); ++i) {
+    for (std::size_t i = 0; i < operations.size(); ++i) {
       bool is_of_batch = uses_parameter(operations[i]);
       for (const Json& in : operations[i].at("in")) {
         if (!in.is_number()) continue;
@@ -286,6 +285,11 @@ class ModuleWriter {
         if (is_of_batch && is_float) batch_at_[out.at("tensor")] = i;
       }
     }
+  }
+
+  // Tensors that want a gradient, from before an operation to it or behind; where none does (a
+  // frozen table), those that the batch has a part in.
+  std::vector<std::int64_t> crossing(std::size_t at) const {
     std::vector<std::int64_t> found;
     for (const auto* made : {&made_at_, &batch_at_}) {
       for (const auto& [tensor, i] : *made) {
