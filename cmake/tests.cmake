@@ -144,6 +144,9 @@ if(FORESHARD_PYTHON)
              COMMAND "${FORESHARD_PYTHON}" "${PROJECT_SOURCE_DIR}/tests/reports/${part}_test.py"
                      "${FORESHARD_BIN_DIR}/foreshard")
   endforeach()
+  add_test(NAME random_plans
+           COMMAND "${FORESHARD_PYTHON}" "${PROJECT_SOURCE_DIR}/tests/cli/random_plans.py"
+                   "${FORESHARD_BIN_DIR}/foreshard")
   add_test(NAME serve
            COMMAND "${FORESHARD_PYTHON}" "${PROJECT_SOURCE_DIR}/tests/cli/serve_test.py"
                    "${FORESHARD_BIN_DIR}/foreshard")

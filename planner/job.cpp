@@ -344,10 +344,7 @@ std::string plan_file_text(const Job& job, const Plan& plan, const std::filesyst
   Plan written = plan;
   if (!job.model_file.empty()) written.model = from_folder(job.model_file, folder);
   if (!job.cluster_file.empty()) written.cluster = from_folder(job.cluster_file, folder);
-  if (!job.open.empty()) return open_yaml(job.open, written);
-  // Its keys are all there; what is known of the code itself follows from its name.
-  const std::string& stack = job.document.stack;
-  return (stack.empty() ? "" : fmt::format("stack: {}\n", stack)) + to_yaml(written);
+  return job.open.empty() ? to_yaml(written) : open_yaml(job.open, written);
 }
 
 namespace {

@@ -414,8 +414,6 @@ void apply_loss(LayerSpec& layer, const Plan& plan) {
 
 // --- float8 ---
 
-constexpr std::string_view kWide = " in the compute dtype";
-
 void apply_float8(LayerSpec& layer, const Plan& plan) {
   for (std::size_t o = 0; o < layer.operations.size(); ++o) {
     if (layer.operations[o].kind != OperationKind::kGemm) continue;
@@ -427,9 +425,7 @@ void apply_float8(LayerSpec& layer, const Plan& plan) {
     };
     const std::int64_t weight = checked_multiply(op.n, op.k);
     op.fp8 = plan.float8;
-    const auto narrow = [&](std::int64_t elements) {  // a byte each, or 4 bits and a scale's part
-      return op.fp8 == Float8::kNvfp4 ? elements * 9 / 16 : elements;
-    };
+    const auto narrow = [&](std::int64_t elements) { return narrow_bytes(op.fp8, elements); };
     ParameterSpec& parameter = layer.parameters[static_cast<std::size_t>(op.parameters.front())];
     op.fp8_weight = plan.float8_all_gather && parameter.shape.size() == 2;  // of an nn.Linear
     parameter.gathered_in_fp8 = op.fp8_weight;
@@ -453,7 +449,8 @@ void keep_blocks_wide(ModelSpec& model, std::int64_t count) {
         std::ranges::find(copies, layer->kind, &std::pair<std::int32_t, std::int32_t>::first);
     if (found == copies.end()) {
       LayerSpec copy = model.kinds[at(layer->kind)];
-      copy.name += kWide;
+      copy.name += " in the compute dtype";
+      copy.wide = true;
       model.kinds.push_back(std::move(copy));
       copies.emplace_back(layer->kind, static_cast<std::int32_t>(model.kinds.size() - 1));
       found = copies.end() - 1;
@@ -878,7 +875,7 @@ ModelSpec with_variants(ModelSpec model, const Plan& plan) {
     if (plan.compile == Compile::kModel) pad_products(layer);
     if (layer.role != LayerRole::kBlock) continue;
     if (plan.recompute_keeps == SelectivePolicy::kDotsExceptMlp) keep_dots_except_mlp(layer);
-    if (plan.float8 != Float8::kNone && !layer.name.ends_with(kWide)) apply_float8(layer, plan);
+    if (plan.float8 != Float8::kNone && !layer.wide) apply_float8(layer, plan);
     if (plan.compile != Compile::kNone) compile(layer);
   }
   return model;

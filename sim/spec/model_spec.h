@@ -199,6 +199,10 @@ constexpr const char* to_string(Float8 recipe) {
   return word_at(recipe, {"none", "tensorwise", "rowwise", "rowwise_gw_hp", "delayed", "current",
                           "mxfp8", "nvfp4"});
 }
+// Of elements cast by it: a byte each, or four bits and half of one for the scale.
+constexpr std::int64_t narrow_bytes(Float8 recipe, std::int64_t elements) {
+  return recipe == Float8::kNvfp4 ? elements * 9 / 16 : elements;
+}
 
 enum class CollectiveKind : std::uint8_t {
   kNone,
@@ -348,6 +352,7 @@ struct LayerSpec {
   // >= 0: the tensor that is the output of the layer before the chain that ends here.
   std::int16_t joins = -1;
   bool tower = false;  // of the vision tower, which a plan may freeze
+  bool wide = false;   // its products stay in the compute dtype (float8_wide_blocks)
   // Executed, but no result of it is read: it hands its input on (a copy of what is read of it),
   // and its parameters receive no gradient.
   bool unread = false;

@@ -559,6 +559,7 @@ struct Plan {
   std::string model;    // zoo name or path, as the user wrote it
   std::string cluster;  // "64xh100" or a path
   Runtime runtime;
+  std::string stack;  // the training code that was told, from whose name more follows; "": none
   Batch batch;
   Mesh mesh;
   TensorParallel tensor_parallel;

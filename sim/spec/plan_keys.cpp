@@ -31,7 +31,7 @@ Json PlanKey::write(const Plan& plan) const {
   static const Plan kUsual;
   if (value == nullptr) return {};
   Json written = value(plan);
-  if (quiet && written == value(kUsual)) return {};
+  if (quiet && written == value(kUsual) && !(told != nullptr && told(plan))) return {};
   return written;
 }
 

@@ -45,10 +45,11 @@ struct PlanKey {
   PlanKeyType type;
   void (*read)(const PlanKey&, const ConfigNode&, PlanDocument&);
   Json (*value)(const Plan&) = nullptr;  // nullptr: another key says it
-  bool quiet = false;                    // not written where it is the default
+  bool quiet = false;                    // not written where it is the default ...
   bool open = false;                     // its default follows from the job: its line tells it
   RuntimeSet runtimes = kEveryRuntime;   // that have the key
   std::string_view default_word = "";    // of a key without `value`
+  bool (*told)(const Plan&) = nullptr;   // ... but here, where a stack would set another
 
   bool belongs_to(RuntimeKind kind) const { return (runtimes & runtimes_of(kind)) != 0; }
   std::string_view says() const;  // its line of documentation

@@ -287,6 +287,7 @@ ResolvedPlan resolve(const PlanDocument& written, const ModelSpec& model, const 
   const PlanDocument document = stack ? with_preset(*stack, written, model) : written;
   ResolvedPlan resolved{document.plan, {}, document.given};
   Plan& plan = resolved.plan;
+  if (written.has("stack")) plan.stack = written.stack;
   Reasons reasons;
   const bool is_version_assumed = plan.runtime.kind == RuntimeKind::kFsdp2 &&
                                   (plan.runtime.version.empty() || !document.has("runtime"));

@@ -36,6 +36,25 @@ TEST(Naming, FlagsOverrideTheFileAndSetOverridesBoth) {
   EXPECT_EQ(plan.at("batch").at("accumulation"), 2);
 }
 
+// What the plan leaves to a stack, to one rank or to adapters is said where it is printed. (Random
+// plans: tests/cli/random_plans.py.)
+TEST(Naming, APrintedPlanIsForecastWithTheSameFigures) {
+  for (const char* job :
+       {"--model llama-3.2-1b --cluster 8xh100 --runtime fsdp2 --set stack=torchtitan_2025",
+        "--model gpt2 --cluster 1xh100 --runtime ddp",
+        "--model gpt2 --cluster 8xh100 --set compile=model --set kernels.given_mask=false",
+        "--model bert-base --cluster 8xh100 --set lora.rank=8 --set lora.modules_to_save=none"}) {
+    SCOPED_TRACE(job);
+    const auto first = json_of(run(std::string("predict --json --sequence 512 ") + job));
+    write_temporary("printed.yaml", first.at("plan").dump());
+    const auto again = json_of(run("predict --json --plan printed.yaml"));
+    EXPECT_EQ(again.at("plan"), first.at("plan"));
+    EXPECT_EQ(again.at("fingerprint"), first.at("fingerprint"));
+    EXPECT_EQ(again.at("step").at("seconds").at("value"),
+              first.at("step").at("seconds").at("value"));
+  }
+}
+
 TEST(Naming, OneSideOfTheMeshBringsTheOtherWhateverTheFileSays) {
   write_temporary("p.yaml", "model: gpt2\ncluster: 64xh100\nmesh: {shard: 8, replicate: 8}\n");
   EXPECT_EQ(plan_of("--plan p.yaml --set mesh.shard=16").at("mesh").at("replicate"), 4);

@@ -107,6 +107,13 @@ TEST(Nonsense, MachinesThatCannotBe) {
   }
 }
 
+// A scan reads its convolution's weight without calling the convolution.
+TEST(Nonsense, UnitsOfWhatIsNotCalled) {
+  const std::string job = "predict --model nemotron-h-8b --cluster 8xb200 --runtime fsdp1 --set ";
+  expect_refused({job + "units.min_parameters=3000", 3, "conv1d.weight would be in another unit",
+                  "units.min_parameters: "});
+}
+
 TEST(Nonsense, ProfilesOfOtherGpus) {
   const std::string t4 = write_temporary("t4.json", to_text(to_json(load_profile("t4"))));
   expect_refused({on("8xh100", "batch.sequence=512") + " --profile " + t4, 3,

@@ -86,8 +86,6 @@ void add_padding(const KernelCounts& counts, const Operation& op, Pass pass,
       checked_multiply(2 * weight_elements(counts, op), size_of(counts.options.compute)));
 }
 
-constexpr std::int64_t kFp4Bits = 9;  // bits of an element and its part of a scale, times two
-
 // TransformerEngine casts and transposes at once and keeps both.
 bool keeps_transposes(const Operation& op) { return op.fp8 >= Float8::kDelayed; }
 
@@ -109,8 +107,9 @@ void add_quantisation(const Operation& op, Pass pass, std::int64_t elements,
   constexpr std::int64_t kRead = 2, kWritten = 1;
   if (op.fp8 == Float8::kNvfp4) {
     for (int layout = 0; layout < 2; ++layout) {
-      add_memory_kernel(phase, Function::kCast, pass,
-                        checked_multiply(elements, 16 * kRead + kFp4Bits) / 16 / ranks);
+      add_memory_kernel(
+          phase, Function::kCast, pass,
+          (checked_multiply(elements, kRead) + narrow_bytes(op.fp8, elements)) / ranks);
     }
     return;
   }
@@ -160,7 +159,7 @@ void add_gemm(const KernelCounts& counts, Pass pass, const Product& product,
   kernel.fp4 = fp4;
   // In fp8 the operands take one byte each, the result what it takes otherwise.
   const std::int64_t result = checked_multiply(checked_multiply(m, n), groups);
-  const std::int64_t operands = fp4 ? (elements - result) * kFp4Bits / 16 : elements - result;
+  const std::int64_t operands = narrow_bytes(recipe, elements - result);
   kernel.bytes = fp8 ? Bytes(operands + result * size_of(dtype)) : Bytes(elements * size_of(dtype));
   kernel.flops = Flops(2.0 * as_double(m) * as_double(n) * as_double(k) * as_double(groups));
   phase.kernels.push_back(kernel);

@@ -17,6 +17,7 @@
 #include "sim/spec/checks/plan_runtime_check.h"
 #include "sim/spec/fsdp2_version.h"
 #include "sim/spec/plan_keys.h"
+#include "sim/spec/size_units.h"
 
 namespace foreshard {
 
@@ -296,6 +297,29 @@ Problem problem_of_tying(const Plan& plan, const ModelSpec& model) {
           : "units.embedding=root and units.head=root");
 }
 
+// A kernel that reads parameters of a module without calling it (a scan, its convolution's) finds
+// them where they are only if one unit gathers both.
+Problem problem_of_size_units(const Plan& plan, const ModelSpec& model) {
+  if (plan.units.min_parameters == 0) return std::nullopt;
+  for (const LayerSpec& layer : model.kinds) {
+    const SizeUnits units = units_by_size(layer, plan.units.min_parameters);
+    for (const Operation& op : layer.operations) {
+      std::int32_t first = -1;
+      for (std::size_t i = 0; i < op.parameters.size(); ++i) {
+        const std::string& name = layer.parameters[at(op.parameters[i])].name;
+        const std::int32_t unit = unit_of_name(units, name);
+        if (i == 0) first = unit;
+        if (unit == first) continue;
+        return contradiction(
+            "units.min_parameters",
+            fmt::format("{} would be in another unit than what {} reads with it", name, op.name),
+            fmt::format("units.min_parameters: {}", layer.numel()));
+      }
+    }
+  }
+  return std::nullopt;
+}
+
 // The gradient that was kept is added to that of the first lookup, or call of a block, alone, which
 // no layer program tells from the second.
 Problem problem_of_shared_table(const Plan& plan, const ModelSpec& model) {
@@ -464,6 +488,7 @@ std::optional<PlanProblem> find_problem(const Plan& plan, const ModelSpec& model
   if (Problem problem = problem_of_mesh(plan, cluster)) return problem;
   if (Problem problem = problem_of_axes(plan, model)) return problem;
   if (Problem problem = problem_of_units(plan, model)) return problem;
+  if (Problem problem = problem_of_size_units(plan, model)) return problem;
   if (Problem problem = problem_of_reshard(plan, model)) return problem;
   if (!plan.unshard_in_backward.ranges.empty()) {
     if (Problem problem = problem_of_ranges(plan.unshard_in_backward, "unshard_in_backward",

@@ -62,7 +62,9 @@ constexpr PlanKey kComputeKeys[] = {
     FORESHARD_FLAG(kernels.scan, .quiet = true),
     FORESHARD_FLAG(kernels.keeps_cache, .quiet = true),
     FORESHARD_FLAG(kernels.strided_bias, .quiet = true),
-    FORESHARD_FLAG(kernels.given_mask, .quiet = true),
+    FORESHARD_FLAG(
+        kernels.given_mask, .quiet = true,
+        .told = [](const Plan& p) { return p.compile == Compile::kModel; }),
     FORESHARD_KEY("loss", kLossName, d.plan.loss = read_loss(n), written(p.loss)),
     FORESHARD_WORD(logits, kUpTo<Logits::kHeld>),
     FORESHARD_WORD(reference, kUpTo<Reference::kUnits>, .quiet = true),
@@ -98,8 +100,10 @@ constexpr PlanKey kComputeKeys[] = {
                   written_lora_targets(p.lora.targets)),
     FORESHARD_NUMBER(lora.dropout, number(0, 0.999)),
     FORESHARD_WORD(lora.base, kUpTo<Lora::Base::kNf4>),
-    FORESHARD_KEY("lora.modules_to_save", kSavedModules, read_saved_modules(n, d.plan.lora),
-                  written_saved_modules(p.lora), .quiet = true),
+    FORESHARD_KEY(
+        "lora.modules_to_save", kSavedModules, read_saved_modules(n, d.plan.lora),
+        written_saved_modules(p.lora), .quiet = true,
+        .told = [](const Plan& p) { return p.lora.rank > 0; }),
     FORESHARD_WORD(ignored, kUpTo<Ignored::kNorms>),
     FORESHARD_WORD(optimizer.kind, kUpTo<Optimizer::Kind::kPagedAdamW8bit>),
     FORESHARD_WORD(optimizer.implementation, kUpTo<Optimizer::Implementation::kLoop>),

@@ -22,7 +22,7 @@ constexpr std::array kMixedPrecisions = {"autocast", "parameters"};
 constexpr PlanKeyType kBucketOrNone = or_number<kNone>({.kind = PlanKeyType::Kind::kNumber});
 
 void read_bucket(const PlanKey&, const ConfigNode& n, PlanDocument& d) {
-  const bool none = n.is_scalar() && n.text() == "0";  // no buckets
+  const bool none = n.is_scalar() && (n.text() == "0" || n.text() == "0.0");  // no buckets
   d.plan.ddp.bucket_cap_mb = none ? 0.0 : read_optional_positive(n);
 }
 

@@ -70,6 +70,7 @@ constexpr PlanKey kShapeKeys[] = {
     {.path = "stack",
      .type = kStackName,
      .read = [](const PlanKey&, const ConfigNode& n, PlanDocument& d) { d.stack = read_stack(n); },
+     .value = [](const Plan& p) { return p.stack.empty() ? Json() : Json(p.stack); },
      .default_word = "none"},
     FORESHARD_COUNT(batch.sequence, 1, plan_limits::kSequence, .open = true),
     FORESHARD_COUNT(batch.micro_batch, 1, plan_limits::kMicroBatch),
