@@ -211,12 +211,12 @@ HfConfig parse_hf_config(const ConfigNode& root, std::string_view name) {
   if (!stored.empty()) config.notes.push_back(stored);
   if (const ConfigNode* text = outer.find({"text_config"})) {
     KeyReader inner(*text, "text_config.", config.ledger);
-    // The whole model's head is tied as the whole model says.
-    if (const ConfigNode* tied = root.find("tie_word_embeddings"); tied && !tied->is_null()) {
-      inner.provide(tied->as_bool() ? "tie_word_embeddings=true" : "tie_word_embeddings=false");
-    }
     config.dims = read_text_model(inner, type, config.ledger);
     inner.ignore_rest();
+    // The whole model's head is tied as the whole model says (transformers 5: tie_weights).
+    if (const ConfigNode* tied = root.find("tie_word_embeddings"); tied && !tied->is_null()) {
+      config.dims.tied = tied->as_bool();
+    }
   } else {
     config.dims = read_text_model(outer, nullptr, config.ledger);
   }

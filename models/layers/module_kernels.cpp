@@ -62,6 +62,7 @@ struct EagerNorms {
 constexpr EagerNorms kEagerNorms[] = {
     {.family = "gemma", .weighs_in_fp32 = true},
     {.family = "gemma2", .weighs_in_fp32 = true},
+    {.family = "vaultgemma", .weighs_in_fp32 = true},
     {.family = "gemma3", .weighs_in_fp32 = true},
     {.family = "olmo", .widens = true},
     {.family = "olmo2", .weighs_in_fp32 = true},

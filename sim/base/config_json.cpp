@@ -139,10 +139,31 @@ class JsonHandler final : public nlohmann::json_sax<nlohmann::json> {
   ConfigTreeBuilder builder_;
 };
 
+// JSON has no infinities, and Python's json writes them nonetheless ("time_step_limit": [0.0,
+// Infinity]): a number as large stands for one, in as many characters.
+std::string with_numbers_for_infinities(std::string_view text) {
+  constexpr std::string_view kInfinity = "Infinity", kNumber = "1.0e+308";
+  std::string changed(text);
+  bool quoted = false;
+  for (std::size_t i = 0; i < text.size(); ++i) {
+    if (text[i] == '"') quoted = !quoted;
+    if (quoted) {
+      i += text[i] == '\\' ? 1 : 0;
+    } else if (text.substr(i, kInfinity.size()) == kInfinity) {
+      changed.replace(i, kNumber.size(), kNumber);
+    }
+  }
+  return changed;
+}
+
 }  // namespace
 
 ConfigNode parse_json(std::string_view text, std::string_view file_name) {
   text = checked_text(text, file_name, kMaxJsonBytes);
+  std::string changed;
+  if (text.find("Infinity") != std::string_view::npos) {
+    text = changed = with_numbers_for_infinities(text);
+  }
   JsonHandler handler(text, file_name);
   nlohmann::json::sax_parse(text.begin(), text.end(), &handler);
   return handler.finish();

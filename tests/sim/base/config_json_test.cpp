@@ -25,6 +25,16 @@ constexpr std::string_view kConfig = R"({
 }
 )";
 
+// As Python's json.dump() writes them.
+TEST(JsonConfig, InfinitiesAreLargeNumbers) {
+  const ConfigNode root =
+      parse_json(R"({"limit": [0.0, -Infinity, Infinity], "a\"Infinity": 1})", "f");
+  const auto limit = root.at("limit").elements();
+  EXPECT_GT(limit[2].as_double(), 1e300);
+  EXPECT_LT(limit[1].as_double(), -1e300);
+  EXPECT_EQ(root.at("a\"Infinity").as_int(), 1);
+}
+
 TEST(JsonConfig, KnowsThePlaceOfEveryKeyAndValue) {
   const ConfigNode root = parse_json(kConfig, "config.json");
   const auto expect_at = [](const ConfigNode& node, int line, int key_column, int column) {
@@ -66,10 +76,10 @@ TEST(JsonConfig, RefusesEveryTruncation) {
 
 TEST(JsonConfig, RefusesWhatStrictJsonDoesNotHave) {
   for (const char* text :
-       {"{\"a\": 1} x", "{} {}",      "{\"a\": 1,}", "[1,]",      "{a: 1}",
-        "{'a': 1}",     "[01]",       "[+1]",        "[.5]",      "[0x1]",
-        "[NaN]",        "[Infinity]", "// c\n{}",    "{\"a\" 1}", "[1 2]",
-        "model: x",     "[\"\n\"]",   "[\"\\x\"]",   "[1e999]",   "\xEF\xBB\xBF\xEF\xBB\xBF{}",
+       {"{\"a\": 1} x", "{} {}",    "{\"a\": 1,}", "[1,]",      "{a: 1}",
+        "{'a': 1}",     "[01]",     "[+1]",        "[.5]",      "[0x1]",
+        "[NaN]",        "[Inf]",    "// c\n{}",    "{\"a\" 1}", "[1 2]",
+        "model: x",     "[\"\n\"]", "[\"\\x\"]",   "[1e999]",   "\xEF\xBB\xBF\xEF\xBB\xBF{}",
         "<html>"}) {
     EXPECT_NE(refusal(text), "") << text;
   }
