@@ -111,11 +111,12 @@ class LayerReader {
       TensorSpec spec;
       spec.name = item.key;
       if (node.is_mapping()) {
-        node.allow_only(
-            {"per_token", "per_position", "per_sequence", "per_image", "fixed", "type", "name"});
+        node.allow_only({"per_token", "per_position", "by_pairs", "per_sequence", "per_image",
+                         "fixed", "type", "name"});
         spec.name = read_text(node, "name", item.key);
         spec.per_token = read_size(node, "per_token", 0, model_limits::kPerToken, 0);
         spec.per_position = read_size(node, "per_position", 0, model_limits::kPerToken, 0);
+        spec.by_pairs = read_flag(node, "by_pairs", false);
         spec.per_sequence =
             read_size(node, "per_sequence", spec.per_token > 0 ? -spec.per_token : 0,
                       model_limits::kElements, 0);
@@ -375,7 +376,9 @@ class LayerReader {
     if (needs_input && op.inputs.empty()) {
       throw place("inputs").error("the operation reads nothing", "an input at least");
     }
-    if (op.view && (op.inputs.size() != 1 || !op.parameters.empty())) {
+    // (The gradient of one that stands for several is each one's.)
+    const bool is_joint = op.gradient == GradientRule::kAlias && op.outputs.size() == 1;
+    if (op.view && ((op.inputs.size() != 1 && !is_joint) || !op.parameters.empty())) {
       throw place("view").error("a view is of one tensor and reads no parameter", "one input");
     }
     const auto require_written = [&](std::string_view key, const Indices& list) {
@@ -431,7 +434,10 @@ class LayerReader {
                                    weight, op.n, op.k),
                        "n x k = elements of the weight");
     }
-    if (op.rows != 1) return;
+    // (A filter reads what lies around a position, too.)
+    const bool is_filter =
+        op.groups == 1 && layer_.parameters[at(op.parameters.front())].shape.size() > 2;
+    if (op.rows != 1 || is_filter) return;
     const auto width = [&](Index t) { return layer_.tensors[at(t)].per_token; };
     const auto check = [&](Index t, const char* what, std::int64_t features) {
       if (width(t) == 0 || width(t) % features == 0) return;

@@ -105,6 +105,7 @@ class LayerText {
     };
     size("per_token", spec.per_token);
     size("per_position", spec.per_position);
+    if (spec.by_pairs) parts.emplace_back("by_pairs: true");
     if (spec.per_image == 0) size("per_sequence", spec.per_sequence);
     size("per_image", spec.per_image);
     size("fixed", spec.fixed);
