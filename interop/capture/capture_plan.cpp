@@ -92,6 +92,7 @@ struct OwnModel {
   Extents extents;
   std::vector<bool> checkpointed;  // of its blocks
   bool makes_loss = false;         // itself
+  std::int64_t unread = 0;         // elements of parameters that no operation was seen to read
 };
 
 class KeyWriter {
@@ -225,10 +226,13 @@ void add_optimizer(const Json& document, const Steps& steps, KeyWriter& out) {
   const Json& optimizer = optimizers.front();
   const std::string name = optimizer.value("class", "");
   const Json foreach = optimizer.value("foreach", Json());
+  const std::int64_t states = name == "SGD" ? optimizer.value("states", std::int64_t{0}) : 2;
   const bool is_loop = foreach.is_boolean() && !foreach.get<bool>();
   out.line("optimizer",
            fmt::format("{{kind: {}, implementation: {}, clip_norm: {}}}",
-                       name == "SGD" ? "sgd" : "adamw",
+                       states == 0   ? "sgd"
+                       : states == 1 ? "sgd-momentum"
+                                     : "adamw",
                        optimizer.value("fused", false) ? "fused"
                        : is_loop                       ? "loop"
                                                        : "foreach",
@@ -344,6 +348,12 @@ OwnModel own_model(const Capture& capture, const std::vector<Capture>& others) {
   own.text = model_of_modules(all, capture.model);
   try {
     const ModelSpec model = parse_model_yaml(parse_yaml(own.text, "the model made"));
+    for (const Json& parameter : all[0].document.at("parameters")) {
+      std::int64_t numel = 1;
+      for (const Json& extent : parameter.at("shape")) numel *= extent.get<std::int64_t>();
+      own.unread += numel;
+    }
+    own.unread -= model.parameters();
     const Json again = all[0].document.value("checkpoints", Json::array());
     for (const LayerInstance& layer : model.order) {
       if (model.kinds[at(layer.kind)].role != LayerRole::kBlock) continue;
@@ -482,6 +492,10 @@ CapturedPlan plan_of_capture(const Capture& capture, const std::string& model_na
   out.made_.model = own.text;
   out.line("model", model_name,
            is_known ? capture.model + ".config" : fmt::format("modules of {}", capture.model));
+  if (own.unread > 0) {
+    out.made_.ledger.push_back({Mapping::kUnsupported, fmt::format("{} parameters", own.unread), "",
+                                "no operation was seen to read them", "", 0});
+  }
   out.line("cluster", fmt::format("{}x{}", capture.world, capture.gpu), "--world, --gpu");
   const std::string runtime = runtime_words(capture, document);
   out.line("runtime", runtime, "versions of torch and DeepSpeed");

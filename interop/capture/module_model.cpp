@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <map>
 #include <nlohmann/json.hpp>
+#include <numeric>
 #include <optional>
 #include <set>
 #include <string_view>
@@ -144,6 +145,17 @@ class Sizes {
         }
       }
     }
+    for (const Form& form : kForms) {  // of several positions one
+      if (captures_.size() < 2 || (form.sequences == 0 && form.batches == 0)) continue;
+      const std::int64_t unit = form.unit(captures_[0]), common = std::gcd(elements[0], unit);
+      bool is_it = unit / common <= kMostPositions;
+      for (std::size_t c = 1; c < captures_.size(); ++c)
+        is_it &= elements[0] / common * form.unit(captures_[c]) == elements[c] * (unit / common);
+      if (!is_it) continue;
+      Json made = typed(form, elements[0] / common, dtype);
+      made["split"] = unit / common;
+      return made;
+    }
     return {};
   }
   // All captures have it: what grows with its square cannot be told from what grows with it.
@@ -162,6 +174,7 @@ class Sizes {
     std::int64_t (*unit)(const CapturedModules&);
     std::size_t batches, sequences;  // times that it grows with each
   };
+  static constexpr std::int64_t kMostPositions = 1 << 12;  // of a row: a patch's pixels
   static constexpr std::size_t kFixed = 3;
   static constexpr Form kForms[] = {
       {"per_token", [](const CapturedModules& c) { return c.batch * c.sequence; }, 1, 1},
@@ -209,11 +222,28 @@ struct Layer {
   std::string output;
   std::map<std::int64_t, std::string> names;  // tensors by number
   Json kind() const {
-    return {{"role", role},
-            {"tensors", tensors},
-            {"parameters", parameters},
-            {"operations", operations},
-            {"output", output}};
+    Json made = {{"role", role}};
+    if (const auto positions = own_positions(); positions > 0)
+      made["domain"] = {{"positions", positions}};
+    made.update({{"tensors", tensors},
+                 {"parameters", parameters},
+                 {"operations", operations},
+                 {"output", output}});
+    return made;
+  }
+  // Of a layer that no position of the batch has a part in (latents): rows of its products.
+  std::int64_t own_positions() const {
+    for (const Json& tensor : tensors) {
+      if (tensor.contains("per_token") || tensor.contains("per_position")) return 0;
+    }
+    std::int64_t rows = 0;
+    for (const Json& operation : operations) {
+      if (!operation.contains("n")) continue;
+      const Json& result = tensors.at(operation["outputs"][0].get<std::string>());
+      const std::int64_t each = result.value("per_sequence", std::int64_t{0});
+      rows = std::max(rows, each / operation["n"].get<std::int64_t>());
+    }
+    return rows;
   }
 };
 
@@ -285,24 +315,21 @@ class ModuleWriter {
     std::set<std::int64_t> seen;
     for (std::size_t i = 0; const Json& operation : document_.at("operations")) {
       const std::int64_t block = block_of(operation);
-      if (parts_.empty() || block != parts_.back().block) {
-        const bool again = block >= 0 && seen.contains(block);
-        if (again && uses_parameter(operation)) {
-          refuse(operation, fmt::format("{} runs twice in one step, and layers run once: capture a "
-                                        "program that calls its model once, for all sequences",
-                                        blocks_[at(block)]));
-        }
-        const bool is_outside = block < 0 || again;
-        const std::size_t last = parts_.size() - 1;
-        if (parts_.size() > 1 && block >= 0 && !again && parts_[last].block < 0 &&
-            parts_[last - 1].block >= 0 &&
-            list_of(blocks_[at(parts_[last - 1].block)]) == list_of(blocks_[at(block)])) {
-          parts_.pop_back();
-        }
-        if (parts_.empty() || !is_outside || parts_.back().block >= 0)
-          parts_.push_back({i, again ? -1 : block});
-        seen.insert(block);
+      const bool is_between = parts_.size() > 1 && parts_.back().block < 0 && block >= 0;
+      const std::int64_t before = is_between ? parts_[parts_.size() - 2].block : -1;
+      const bool resumes = is_between && block == before;
+      const bool again = !resumes && seen.contains(block) && block != parts_.back().block;
+      if (again && uses_parameter(operation)) {
+        refuse(operation, fmt::format("{} runs twice in one step, and layers run once: capture a "
+                                      "program that calls its model once, for all sequences",
+                                      blocks_[at(block)]));
       }
+      const std::int64_t of = again ? -1 : block;
+      const bool is_alike =
+          of >= 0 && before >= 0 && list_of(blocks_[at(before)]) == list_of(blocks_[at(block)]);
+      if (is_alike) parts_.pop_back();
+      if (parts_.empty() || of != parts_.back().block) parts_.push_back({i, of});
+      if (block >= 0) seen.insert(block);
       ++i;
     }
   }
@@ -590,7 +617,9 @@ class ModuleWriter {
         const std::string weight = in.get<std::string>();
         // Used again it is a constant, but for a tied head.
         const bool again = seen_parameters_.contains(weight) && layer.role != "head";
-        if (!again && !layer.parameters.contains(short_name(weight))) weights.push_back(weight);
+        const bool has = layer.parameters.contains(short_name(weight)) ||
+                         std::ranges::find(weights, weight) != weights.end();
+        if (!again && !has) weights.push_back(weight);
         continue;
       }
       std::optional<std::string> name = known_or_position(in.get<std::int64_t>(), operation);
@@ -603,6 +632,7 @@ class ModuleWriter {
     }
     if (inputs.empty() && (weights.empty() || !is_differentiated(operation))) return;
     std::string op = word_of(aten);
+    if (inputs.empty() && op != "embedding") op = "scale";  // of parameters alone
     if (op == "linear" && (weights.empty() || inputs.empty())) op = "multiply";
     if (op == "embedding" && weights.empty()) op = "gather";
     // Biases come first in ATen, behind their weights in a model.yaml.
@@ -635,7 +665,10 @@ class ModuleWriter {
         {"outputs", outputs}};
     if (!parameters.empty()) made["parameters"] = parameters;
     if (op == "attention") made["attention"] = attention(operation);
-    if (op == "linear") add_product(operation, made);
+    if (op == "linear") {
+      add_product(operation, made);
+      widen(inputs[0], made.value("k", std::int64_t{1}));
+    }
     if (view) made["view"] = true;
     // One that makes nothing in backward hands on what arrives.
     const bool is_alias = is_differentiated(operation) && op != "embedding" && op != "cast" &&
@@ -755,6 +788,18 @@ class ModuleWriter {
     if (!names.empty()) made["backward_temporaries"] = names;
   }
 
+  // Of samples that are all as long rows may be positions' or samples': a product tells.
+  void widen(const std::string& name, std::int64_t width) {
+    Json& tensor = layers_.back().tensors[name];
+    const std::int64_t length = sizes_.fixed_sequence();
+    const std::int64_t each = tensor.value("per_token", std::int64_t{0});
+    if (length == 0 || tensor.size() > 2 || each == 0 || each % width == 0) return;
+    if (each * length % width != 0) return;
+    Json made = {{"per_sequence", each * length}};
+    if (tensor.contains("type")) made["type"] = tensor["type"];
+    tensor = made;
+  }
+
   // Scores of all pairs, and what reads them, are attention's products.
   void add_head_product(Json& made) const {
     const Json& tensors = layers_.back().tensors;
@@ -791,12 +836,22 @@ class ModuleWriter {
   // Of a convolution each result is a row.
   void add_product(const Json& operation, Json& made) const {
     if (operation.value("transposed", false)) made["transposed_weight"] = true;
-    if (operation.contains("n")) made["n"] = operation["n"], made["k"] = operation["k"];
+    if (operation.contains("n")) {
+      made["n"] = operation["n"], made["k"] = operation["k"];
+      const Json& result = layers_.back().tensors.at(made["outputs"][0].get<std::string>());
+      const std::int64_t each = result.value("per_token", std::int64_t{0}), n = made["n"];
+      if (result.contains("by_pairs") || each == 0) return;
+      const std::int64_t common = std::gcd(each, n);
+      if (each > common) made["rows"] = each / common;
+      const std::int64_t split = result.value("split", std::int64_t{1}) * (n / common);
+      if (split > 1) made["split"] = split;
+    }
     if (operation.at("op") != "convolution") return;
     const CapturedModules& first = captures_[0];
     const std::int64_t tokens = first.batch * first.sequence;
     const std::int64_t rows = operation.at("positions").get<std::int64_t>();
-    if (rows >= tokens) made["rows"] = rows / tokens;
+    if (rows > tokens) made["rows"] = rows / tokens;
+    if (rows < tokens) made["split"] = tokens / rows;
   }
 
   std::optional<std::string> known_or_position(std::int64_t tensor, const Json& operation) {

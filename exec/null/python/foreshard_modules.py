@@ -125,7 +125,9 @@ def trace_of(torch, root, path):
             super().__init__()
             self.place = ""
             self.operations, self.tensors, self.views, self.given, self.count, self.node, self.nodes = [], {}, {}, {}, 0, 0, None
-            self.parameters = {address(p): n for n, p in root.named_parameters()}
+            self.parameters = {}  # by storage and place in it
+            for name, p in root.named_parameters():
+                self.parameters.setdefault(address(p), {})[p.storage_offset()] = name
 
         def number(self, tensor, is_new=False, is_view=False):
             """Of a storage, or of the part of it that a view shows."""
@@ -133,7 +135,8 @@ def trace_of(torch, root, path):
             if is_new:  # (what a parameter was cast to is gone)
                 self.parameters.pop(at, None)
             if at in self.parameters:
-                return self.parameters[at]
+                names = self.parameters[at]
+                return names[max((o for o in names if o <= tensor.storage_offset()), default=min(names))]
             part = (tensor.storage_offset(), tensor.numel())
             if is_new:
                 self.views[at] = {}
@@ -185,7 +188,7 @@ def trace_of(torch, root, path):
                     operation["out"] = [self.described(t, self.number(t, is_view=True)) for t in results]
                     self.operations.append(operation)
                     return result
-            if not made:
+            if not made or name == "set_":  # (which looks at what is there: flattened weights)
                 return result
             told = dict(zip((a.name for a in func._schema.arguments), args), **kwargs)
             operation["out"] = [self.described(t, self.number(t, True)) for t in made]
@@ -202,7 +205,7 @@ def trace_of(torch, root, path):
                 operation["causal"] = bool(told.get("is_causal", False))
             cast = name == "_to_copy" and isinstance(numbers[0], str)
             if cast:  # a parameter in another type is the parameter
-                self.parameters[address(made[0])] = numbers[0]
+                self.parameters[address(made[0])] = {0: numbers[0]}
                 return result
             self.operations.append(operation)
             return result

@@ -14,7 +14,7 @@ namespace {
 constexpr std::int64_t kWidth = 8, kWords = 32;
 
 // Two lists of two blocks; all blocks read a condition of each sequence, those of the second the
-// first list's result, too. Scores are of all pairs; the head is the table.
+// first list's result, too. Scores are of every fourth pair; the head is the table.
 CapturedModules program(std::int64_t batch, std::int64_t sequence, bool again = false) {
   const std::int64_t tokens = batch * sequence;
   Json operations = Json::array();
@@ -49,7 +49,7 @@ CapturedModules program(std::int64_t batch, std::int64_t sequence, bool again = 
       parameters[weight] = {{"shape", {kWidth, kWidth}}};
       const char* const module = blocks.back().c_str();
       x = add("mul", module, {x, c}, tokens * kWidth, {});
-      const int scores = add("bmm", module, {x, first}, tokens * sequence, {});
+      const int scores = add("bmm", module, {x, first}, tokens * sequence / 4, {});
       x = add("bmm", module, {scores, x}, tokens * kWidth, {});
       x = add("mm", module, {x, weight}, tokens * kWidth, product);
     }
@@ -80,13 +80,14 @@ TEST(ModuleModel, ListsAreBlocksAndWhatTravelsBesideIsKept) {
   for (const LayerInstance& layer : model.order) names.push_back(layer.name);
   EXPECT_EQ(names, (std::vector<std::string>{"embedding", "a.0", "a.1", "inner3", "b.0", "b.1",
                                              "head", "loss"}));
+  EXPECT_EQ(parse_model_yaml(parse_yaml(to_model_yaml(model), "again.yaml")), model);
   EXPECT_TRUE(model.tied_embeddings);
   EXPECT_EQ(model.parameters(), kWords * kWidth + 5 * kWidth * kWidth + kWidth);
   const LayerSpec& block = model.kinds[at(model.order[1].kind)];
   EXPECT_EQ(model.order[1].kind, model.order[2].kind);
   EXPECT_EQ(model.order[4].kind, model.order[5].kind);
   const TensorSpec& scores = block.tensors[at(block.operations[1].outputs[0])];
-  EXPECT_EQ(elements(scores, 3, 64), 3 * 64 * 64);
+  EXPECT_EQ(elements(scores, 3, 64), 3 * 64 * 64 / 4);
   // The embedding hands two tensors on, of which the blocks read one: the other is kept there.
   const Operation& last = model.kinds[0].operations.back();
   EXPECT_TRUE(last.view);
