@@ -79,11 +79,11 @@ class Sizes {
   explicit Sizes(const std::vector<CapturedModules>& captures) : captures_(captures) {}
 
   // Of a tensor by its extents, where these tell what grows: batch and sequence may do so alike.
-  // Nothing where they do not.
+  // Nothing where they do not; false where no form is of them.
   Json shaped(const std::vector<std::vector<std::int64_t>>& shapes,
               const std::vector<std::int64_t>& elements, const std::string& dtype) const {
     if (captures_.size() < 2 || fixed_sequence() > 0) return {};
-    std::size_t batches = 0, sequences = 0;
+    std::size_t batches = 0, sequences = 0, samples = 0;
     for (std::size_t d = 0; d < shapes[0].size(); ++d) {
       const auto grows_with = [&](bool batch, bool sequence) {
         const auto unit = [&](const CapturedModules& c) {
@@ -101,7 +101,9 @@ class Sizes {
       const bool sequence = both || grows_with(false, true);
       batches += both || !sequence ? 1 : 0;
       sequences += sequence ? 1 : 0;
+      samples += shapes[0][d] == captures_[0].batch ? 1 : 0;  // (half a sequence is none)
     }
+    if (batches > 1 && samples == batches) return false;
     for (const Form& form : kForms) {
       const std::int64_t each = elements[0] / form.unit(captures_[0]);
       const bool is_it = form.batches == batches && form.sequences == sequences;
@@ -536,6 +538,7 @@ class ModuleWriter {
       for (const CapturedModules& capture : captures_)
         shapes.push_back(capture.document.at("operations")[i].at("out")[out].at("shape"));
       tensor = sizes_.shaped(shapes, elements(i, out), made.at("dtype"));
+      if (tensor.is_boolean()) refuse(operation, "its result grows with the square of the batch");
     }
     if (tensor.is_null()) tensor = sizes_.tensor(elements(i, out), made.at("dtype"), width);
     if (tensor.is_null()) refuse(operation, growth_of(elements(i, out)));
