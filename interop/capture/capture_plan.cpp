@@ -80,6 +80,21 @@ Steps read_steps(const Capture& capture) {
   return steps;
 }
 
+// Of the inputs of a program's own model; a batch of 0: unknown.
+struct Extents {
+  std::int64_t batch = 0, sequence = 1;
+  bool has_length = false;
+};
+
+// A model of a program's own.
+struct OwnModel {
+  std::string text;
+  Extents extents;
+  std::vector<bool> checkpointed;  // of its blocks
+  bool makes_loss = false;         // itself
+  std::int64_t unread = 0;         // elements of parameters that no operation was seen to read
+};
+
 class KeyWriter {
  public:
   void line(const std::string& key, const std::string& value, const std::string& what) {
@@ -117,8 +132,9 @@ void add_kernels(const Json& document, KeyWriter& out) {
 }
 
 // Sequences and their length where the model's forward was watched: of its tensors of words, else
-// (images, sound) of all its tensors the first extent.
-void add_batch(const Json& document, const Steps& steps, KeyWriter& out) {
+// (images, sound) of all its tensors the first extent. Of a program of its own, as its model has
+// them.
+void add_batch(const Json& document, const Steps& steps, const Extents& own, KeyWriter& out) {
   std::int64_t batch = steps.batch, sequence = steps.sequence;
   std::string source = fmt::format("{} calls of attention", steps.forward);
   const Json inputs = document.value("inputs", Json::object());
@@ -131,6 +147,11 @@ void add_batch(const Json& document, const Steps& steps, KeyWriter& out) {
     if (has_words) sequence = shape[1].get<std::int64_t>();
     source = fmt::format("{} of the model's forward", name);
   }
+  if (own.batch > 0) {
+    batch = own.batch;
+    has_words = own.has_length;
+    sequence = own.sequence;
+  }
   if (batch < 1) return;
   const std::string length =
       has_words && sequence > 0 ? fmt::format("sequence: {}, ", sequence) : std::string();
@@ -141,7 +162,25 @@ void add_batch(const Json& document, const Steps& steps, KeyWriter& out) {
            fmt::format("{} in {} backward passes", source, steps.micro_batches));
 }
 
-void add_recompute(const Json& document, const Steps& steps, KeyWriter& out) {
+// Ranges of blocks that are alike in this.
+std::string recompute_words(const std::vector<bool>& checkpointed) {
+  std::vector<std::string> ranges;
+  for (std::size_t first = 0, end = 0; first < checkpointed.size(); first = end) {
+    while (end < checkpointed.size() && checkpointed[end] == checkpointed[first]) ++end;
+    const std::string numbers =
+        end - first == 1 ? fmt::format("{}", first) : fmt::format("{}-{}", first, end - 1);
+    if (checkpointed[first]) ranges.push_back(fmt::format("{{layers: {}, value: full}}", numbers));
+  }
+  return fmt::format("[{}]", fmt::join(ranges, ", "));
+}
+
+void add_recompute(const Json& document, const Steps& steps, const OwnModel& own, KeyWriter& out) {
+  const std::ptrdiff_t some = std::ranges::count(own.checkpointed, true);
+  if (some > 0) {
+    const bool all = some == std::ssize(own.checkpointed);
+    return out.line("recompute", all ? "full" : recompute_words(own.checkpointed),
+                    "blocks that torch.utils.checkpoint calls");
+  }
   const Json said = document.value("checkpointing", Json());
   const bool is_said = said.is_object();
   if (!is_said && steps.forward == 0) return;
@@ -187,10 +226,13 @@ void add_optimizer(const Json& document, const Steps& steps, KeyWriter& out) {
   const Json& optimizer = optimizers.front();
   const std::string name = optimizer.value("class", "");
   const Json foreach = optimizer.value("foreach", Json());
+  const std::int64_t states = name == "SGD" ? optimizer.value("states", std::int64_t{0}) : 2;
   const bool is_loop = foreach.is_boolean() && !foreach.get<bool>();
   out.line("optimizer",
            fmt::format("{{kind: {}, implementation: {}, clip_norm: {}}}",
-                       name == "SGD" ? "sgd" : "adamw",
+                       states == 0   ? "sgd"
+                       : states == 1 ? "sgd-momentum"
+                                     : "adamw",
                        optimizer.value("fused", false) ? "fused"
                        : is_loop                       ? "loop"
                                                        : "foreach",
@@ -216,38 +258,114 @@ CapturedModules modules_of(const Capture& capture) {
                     ": the program differentiates a gradient (create_graph), which layers have no "
                     "words for; foreshard predict --capture forecasts the step as it is");
   }
-  const Json document = read_json_document(std::filesystem::path(capture.path) / "model.json");
-  const Json inputs = document.value("inputs", Json::object());
-  for (const auto& [name, tensor] : inputs.items()) {
-    const Json shape = tensor.value("shape", Json::array());
-    if (shape.empty()) continue;
-    made.batch = shape[0].get<std::int64_t>();
-    const bool has_words = shape.size() > 1 && tensor.value("dtype", "") == "torch.int64";
-    if (has_words) made.sequence = shape[1].get<std::int64_t>();
-    // Of images: what attention sees of each.
-    for (const Json& operation : made.document.at("operations")) {
-      if (has_words || made.sequence > 1 || !operation.contains("query")) continue;
-      made.sequence = operation.at("query")[2].get<std::int64_t>();
+  return made;
+}
+
+// Of each capture: what differs between them tells batch and length of the model's inputs.
+std::vector<Extents> extents_of(const std::vector<Json>& inputs,
+                                const std::vector<CapturedModules>& modules) {
+  const std::size_t count = inputs.size();
+  std::vector<Extents> made(count, {.batch = 1, .sequence = 1});
+  const auto extent = [&](std::size_t c, const std::string& name, std::size_t d) {
+    const Json shape = inputs[c].value(name, Json::object()).value("shape", Json::array());
+    return d < shape.size() ? shape[d].get<std::int64_t>() : 0;
+  };
+  const auto differs = [&](const std::string& name, std::size_t d) {
+    for (std::size_t c = 1; c < count; ++c) {
+      if (extent(c, name, d) != extent(0, name, d)) return true;
     }
-    break;
+    return false;
+  };
+  std::string leader;  // the first input of which something differs, else the first
+  for (const auto& [name, tensor] : inputs[0].items()) {
+    const std::size_t dims = tensor.value("shape", Json::array()).size();
+    bool any = false;
+    for (std::size_t d = 0; d < dims; ++d) any |= differs(name, d);
+    if (dims > 0 && (leader.empty() || any)) leader = name;
+    if (any) break;
+  }
+  if (leader.empty()) return made;
+  for (std::size_t c = 0; c < count; ++c) made[c].batch = extent(c, leader, 0);
+  // The shortest that differs; else words, as long as they are.
+  std::vector<std::int64_t> shortest(count, 0);
+  for (const auto& [name, tensor] : inputs[0].items()) {
+    const std::size_t dims = tensor.value("shape", Json::array()).size();
+    if (dims == 0 || extent(0, name, 0) != made[0].batch) continue;
+    std::vector<std::int64_t> length(count, 1);
+    for (std::size_t c = 0; c < count; ++c) {
+      for (std::size_t d = 1; d < dims; ++d) length[c] *= differs(name, d) ? extent(c, name, d) : 1;
+    }
+    if (length[0] > 1 && (shortest[0] == 0 || length[0] < shortest[0])) shortest = length;
+  }
+  const Json& first = inputs[0].at(leader);
+  const bool has_words = first.at("shape").size() > 1 && text_in(first, "dtype") == "torch.int64";
+  for (std::size_t c = 0; c < count; ++c) {
+    made[c].has_length = shortest[0] > 0 || has_words;
+    if (made[c].has_length) made[c].sequence = shortest[0] > 0 ? shortest[c] : extent(c, leader, 1);
+  }
+  // Of images: what attention sees of each.
+  for (std::size_t c = 0; c < count && !made[0].has_length; ++c) {
+    for (const Json& operation : modules[c].document.at("operations")) {
+      if (made[c].sequence > 1 || !operation.contains("query")) continue;
+      made[c].sequence = operation.at("query")[2].get<std::int64_t>();
+    }
   }
   return made;
 }
 
-std::string model_text(const Capture& capture, const std::vector<Capture>& others) {
+// What is differentiated outside of the model's forward is of one number alone.
+bool makes_loss(const Json& operations) {
+  std::map<std::int64_t, std::int64_t> elements;
+  for (const Json& operation : operations) {
+    bool is_wide = false;
+    for (const Json& out : operation.at("out")) {
+      elements[out.at("tensor")] = out.at("elements");
+      is_wide |= out.at("elements") > 1;
+    }
+    for (const Json& in : operation.at("in")) is_wide |= in.is_number() && elements[in] > 1;
+    if (is_wide && operation.contains("node") && operation.at("module").is_null()) return false;
+  }
+  return true;
+}
+
+OwnModel own_model(const Capture& capture, const std::vector<Capture>& others) {
   std::vector<CapturedModules> all = {modules_of(capture)};
   for (const Capture& other : others) all.push_back(modules_of(other));
-  const std::string text = model_of_modules(all, capture.model);
+  std::vector<Json> inputs;
+  for (const CapturedModules& each : all) {
+    const Json document =
+        read_json_document(std::filesystem::path(each.path).replace_filename("model.json"));
+    inputs.push_back(document.value("inputs", Json::object()));
+  }
+  const std::vector<Extents> extents = extents_of(inputs, all);
+  for (std::size_t c = 0; c < all.size(); ++c) {
+    all[c].batch = extents[c].batch;
+    all[c].sequence = extents[c].sequence;
+  }
+  OwnModel own;
+  if (!inputs[0].empty()) own.extents = extents[0];
+  own.makes_loss = makes_loss(all[0].document.at("operations"));
+  own.text = model_of_modules(all, capture.model);
   try {
-    const ConfigNode root = parse_yaml(text, all[0].path);
-    parse_model_yaml(root);
+    const ModelSpec model = parse_model_yaml(parse_yaml(own.text, "the model made"));
+    for (const Json& parameter : all[0].document.at("parameters")) {
+      std::int64_t numel = 1;
+      for (const Json& extent : parameter.at("shape")) numel *= extent.get<std::int64_t>();
+      own.unread += numel;
+    }
+    own.unread -= model.parameters();
+    const Json again = all[0].document.value("checkpoints", Json::array());
+    for (const LayerInstance& layer : model.order) {
+      if (model.kinds[at(layer.kind)].role != LayerRole::kBlock) continue;
+      own.checkpointed.push_back(std::ranges::find(again, Json(layer.name)) != again.end());
+    }
   } catch (const Error& error) {
     throw Error(ExitCode::kMissingCapability,
                 fmt::format("{}: what its modules compute makes no chain of layers: {}; foreshard "
                             "predict --capture forecasts the step as it is",
                             all[0].path, error.what()));
   }
-  return text;
+  return own;
 }
 
 // Of a model that no fully_shard cut: DistributedDataParallel's, or one on its own.
@@ -365,16 +483,26 @@ CapturedPlan plan_of_capture(const Capture& capture, const std::string& model_na
                             file.string(), capture.model));
   }
   KeyWriter out;
-  out.made_.model = is_known ? config.dump(1) + "\n" : model_text(capture, others);
+  OwnModel own;
+  if (is_known) {
+    own.text = config.dump(1) + "\n";
+  } else {
+    own = own_model(capture, others);
+  }
+  out.made_.model = own.text;
   out.line("model", model_name,
            is_known ? capture.model + ".config" : fmt::format("modules of {}", capture.model));
+  if (own.unread > 0) {
+    out.made_.ledger.push_back({Mapping::kUnsupported, fmt::format("{} parameters", own.unread), "",
+                                "no operation was seen to read them", "", 0});
+  }
   out.line("cluster", fmt::format("{}x{}", capture.world, capture.gpu), "--world, --gpu");
   const std::string runtime = runtime_words(capture, document);
   out.line("runtime", runtime, "versions of torch and DeepSpeed");
   out.line("stack", is_known ? "hf_trainer" : "none",
            is_known ? "a model of transformers" : "a program of its own");
   const Steps steps = read_steps(capture);
-  add_batch(document, steps, out);
+  add_batch(document, steps, own.extents, out);
   const Json units = document.value("units", Json::array());
   if (document.contains("deepspeed")) {
     add_deepspeed(capture, document.at("deepspeed"), out);
@@ -391,12 +519,12 @@ CapturedPlan plan_of_capture(const Capture& capture, const std::string& model_na
     out.line("accumulation", fmt::format("{{mode: {}}}", each ? "reduce_each" : "keep_unsharded"),
              each ? "every backward reduces" : "the last backward alone reduces");
   }
-  add_recompute(document, steps, out);
+  add_recompute(document, steps, own, out);
   add_kernels(document, out);
   add_attention(document, steps, out);
   if (document.contains("loss_in_forward") && runtime.starts_with("fsdp")) {
-    out.line("loss_in_forward", document.value("loss_in_forward", false) ? "true" : "false",
-             "the output of the model's forward");
+    const bool makes = own.makes_loss || document.value("loss_in_forward", false);
+    out.line("loss_in_forward", makes ? "true" : "false", "the output of the model's forward");
   }
   if (document.value("logits_held", false)) {
     out.line("logits", "held", "the program keeps the model's output");

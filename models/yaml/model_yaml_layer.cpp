@@ -111,16 +111,18 @@ class LayerReader {
       TensorSpec spec;
       spec.name = item.key;
       if (node.is_mapping()) {
-        node.allow_only(
-            {"per_token", "per_position", "per_sequence", "per_image", "fixed", "type", "name"});
+        node.allow_only({"per_token", "per_position", "by_pairs", "per_sequence", "per_image",
+                         "fixed", "split", "type", "name"});
         spec.name = read_text(node, "name", item.key);
         spec.per_token = read_size(node, "per_token", 0, model_limits::kPerToken, 0);
         spec.per_position = read_size(node, "per_position", 0, model_limits::kPerToken, 0);
+        spec.by_pairs = read_flag(node, "by_pairs", false);
         spec.per_sequence =
             read_size(node, "per_sequence", spec.per_token > 0 ? -spec.per_token : 0,
                       model_limits::kElements, 0);
         spec.per_image = read_size(node, "per_image", 0, model_limits::kPerToken, 0);
         spec.fixed = read_size(node, "fixed", 0, model_limits::kElements, 0);
+        spec.split = read_size(node, "split", 1, 1 << 24, 1);
         if (spec.per_image > 0 && (spec.per_sequence > 0 || layer_.domain.of_images)) {
           throw node.at("per_image")
               .error("per_image is of layers whose sequences are samples", "per_sequence alone");
@@ -218,6 +220,7 @@ class LayerReader {
                      "n",
                      "k",
                      "rows",
+                     "split",
                      "groups",
                      "one_by_one",
                      "packed",
@@ -254,6 +257,7 @@ class LayerReader {
     op.n = read_size(node, "n", 1, model_limits::kWidth, op.n);
     op.k = read_size(node, "k", 1, model_limits::kWidth, op.k);
     op.rows = read_size(node, "rows", 1, 1 << 24, 1);
+    op.split = read_size(node, "split", 1, 1 << 24, 1);
     op.groups = read_size(node, "groups", 1, 1 << 16, 1);
     op.one_by_one = read_flag(node, "one_by_one", false);
     op.packed = read_flag(node, "packed", false);
@@ -375,7 +379,9 @@ class LayerReader {
     if (needs_input && op.inputs.empty()) {
       throw place("inputs").error("the operation reads nothing", "an input at least");
     }
-    if (op.view && (op.inputs.size() != 1 || !op.parameters.empty())) {
+    // (The gradient of one that stands for several is each one's.)
+    const bool is_joint = op.gradient == GradientRule::kAlias && op.outputs.size() == 1;
+    if (op.view && ((op.inputs.size() != 1 && !is_joint) || !op.parameters.empty())) {
       throw place("view").error("a view is of one tensor and reads no parameter", "one input");
     }
     const auto require_written = [&](std::string_view key, const Indices& list) {
@@ -431,7 +437,10 @@ class LayerReader {
                                    weight, op.n, op.k),
                        "n x k = elements of the weight");
     }
-    if (op.rows != 1) return;
+    // (A filter reads what lies around a position, too.)
+    const bool is_filter =
+        op.groups == 1 && layer_.parameters[at(op.parameters.front())].shape.size() > 2;
+    if (op.rows != 1 || op.split != 1 || is_filter) return;
     const auto width = [&](Index t) { return layer_.tensors[at(t)].per_token; };
     const auto check = [&](Index t, const char* what, std::int64_t features) {
       if (width(t) == 0 || width(t) % features == 0) return;

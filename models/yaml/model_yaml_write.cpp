@@ -105,9 +105,11 @@ class LayerText {
     };
     size("per_token", spec.per_token);
     size("per_position", spec.per_position);
+    if (spec.by_pairs) parts.emplace_back("by_pairs: true");
     if (spec.per_image == 0) size("per_sequence", spec.per_sequence);
     size("per_image", spec.per_image);
     size("fixed", spec.fixed);
+    if (spec.split != 1) size("split", spec.split);
     if (spec.type != ElementType::kCompute) {
       parts.push_back(fmt::format("type: {}", word_in(kTypeWords, spec.type)));
     }
@@ -181,6 +183,7 @@ class LayerText {
     if (op.n != usual.n) say("n", std::to_string(op.n));
     if (op.k != usual.k) say("k", std::to_string(op.k));
     if (op.rows != 1) say("rows", std::to_string(op.rows));
+    if (op.split != 1) say("split", std::to_string(op.split));
     if (op.groups != 1) say("groups", std::to_string(op.groups));
     attention(op.attention, parts);
     if (const ScanShape& scan = op.scan; scan.heads > 0) {

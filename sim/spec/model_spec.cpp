@@ -146,9 +146,10 @@ Flops forward_flops(const Operation& operation, std::int64_t batch, std::int64_t
 }
 
 std::int64_t elements(const TensorSpec& tensor, std::int64_t batch, std::int64_t sequence) {
+  const std::int64_t positions = tensor.by_pairs ? checked_multiply(sequence, sequence) : sequence;
   const std::int64_t by_token =
-      checked_multiply(tensor.per_token, checked_multiply(batch, sequence));
-  const std::int64_t by_position = checked_multiply(tensor.per_position, sequence);
+      checked_multiply(tensor.per_token, checked_multiply(batch, positions));
+  const std::int64_t by_position = checked_multiply(tensor.per_position, positions);
   const std::int64_t by_sequence = checked_multiply(tensor.per_sequence, batch);
   const std::int64_t all =
       checked_add(checked_add(by_token, by_position), checked_add(by_sequence, tensor.fixed));
@@ -189,6 +190,7 @@ std::int64_t input_bytes(const ModelSpec& model, std::int64_t batch, std::int64_
     const std::int64_t count =
         elements(tensor, spec.domain.sequences(batch), spec.domain.length(sequence));
     const std::int64_t size = tensor.type == ElementType::kInt64  ? 8
+                              : tensor.type == ElementType::kBf16 ? 2
                               : tensor.type == ElementType::kByte ? 1
                                                                   : 4;  // as data loaders make them
     bytes = checked_add(bytes, checked_multiply(count, size));

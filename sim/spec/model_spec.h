@@ -49,6 +49,7 @@ struct TensorSpec {
   bool in_registers = false;  // between operations of one kernel (Operation::region): no buffer
   bool held = false;          // beyond its layer, by who made it: its name does not end
   std::int64_t split = 1;     // ranks that hold a part of it each: elements are divided by it
+  bool by_pairs = false;      // per_token and per_position are once more per position (scores)
   bool operator==(const TensorSpec&) const = default;
 };
 

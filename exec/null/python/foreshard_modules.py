@@ -11,7 +11,7 @@ import sys
 
 
 def start(torch, out):
-    handles, path, state, undone = [], [], {}, []
+    handles, path, state, undone, checkpoints = [], [], {}, [], []
     names = {}  # of modules, by id
 
     def enter(module, arguments):
@@ -20,6 +20,8 @@ def start(torch, out):
                 return
             begin(module, arguments)
         path.append(names.get(id(module), path[-1] if path else ""))
+        if checkpoints and checkpoints[-1] is None:
+            checkpoints[-1] = path[-1]
 
     def leave(module, arguments, output):
         if path:
@@ -31,7 +33,7 @@ def start(torch, out):
         names.update({id(m): n for n, m in root.named_modules()})
         state["trace"] = trace_of(torch, root, path)
         state["trace"].__enter__()
-        undone.append(without_checkpoints())
+        undone.extend([without_checkpoints(checkpoints), with_lengths_of_host(torch)])
 
     def forward_ended(loss, again=False):
         if "trace" not in state or not handles:
@@ -39,7 +41,8 @@ def start(torch, out):
         for handle in handles:
             handle.remove()
         handles.clear()
-        undone.pop()()
+        while undone:
+            undone.pop()()
         state["again"] = again
         state["trace"].read_saved(loss)
 
@@ -49,21 +52,22 @@ def start(torch, out):
             return
         trace.__exit__(None, None, None)
         with open(os.path.join(out, "modules.json"), "w") as file:
-            json.dump(dict(trace.document(), differentiates_twice=state["again"]), file)
+            json.dump(dict(trace.document(), differentiates_twice=state["again"], checkpoints=[c for c in checkpoints if c]), file)
 
     module = sys.modules["torch.nn.modules.module"]
     handles += [module.register_module_forward_pre_hook(enter), module.register_module_forward_hook(leave)]
     return forward_ended, backward_ended
 
 
-def without_checkpoints():
-    """What is computed again is the plan's matter: the trace sees what autograd saves of all."""
+def without_checkpoints(entered):
+    """What is computed again is the plan's matter: the trace sees what autograd saves of all. `entered`: a None for each, whose
+    place the module that it calls first takes."""
     import torch.utils.checkpoint as of
 
     function, hook = of.CheckpointFunction, of._checkpoint_hook
     here = {name: hook.__dict__.get(name) for name in ("__enter__", "__exit__")}
-    function.apply = staticmethod(lambda run, preserve, *given: run(*given))
-    hook.__enter__, hook.__exit__ = lambda self: self, lambda self, *unused: None
+    function.apply = staticmethod(lambda run, preserve, *given: (entered.append(None), run(*given))[1])
+    hook.__enter__, hook.__exit__ = lambda self: entered.append(None) or self, lambda self, *unused: None
 
     def undo():
         del function.apply
@@ -71,6 +75,17 @@ def without_checkpoints():
             delattr(hook, name) if own is None else setattr(hook, name, own)
 
     return undo
+
+
+def with_lengths_of_host(torch):
+    """Beneath a mode ctc_loss hands its lengths on as they are; without one it reads them, as here."""
+    function = torch.ctc_loss
+
+    def read(logits, targets, *lengths, **others):
+        return function(logits, targets, *[n.tolist() if isinstance(n, torch.Tensor) else n for n in lengths[:2]], *lengths[2:], **others)
+
+    torch.ctc_loss = read
+    return lambda: setattr(torch, "ctc_loss", function)
 
 
 def nodes_behind(loss):
@@ -98,12 +113,21 @@ def trace_of(torch, root, path):
             elif isinstance(thing, (list, tuple)):
                 yield from flat(thing)
 
+    def measured(func, args, kwargs):
+        """Its result, and bytes that stood beside that while it was made. (Peaks of this step are nobody's: sitecustomize.py.)"""
+        torch.cuda.reset_peak_memory_stats()
+        result = func(*args, **kwargs)
+        asked = torch.cuda.memory_stats_as_nested_dict()["requested_bytes"]["all"]
+        return result, asked["peak"] - asked["current"]
+
     class Trace(TorchDispatchMode):
         def __init__(self):
             super().__init__()
             self.place = ""
             self.operations, self.tensors, self.views, self.given, self.count, self.node, self.nodes = [], {}, {}, {}, 0, 0, None
-            self.parameters = {address(p): n for n, p in root.named_parameters()}
+            self.parameters = {}  # by storage and place in it
+            for name, p in root.named_parameters():
+                self.parameters.setdefault(address(p), {})[p.storage_offset()] = name
 
         def number(self, tensor, is_new=False, is_view=False):
             """Of a storage, or of the part of it that a view shows."""
@@ -111,7 +135,8 @@ def trace_of(torch, root, path):
             if is_new:  # (what a parameter was cast to is gone)
                 self.parameters.pop(at, None)
             if at in self.parameters:
-                return self.parameters[at]
+                names = self.parameters[at]
+                return names[max((o for o in names if o <= tensor.storage_offset()), default=min(names))]
             part = (tensor.storage_offset(), tensor.numel())
             if is_new:
                 self.views[at] = {}
@@ -127,6 +152,10 @@ def trace_of(torch, root, path):
             self.count += 1
             return self.count - 1
 
+        @staticmethod
+        def described(tensor, number):
+            return {"tensor": number, "elements": tensor.numel(), "shape": list(tensor.shape), "dtype": str(tensor.dtype)}
+
         def __torch_dispatch__(self, func, types, args=(), kwargs=None):
             kwargs = kwargs or {}
             if self.nodes is not None:
@@ -139,11 +168,13 @@ def trace_of(torch, root, path):
                 numbers.append(self.number(tensor))
                 if is_given and isinstance(numbers[-1], int):
                     self.given[numbers[-1]] = {"elements": tensor.numel(), "dtype": str(tensor.dtype)}
-            result = func(*args, **kwargs)
+            result, workspace = measured(func, args, kwargs)
             results = [t for t in flat([result]) if t.is_cuda and t.numel() > 0]
             made = [t for t in results if address(t) not in before]
             name = func._schema.name.split("::")[-1]
             operation = {"op": name, "module": path[-1] if path else None, "in": numbers}
+            if workspace > 0:
+                operation["workspace"] = workspace
             last, self.node = self.node, torch._C._autograd._get_sequence_nr()
             if self.node > last:
                 operation["node"] = self.node - 1
@@ -154,13 +185,13 @@ def trace_of(torch, root, path):
                     views = self.views[at]  # (what they show is as it was)
                 elif results[0].numel() != given[0].numel():
                     operation["view"] = True
-                    operation["out"] = [{"tensor": self.number(t, is_view=True), "elements": t.numel(), "dtype": str(t.dtype)} for t in results]
+                    operation["out"] = [self.described(t, self.number(t, is_view=True)) for t in results]
                     self.operations.append(operation)
                     return result
-            if not made:
+            if not made or name == "set_":  # (which looks at what is there: flattened weights)
                 return result
             told = dict(zip((a.name for a in func._schema.arguments), args), **kwargs)
-            operation["out"] = [{"tensor": self.number(t, True), "elements": t.numel(), "dtype": str(t.dtype)} for t in made]
+            operation["out"] = [self.described(t, self.number(t, True)) for t in made]
             if "in_place" in operation:
                 self.views[at] = views
             if name in ("mm", "addmm"):
@@ -174,17 +205,19 @@ def trace_of(torch, root, path):
                 operation["causal"] = bool(told.get("is_causal", False))
             cast = name == "_to_copy" and isinstance(numbers[0], str)
             if cast:  # a parameter in another type is the parameter
-                self.parameters[address(made[0])] = numbers[0]
+                self.parameters[address(made[0])] = {0: numbers[0]}
                 return result
             self.operations.append(operation)
             return result
 
         def run_backward(self, func, args, kwargs):
             """What a node makes: gradients, and what it needs for them."""
-            result = func(*args, **kwargs)
+            result, workspace = measured(func, args, kwargs)
             node = torch._C._current_autograd_node()
-            made = self.nodes.get(node._sequence_nr()) if node is not None else None
-            if made is not None:
+            operation = self.nodes.get(node._sequence_nr()) if node is not None else None
+            if operation is not None:
+                made = operation["backward"]
+                operation["backward_workspace"] = max(workspace, operation.get("backward_workspace", 0))
                 before = {address(t) for t in flat([*args, *kwargs.values()])}
                 made += [{"elements": t.numel(), "dtype": str(t.dtype)} for t in flat([result]) if t.is_cuda and t.numel() > 0 and address(t) not in before]
             return result
@@ -197,7 +230,8 @@ def trace_of(torch, root, path):
                 if node is None:
                     operation.pop("node", None)
                     continue
-                self.nodes[operation["node"]] = operation.setdefault("backward", [])
+                self.nodes[operation["node"]] = operation
+                operation.setdefault("backward", [])
                 kept = []
                 for name in dir(node):
                     if not name.startswith("_saved_") and name != "saved_tensors":
@@ -222,13 +256,15 @@ def trace_of(torch, root, path):
                 if isinstance(m, (torch.nn.ModuleList, torch.nn.Sequential)) and len(m) > 1 and len({type(c) for c in m.children()}) == 1
             ]
             lists.sort(key=lambda of: -sum(p.numel() for p in of[1].parameters()))
-            blocks = lists[0] if lists else ("", ())
-            prefix = blocks[0] + "." if blocks[0] else ""
+            chosen = []
+            for of in lists:  # side by side, the largest first
+                if not any((of[0] + ".").startswith(n) or n.startswith(of[0] + ".") for n, _ in chosen):
+                    chosen.append((of[0] + "." if of[0] else "", of[1]))
             return {
                 "schema": "foreshard.capture.modules/2",
                 "class": type(root).__name__,
-                "block_list": blocks[0],
-                "blocks": [prefix + n for n, _ in blocks[1].named_children()] if lists else [],
+                "block_list": lists[0][0] if lists else "",
+                "blocks": [prefix + n for prefix, blocks in chosen for n, _ in blocks.named_children()],
                 "parameters": {n: {"shape": list(p.shape), "dtype": str(p.dtype), "trainable": p.requires_grad} for n, p in root.named_parameters()},
                 "given": self.given,
                 "others": self.others(),

@@ -213,6 +213,13 @@ def observe():
         SEEN["document"] = described_model(model)
 
 
+def states_of(optimizer):
+    """How many it keeps of each parameter, of that one's size."""
+    sizes = [(p.numel(), [t.numel() for t in state.values() if getattr(t, "ndim", 0) > 0]) for p, state in optimizer.state.items()]
+    total = sum(size for size, _ in sizes)
+    return round(sum(n for size, held in sizes for n in held if n == size) / total) if total else 0
+
+
 def hook_optimizers(module):
     numbers = {}
     reference = []
@@ -237,7 +244,7 @@ def hook_optimizers(module):
             sys.modules["torch"].cuda.reset_peak_memory_stats()
         if id(optimizer) not in numbers:
             said = optimizer.defaults
-            SEEN.setdefault("optimizers", []).append({"class": type(optimizer).__name__, "fused": bool(said.get("fused")), "foreach": said.get("foreach")})
+            SEEN.setdefault("optimizers", []).append({"class": type(optimizer).__name__, "fused": bool(said.get("fused")), "foreach": said.get("foreach"), "states": states_of(optimizer)})
         number = numbers.setdefault(id(optimizer), len(numbers))
         if number == 0:
             guarded(read_processor)

@@ -114,9 +114,13 @@ class Backward {
     if (splits_ && graph_.trains(o)) captured_[o] = gradient(share(incoming.front())).slot;
     if (op.is_collective()) return communicate(o, incoming.front());
     if (graph_.is_alias(op) && op.outputs.size() == 1) {
-      const Index input = op.inputs.front();
       recompute_before(o);
-      accumulate({input, summed_over_copies(o, incoming.front())});
+      for (std::size_t i = op.inputs.size(); i-- > 1;) {
+        if (graph_.needs_gradient(op.inputs[i])) {
+          accumulate({op.inputs[i], share(incoming.front())});
+        }
+      }
+      accumulate({op.inputs.front(), summed_over_copies(o, incoming.front())});
       free_dying();
       if (!retains(o)) drop_saved(graph_.saves(o));
       end_checkpoint_at(o);

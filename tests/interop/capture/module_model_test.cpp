@@ -1,0 +1,108 @@
+// Layers of a program's own modules, of operations as foreshard-null --modules writes them.
+#include <gtest/gtest.h>
+
+#include <string>
+#include <vector>
+
+#include "interop/capture/capture_import.h"
+#include "models/yaml/model_yaml.h"
+#include "sim/base/error.h"
+
+namespace foreshard {
+namespace {
+
+constexpr std::int64_t kWidth = 8, kWords = 32;
+
+// Two lists of two blocks; all blocks read a condition of each sequence, those of the second the
+// first list's result, too. Scores are of every fourth pair; the head is the table.
+CapturedModules program(std::int64_t batch, std::int64_t sequence, bool again = false) {
+  const std::int64_t tokens = batch * sequence;
+  Json operations = Json::array();
+  int next = 1;  // 0: the batch
+  const auto add = [&](const char* op, const char* module, Json in, std::int64_t count, Json more) {
+    Json made = {{"op", op},
+                 {"module", module},
+                 {"in", in},
+                 {"node", next},
+                 {"saved", Json::array()},
+                 {"backward", {{{"elements", 1}, {"dtype", "torch.float32"}}}},
+                 {"out", {{{"tensor", next}, {"elements", count}, {"dtype", "torch.float32"}}}}};
+    for (const Json& each : in) {
+      if (each.is_number()) made["saved"].push_back(each);
+    }
+    if (more.is_object()) made.update(more);
+    operations.push_back(made);
+    return next++;
+  };
+  const Json product = {{"n", kWidth}, {"k", kWidth}};
+  int x = add("embedding", "emb", {"emb.weight", 0}, tokens * kWidth, {});
+  const int c = add("mm", "cond", {x, "cond.weight"}, batch * kWidth, product);
+  Json parameters = {{"emb.weight", {{"shape", {kWords, kWidth}}}},
+                     {"cond.weight", {{"shape", {kWidth, kWidth}}}},
+                     {"norm.weight", {{"shape", {kWidth}}}}};
+  std::vector<std::string> blocks;
+  int first = c;
+  for (const std::string list : {"a", "b"}) {
+    for (int i = 0; i < 2; ++i) {
+      blocks.push_back(list + "." + std::to_string(i));
+      const std::string weight = blocks.back() + ".w";
+      parameters[weight] = {{"shape", {kWidth, kWidth}}};
+      const char* const module = blocks.back().c_str();
+      x = add("mul", module, {x, c}, tokens * kWidth, {});
+      const int scores = add("bmm", module, {x, first}, tokens * sequence / 4, {});
+      x = add("bmm", module, {scores, x}, tokens * kWidth, {});
+      x = add("mm", module, {x, weight}, tokens * kWidth, product);
+    }
+    first = x;
+    if (list == "a") x = add("gelu", "", {x}, tokens * kWidth, {});
+  }
+  if (again) x = add("mm", "a.0", {x, "a.0.w"}, tokens * kWidth, product);
+  x = add("native_layer_norm", "norm", {x, "norm.weight"}, tokens * kWidth, {});
+  x = add("mm", "", {x, "emb.weight"}, tokens * kWords, {{"n", kWords}, {"k", kWidth}});
+  operations.push_back({{"op", "sum"}, {"module", nullptr}, {"in", {x}}, {"node", next}});
+  operations.back()["saved"] = operations.back()["backward"] = Json::array();
+  operations.back()["out"] = {{{"tensor", next}, {"elements", 1}, {"dtype", "torch.float32"}}};
+  CapturedModules made = {
+      .path = "modules.json", .document = {}, .batch = batch, .sequence = sequence};
+  made.document = {{"class", "Net"},
+                   {"block_list", "a"},
+                   {"blocks", blocks},
+                   {"parameters", parameters},
+                   {"given", {{"0", {{"elements", tokens}, {"dtype", "torch.int64"}}}}},
+                   {"operations", operations}};
+  return made;
+}
+
+TEST(ModuleModel, ListsAreBlocksAndWhatTravelsBesideIsKept) {
+  const std::string text = model_of_modules({program(2, 16), program(4, 32)}, "net");
+  const ModelSpec model = parse_model_yaml(parse_yaml(text, "net.yaml"));
+  std::vector<std::string> names;
+  for (const LayerInstance& layer : model.order) names.push_back(layer.name);
+  EXPECT_EQ(names, (std::vector<std::string>{"embedding", "a.0", "a.1", "inner3", "b.0", "b.1",
+                                             "head", "loss"}));
+  EXPECT_EQ(parse_model_yaml(parse_yaml(to_model_yaml(model), "again.yaml")), model);
+  EXPECT_TRUE(model.tied_embeddings);
+  EXPECT_EQ(model.parameters(), kWords * kWidth + 5 * kWidth * kWidth + kWidth);
+  const LayerSpec& block = model.kinds[at(model.order[1].kind)];
+  EXPECT_EQ(model.order[1].kind, model.order[2].kind);
+  EXPECT_EQ(model.order[4].kind, model.order[5].kind);
+  const TensorSpec& scores = block.tensors[at(block.operations[1].outputs[0])];
+  EXPECT_EQ(elements(scores, 3, 64), 3 * 64 * 64 / 4);
+  // The embedding hands two tensors on, of which the blocks read one: the other is kept there.
+  const Operation& last = model.kinds[0].operations.back();
+  EXPECT_TRUE(last.view);
+  EXPECT_EQ(last.inputs.size(), 2);
+  EXPECT_EQ(elements(model.kinds[0].tensors[at(last.saved[0])], 3, 64), 3 * kWidth);
+}
+
+TEST(ModuleModel, ABlockThatRunsTwiceIsNamed) {
+  try {
+    model_of_modules({program(2, 16, true)}, "net");
+    FAIL();
+  } catch (const Error& error) {
+    EXPECT_NE(std::string(error.what()).find("mm in a.0: a.0 runs twice"), std::string::npos);
+  }
+}
+
+}  // namespace
+}  // namespace foreshard
