@@ -341,6 +341,7 @@ class RowReader {
     }
     if (const Machine* machine = match_gpu(cell("gpu"), list_machines())) {
       row_.words["gpu"] = machine->key;
+      if (cell("gpu").starts_with("DGX-H")) row_.words["host"] = "dgx";
       for (const PublishersPower& power : kPublishersPower) {
         if (machine->key == power.gpu && cell("source").starts_with(power.source)) {
           row_.numbers["power_limit_w"] = power.watts;

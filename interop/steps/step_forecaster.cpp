@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "calibration/profile.h"
 #include "interop/steps/informed_calibration.h"
 #include "sim/graph/training_step.h"
 #include "sim/simulate/cost_choices.h"
@@ -23,9 +24,14 @@ Quantity difference(const Quantity& a, const Quantity& b) {
 CostModel cost_model_of(const TrainingJob& job,
                         const std::optional<std::vector<std::string>>& without) {
   const Plan& plan = job.resolved.plan;
-  const Calibration calibration =
+  Calibration calibration =
       without ? informed_calibration(job.model, plan, job.cluster, *without, job.library)
               : profile_calibration(plan, job.cluster);
+  if (!job.host.empty()) {
+    const HostCurve host = published_host_calls(job.host);
+    calibration.host.processor = host.processor;
+    calibration.host.per_driver_launch = host.per_driver_launch;
+  }
   return {job.cluster, calibration, cost_choices(plan)};
 }
 

@@ -144,6 +144,7 @@ TrainingJob training_job(const TrainingRow& row, const std::vector<std::string>&
   job.remainder = batches.remainder;
   job.library = library_of(row, job.cluster.gpu);
   job.site = family_of(row.id);
+  job.host = row.word("host");
   std::vector<std::string> assignments = plan_assignments(row, job.cluster);
   assignments.push_back(fmt::format("batch={{sequence: {}, micro_batch: {}, accumulation: {}}}",
                                     row.count("seq_len"), batches.micro_batch, batches.whole));

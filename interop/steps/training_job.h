@@ -23,6 +23,7 @@ struct TrainingJob {
   std::int64_t remainder = 0;  // sequences of one smaller micro-batch behind them; 0: none
   GemmLibrary library = GemmLibrary::kCurrent;  // by the PyTorch or the date of the row
   std::string site;                             // whose machines: the row's family
+  std::string host;                             // a processor of host_calls.json; "": the profile's
 };
 
 // Keys that a row leaves open, and what else they may be: forecasts of these widen the interval.

@@ -11,10 +11,15 @@
 namespace foreshard {
 namespace {
 
-// How many times as long an operation of TransformerEngine's and Megatron-Core's modules takes the
-// host as one of PyTorch's: te.Linear's forward 90.5 us on a GH200 and 99.7 on a GB200, where
-// torch.nn.Linear's takes 33.2 and 37.1 (NVIDIA/TransformerEngine#2053). Megatron-Core's own tests
-// of small models say the same of whole layers, mixtures too (docs/host.md).
+// What modules of TransformerEngine and Megatron-Core take the host on the processor of the fit,
+// less launches (docs/host.md): te.Linear, twice that in fp8; each further group of
+// te.GroupedLinear, and what casts it; te.DotProductAttention; of a layer's wrappers, what each
+// product without groups has. Operations between take as many times as long as PyTorch's as a
+// router's do.
+constexpr double kEngineProduct = 56e-6, kEngineBackwardProduct = 26e-6;
+constexpr double kEngineWrapper = 112e-6, kEngineBackwardWrapper = 12e-6;
+constexpr double kEngineGroup = 13e-6, kEngineCast = 9e-6, kEngineCastLaunch = 4e-6;
+constexpr double kEngineAttention = 100e-6, kEngineBackwardAttention = 30e-6;
 constexpr double kEngineTimes = 2.7;
 
 // What Megatron-Core's checkpoint around a module takes the host besides what runs again, on the
@@ -108,16 +113,32 @@ std::int64_t dtensor_operations(const EventGraph& graph, const Work& work) {
   });
 }
 
+struct EngineCalls {
+  double python = 0;    // s on the processor of the fit
+  double launches = 0;  // beyond the first of each kernel
+};
+
 // TransformerEngine multiplies group by group, from a loop of C++ over several streams
-// (common/gemm/cublaslt_gemm.cu, multi_stream_cublas_gemm): launches beyond the first of each. So
-// it casts what they read: forward the rows, backward the gradient that both products read.
-double launches_of_groups(const EventGraph& graph, const Work& work) {
-  double sum = 0;
+// (common/gemm/cublaslt_gemm.cu, multi_stream_cublas_gemm). So it casts what they read: forward the
+// rows, backward the gradient that both products read.
+EngineCalls engine_calls(const EventGraph& graph, const Work& work, const HostCurve& curve) {
+  EngineCalls sum;
   for (const Kernel& kernel : graph.kernels_of(work)) {
-    if (kernel.kind != KernelKind::kGemm || kernel.groups == 1) continue;
-    const double cast = kernel.pass == Pass::kForward ? 1 : 0.5;
-    const double each = kernel.fp8 ? 1 + cast * graph.host.cast_launches : 1;
-    sum += each * static_cast<double>(kernel.groups - 1);
+    const bool forward = kernel.pass == Pass::kForward;
+    if (kernel.kind == KernelKind::kAttention) {
+      sum.python += forward ? kEngineAttention : kEngineBackwardAttention;
+    } else if (kernel.kind != KernelKind::kGemm) {
+      sum.python += kEngineTimes * curve.calls[static_cast<std::size_t>(call_of(kernel))];
+    } else {
+      const double others = static_cast<double>(kernel.groups - 1);
+      const double casts = kernel.fp8 && graph.host.cast_launches > 0 ? (forward ? 1 : 0.5) : 0;
+      const double launches = casts * graph.host.cast_launches;
+      const double wrapper = forward ? kEngineWrapper : kEngineBackwardWrapper;
+      sum.python += (forward ? kEngineProduct : kEngineBackwardProduct) * (kernel.fp8 ? 2 : 1) +
+                    (kernel.groups == 1 ? wrapper : 0) +
+                    others * (kEngineGroup + casts * kEngineCast + launches * kEngineCastLaunch);
+      sum.launches += others * (1 + launches);
+    }
   }
   return sum;
 }
@@ -193,8 +214,9 @@ HostSeconds host_seconds(const EventGraph& graph, const Work& work, const HostCu
   const double python = curve.processor * (all - hooks) + curve.per_driver_launch * launches;
   if (!graph.host.engine || !is_layer(work.kind) || work.captured) return {before, python};
   const double checkpoint = again && work.begins ? curve.processor * kEngineCheckpoint : 0;
-  return {before, kEngineTimes * python + checkpoint +
-                      curve.per_driver_launch * launches_of_groups(graph, work)};
+  const EngineCalls engine = engine_calls(graph, work, curve);
+  return {before, curve.processor * engine.python + checkpoint +
+                      curve.per_driver_launch * (launches + engine.launches)};
 }
 
 }  // namespace foreshard

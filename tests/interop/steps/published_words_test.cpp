@@ -1,9 +1,11 @@
 // Tables in the words of those who publish them: what a row becomes, and what is refused by name.
 #include <gtest/gtest.h>
 
+#include <optional>
 #include <string>
 
 #include "interop/steps/measured_tables.h"
+#include "interop/steps/step_forecaster.h"
 #include "interop/steps/training_job.h"
 #include "interop/steps/training_rows.h"
 #include "sim/base/error.h"
@@ -95,6 +97,17 @@ TEST(PublishedWords, NamesAreReadAsPeopleWriteThem) {
   EXPECT_EQ(model("DeepSeek-V3 671B"), "deepseek-v3");
 }
 
+// A DGX's Xeons are faster than those of virtual machines with its GPUs.
+TEST(PublishedWords, StepsOfADgxWaitLessForTheirHost) {
+  const auto seconds = [](const std::string& gpu) {
+    const TrainingRow said =
+        row("Qwen3_30B_a3B," + gpu + ",16,4096,1,32,16,1,1,1,1,,16,none,FP8-CS,no,," +
+            "\"Megatron-Bridge 26.04 (DDP, distributed optimizer)\",1000,,,");
+    return StepForecaster(training_job(said), std::nullopt).seconds(central_draw());
+  };
+  EXPECT_LT(seconds("DGX-H100"), 0.9 * seconds("H100 SXM"));
+}
+
 // What a row leaves to its release's recipe (megatron_bridge_recipes.csv; there: the scripts of
 // Megatron-Bridge v0.3.0 and v0.1.0): dispatcher, graphs, overlap, modules that run again.
 TEST(PublishedWords, TablesOfMegatronBridgeLeaveTheRestToItsRecipes) {
@@ -118,6 +131,8 @@ TEST(PublishedWords, TablesOfMegatronBridgeLeaveTheRestToItsRecipes) {
   EXPECT_EQ(qwen.word("expert_overlap"), "yes");
   EXPECT_EQ(qwen.word("cuda_graphs"), "routers");
   EXPECT_FALSE(qwen.has("recompute_modules"));
+  EXPECT_EQ(training_job(qwen).host, "dgx");
+  EXPECT_EQ(training_job(oss).host, "");
   // 61 blocks and one of prediction on 8 x 4 stages: "Et|(tt|)*30mL".
   const TrainingRow deepseek =
       said("DeepSeekV3,DGX-H100,1024,4096,1,8192,64,1,2,1,8,4,64,see the recipe,FP8-CS", "25.09");
