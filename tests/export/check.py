@@ -145,9 +145,8 @@ RINGS = [
     ("ring of exchanges", 3, 4, ["mesh.cp=4", "mesh.shard=1", "context_parallel.rotate=alltoall"]),
     ("ring without balance", 2, 4, ["mesh.cp=4", "mesh.shard=1", "context_parallel.balance=none"]),
     ("rings of shards", 5, 8, ["mesh.cp=2", "mesh.shard=2", "mesh.replicate=2", "recompute=full", "kernels.rope=complex"]),
-    ("rings of parts", 3, 8, ["mesh.cp=2", "mesh.tp=2", "mesh.shard=2", "batch.accumulation=2"]),
     (
-        "gradients kept in rings of parts",
+        "rings of parts",
         3,
         8,
         [
