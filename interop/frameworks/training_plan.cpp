@@ -137,6 +137,7 @@ void add_kernels(const TrainingRow& row, const Cluster& cluster, Assignments& pl
     plan.add(fmt::format("kernels.train_metrics={}", row.count("train_metrics")));
   }
   plan.map("compile", "compile");
+  plan.map("experts", "experts");
   if (is_fused_by_hand(row)) plan.add("compile=blocks");  // the same kernels
   if (row.word("compile") == "loss_only" && !row.has("loss_impl")) plan.add("loss=compiled");
   plan.map("fp8", "float8");
@@ -163,6 +164,7 @@ void add_dtypes(const TrainingRow& row, Assignments& plan) {
     plan.map("master_dtype", "dtype.master");
   }
   plan.map("optimizer_impl", "optimizer.implementation");
+  plan.map("optimizer_state", "optimizer.state");
 }
 
 void add_sharding(const TrainingRow& row, Assignments& plan) {
@@ -186,6 +188,11 @@ void add_sharding(const TrainingRow& row, Assignments& plan) {
     if (row.word("dispatcher") == "deepep") plan.add("expert_parallel.dispatcher=deepep");
     if (row.word("sequence_parallel") == "no") plan.add("tensor_parallel.sequence=false");
     if (row.count("async_tp") == 1) plan.add("tensor_parallel.async=true");
+    plan.map("logits", "tensor_parallel.loss");
+  }
+  for (const char* key : {"accumulation.mode", "accumulation.reshard_after_backward",
+                          "accumulation.is_last_backward"}) {
+    plan.map("accumulation", key);
   }
   if (runtime != "xla_fsdp") plan.add("host_sync=step");  // loss.item()
   if (runtime == "megatron") {

@@ -157,7 +157,10 @@ class RowReader {
       if (!cell(word).empty()) row_.words[word] = lower(cell(word));
     }
     read_column("recompute");
-    apply(rule_of("attention", lower(cell("note"))), "note");
+    for (const char* subject :
+         {"attention", "accumulation", "policy", "states", "experts", "memory"}) {
+      apply(rule_of(subject, lower(cell("note"))), "note");
+    }
     if (row_.word("runtime") == "zero1") {
       apply(rule_of("optimizer", lower(runtime)), "runtime");
       add_modules(lower(cell("recompute")));
@@ -173,6 +176,7 @@ class RowReader {
     add_loss(lower(runtime), lower(cell("note")));
     add_groups();
     add_names();
+    read_memory();
     return std::move(row_);
   }
 
@@ -271,6 +275,9 @@ class RowReader {
     for (const char* subject : {"graphs", "exchange", "expert overlap"}) {
       apply(rule_of(subject, note), "note");
     }
+    if (runtime.starts_with("megatron-bridge")) {
+      apply(rule_of("bridge states", lower(cell("model"))), "model");
+    }
     // Experts of fixed capacity: whole layers are captured (v0.1.0,
     // scripts/performance/configs/qwen3, cuda_graphs: true where run_script.py drops tokens, on
     // B200 and GB200), and rows travel by all-to-alls.
@@ -308,6 +315,15 @@ class RowReader {
     if (!is_recipe || is_told || recipe != nullptr || lower(cell("dtype")) != "mxfp8") return;
     row_.words["cuda_graphs"] = "iteration";
     row_.words["expert_overlap"] = "yes";
+  }
+  // What was measured is reserved memory unless the row or its code says otherwise.
+  void read_memory() {
+    const std::string_view kind = row_.word("memory");
+    auto found = row_.numbers.extract("peak_mem_reserved_GiB");
+    if (found.empty()) return;
+    if (!kind.empty()) found.key() = "peak_mem_alloc_GiB";
+    if (kind == "allocated_gb") found.mapped() *= 1e9 / as_double(std::int64_t{1} << 30);
+    row_.numbers.insert(std::move(found));
   }
   // Parameters are sharded over dp_shard; an optimizer that is cut is cut over all replicas.
   void add_groups() {

@@ -78,7 +78,7 @@ def answer(program, stem, *more):
 
 def error(row, shift):
     """Before any shift; None where the row was not forecast."""
-    if not row or row["predicted"] <= 0 or row["measured"] <= 0:
+    if not row or row["predicted"] <= 0 or row["measured"] <= 0 or row["reason"] == "was not frozen":
         return None
     return math.log(row["measured"] / row["predicted"]) + shift
 

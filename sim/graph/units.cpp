@@ -279,7 +279,19 @@ bool StepBuilder::are_alike(std::int32_t unit, std::int32_t other) const {
 }
 
 void StepBuilder::size_units() {
-  std::vector<std::int32_t> first_of_shape;  // by shape: the unit that it was made for
+  const auto dense_numel = [this](std::int32_t unit) {
+    std::int64_t numel = 0;
+    for (const Module& owned : modules_of(unit)) {
+      for (const ParameterSpec& p : spec_of(owned.layer).parameters) {
+        if (p.tied || !is_in(p, owned) || is_ignored(p) || is_over_experts(p)) continue;
+        numel += sharded(owned.layer, p).numel;
+      }
+    }
+    return numel;
+  };
+  // By shape: the unit that it was made for, and what its ranks share.
+  std::vector<std::int32_t> first_of_shape;
+  std::vector<std::int64_t> dense_of_shape;
   shape_of_unit_.reserve(graph_.units.size());
   for (std::int32_t u = 0; u < unit_count(); ++u) {
     Unit& unit = graph_.units[at(u)];
@@ -314,6 +326,7 @@ void StepBuilder::size_units() {
       shape.sharded_parts = add_part_list(std::move(sharded));
       shape.state_parts = add_part_list(std::move(state));
       index = static_cast<std::int32_t>(shapes_.size());
+      dense_of_shape.push_back(shape.sharded_over == MeshDim::kEfsdp ? dense_numel(u) : 0);
       shapes_.push_back(std::move(shape));
       first_of_shape.push_back(u);
     }
@@ -323,6 +336,11 @@ void StepBuilder::size_units() {
     unit.numel = shape.numel;
     unit.shard_numel = shape.shard_numel;
     unit.shards = shape.shards;
+    // Of a unit with experts, which other ranks have as many of, in it besides.
+    const std::int64_t dense = dense_of_shape[at(index)];
+    if (dense == 0) continue;
+    unit.shards = plan_.mesh.fsdp();
+    unit.numel = dense + (shape.numel - dense) * unit.shards / shape.shards;
   }
 }
 

@@ -116,9 +116,16 @@ PLANS = [
     ("torchtitan", "llama", 2, ["trainer=torchtitan"]),
     ("tensor parallel", "llama", 4, ["mesh.tp=2"]),
     ("whole logits", "llama", 4, ["mesh.tp=2", "units.head=with_norm", "tensor_parallel.loss=false"]),
+    ("gradients kept beside tp", "llama", 4, ["mesh.tp=2", "batch.accumulation=3", "accumulation.mode=keep_unsharded"]),
     ("parts made again", "llama", 4, ["mesh.tp=2", "recompute=[{layers: all, value: full}, {layers: 0-1, value: selective}]"]),
     ("expert parallel", "mixtral", 4, ["mesh.shard=4", "mesh.ep=2", "recompute=selective"]),
     ("experts of some layers", "qwen3_moe", 4, ["mesh.shard=4", "mesh.ep=4", "batch.accumulation=2"]),
+    (
+        "gradients of experts kept",
+        "mixtral",
+        4,
+        ["mesh.shard=4", "mesh.ep=2", "batch.accumulation=3", "accumulation.mode=keep_unsharded"],
+    ),
     ("expert replicas", "mixtral", 8, ["mesh.shard=4", "mesh.replicate=2", "mesh.ep=2", "recompute=full"]),
     ("hsdp", "llama", 4, ["mesh.replicate=2", "optimizer.clip_norm=none", "dtype.param=bf16"]),
     ("transposed", "llama", 4, ["mesh.replicate=2", "mesh.inner=replicate"]),
@@ -138,7 +145,20 @@ RINGS = [
     ("ring of exchanges", 3, 4, ["mesh.cp=4", "mesh.shard=1", "context_parallel.rotate=alltoall"]),
     ("ring without balance", 2, 4, ["mesh.cp=4", "mesh.shard=1", "context_parallel.balance=none"]),
     ("rings of shards", 5, 8, ["mesh.cp=2", "mesh.shard=2", "mesh.replicate=2", "recompute=full", "kernels.rope=complex"]),
-    ("rings of parts", 3, 8, ["mesh.cp=2", "mesh.tp=2", "mesh.shard=2", "batch.accumulation=2"]),
+    (
+        "rings of parts",
+        3,
+        8,
+        [
+            "mesh.cp=2",
+            "mesh.tp=2",
+            "mesh.shard=2",
+            "batch.accumulation=3",
+            "accumulation.mode=keep_unsharded",
+            "accumulation.reshard_after_backward=last",
+            "accumulation.is_last_backward=last",
+        ],
+    ),
 ]
 
 

@@ -12,6 +12,15 @@
 #include "sim/graph/fsdp2/fsdp2_scope.h"
 
 namespace foreshard {
+namespace {
+
+// A gradient that backward makes whole is kept so, and cut when it is reduced
+// (FSDPParam._get_grad_inner_tensor, to_accumulated_grad_if_needed).
+std::int64_t made_numel(const UnitParameter& p) {
+  return p.gradient_numel > 0 ? p.gradient_numel : p.numel;
+}
+
+}  // namespace
 
 void Fsdp2::post_backward(std::int32_t unit, std::string_view cause) {
   Group& g = group(unit);
@@ -76,7 +85,7 @@ void Fsdp2::accumulate_unsharded_grads(std::int32_t unit) {
   std::size_t i = 0;
   for (const UnitParameter& p : shape(unit).list) {
     if (!p.trainable) continue;
-    log_operator("add_", Stream::kCompute, p.numel * reduce_size(), plan_.reduce_dtype);
+    log_operator("add_", Stream::kCompute, made_numel(p) * reduce_size(), plan_.reduce_dtype);
     StepBuilder::free(gradients[i++]);
   }
   g.gradient_pass = -1;
@@ -98,8 +107,8 @@ void Fsdp2::keep_unsharded_grads(std::int32_t unit) {
   for (const UnitParameter& p : shape(unit).list) {
     if (!p.trainable) continue;
     g.accumulated.push_back(allocate(MemoryCategory::kAccumulatedGrad, Stream::kCompute, unit,
-                                     Bytes(p.numel * reduce_size())));
-    log_operator("_to_copy", Stream::kCompute, p.numel * param_size(), plan_.param_dtype);
+                                     Bytes(made_numel(p) * reduce_size())));
+    log_operator("_to_copy", Stream::kCompute, made_numel(p) * param_size(), plan_.param_dtype);
     StepBuilder::free(gradients[i++]);
   }
   g.gradient_pass = -1;

@@ -269,6 +269,29 @@ TEST(PublishedWords, WhatCodesDoBesidesTheirColumns) {
   const TrainingRow automodel = said("Qwen3 30B A3B", "AutoModel of NVIDIA 2026-06-12 (FSDP2)");
   EXPECT_EQ(automodel.word("runtime"), "fsdp2");
   EXPECT_EQ(training_job(automodel).resolved.plan.kernels.norm, ModuleKernels::Norm::kCompute);
+  EXPECT_EQ(training_job(automodel).resolved.plan.accumulation, AccumulationMode::kKeepUnsharded);
+}
+
+// KempnerForge's memory is what is allocated, that of Megatron-Bridge's log in GB.
+TEST(PublishedWords, CodesSayWhatTheyKeepAndWhichMemoryTheyLog) {
+  const std::string start = ",8,4096,1,16,1,2,4,1,1,,1,selective,BF16,yes,no,\"";
+  const TrainingRow forge = row("Llama 3 8B,H200" + start + "KempnerForge (FSDP2)\",,1.48,,32.7");
+  const Plan plan = training_job(forge).resolved.plan;
+  EXPECT_EQ(plan.accumulation, AccumulationMode::kKeepUnsharded);
+  EXPECT_FALSE(plan.tensor_parallel.loss);
+  EXPECT_EQ(plan.loss.kind, Loss::Kind::kEagerCompute);
+  EXPECT_EQ(forge.number("peak_mem_alloc_GiB"), 32.7);
+  std::string header = kHeader;
+  header.insert(header.size() - 1, ",note");
+  const CsvTable notes(
+      header + "Moonlight 16B A3B,H100" + start +
+          "Megatron-Bridge (DDP)\",,1,,1.073741824,the allocated peak in GB\nLlama 3 8B,H100" +
+          start + "torchtitan June 2026\",,1,,,memory policy default\n",
+      "notes.csv");
+  const std::vector<TrainingRow> rows = read_training_rows(notes);
+  EXPECT_DOUBLE_EQ(rows[0].number("peak_mem_alloc_GiB").value_or(0), 1);
+  EXPECT_EQ(rows[0].word("optimizer_state"), "bf16");
+  EXPECT_EQ(training_job(rows[1]).resolved.plan.recompute_keeps, SelectivePolicy::kDots);
 }
 
 // PyTorch's own B200 are limited to 750 W, those of others to what is sold.

@@ -153,5 +153,28 @@ TEST(Fsdp2Repeat, HoldsForTheDefaultsOfEveryVersion) {
   }
 }
 
+// DTensor's backward of a table whose rows tp cuts makes all of them: kept in fp32 so, and the
+// rank's part of the sum cut out in the last micro-batch.
+TEST(Fsdp2Repeat, AGradientThatIsMadeWholeIsKeptWhole) {
+  const ModelSpec model = tiny_model(12);
+  Plan plan = tiny_plan();
+  plan.runtime.version = "2.11";
+  plan.mesh = {2, 1};
+  plan.mesh.tp = 2;
+  plan.batch.accumulation = 2;
+  plan.accumulation = AccumulationMode::kKeepUnsharded;
+  EXPECT_EQ(difference(model, plan), "");
+  const EventGraph graph = build_training_step(model, plan);
+  std::int64_t kept = 0;
+  for (const MemoryAction& action : graph.actions) {
+    if (action.kind != MemoryAction::Kind::kAllocate) continue;
+    const Buffer buffer = graph.buffer(action.target);
+    const bool is_kept = buffer.category == MemoryCategory::kAccumulatedGrad;
+    if (is_kept && buffer.unit == 0) kept += buffer.bytes.count();
+  }
+  const std::int64_t table = 4096 * 512, fp32 = 4;
+  EXPECT_EQ(kept, (table + table / 2) * fp32);
+}
+
 }  // namespace
 }  // namespace foreshard::fsdp2_repeat_test

@@ -346,6 +346,23 @@ TEST(Megatron, RowsOfExpertsTravelBesideAnotherMicroBatch) {
   }
 }
 
+// Of a block's experts a rank has a part over fewer ranks than of the rest: every size divides, so
+// nothing is padding.
+TEST(Megatron, UnitsOfAMixtureAreNoLessThanWhatIsInThem) {
+  const ModelSpec model = load_zoo_model("qwen3-30b-a3b");
+  Plan plan = megatron_plan();
+  plan.mesh = {8, 1};
+  for (const std::int64_t ep : {1, 2, 8}) {
+    plan.mesh.ep = ep;
+    std::int64_t sum = 0;
+    for (const Unit& unit : build_training_step(model, plan).units) {
+      EXPECT_EQ(unit.padded_numel(), unit.numel) << unit.name << " ep " << ep;
+      sum += unit.numel;
+    }
+    EXPECT_EQ(sum, model.parameters()) << ep;
+  }
+}
+
 // linear_fc1 of experts is gate and up (experts.py, TEGroupedMLP): two grouped products a block
 // forward, four backward.
 TEST(Megatron, ExpertsMultiplyTwiceABlock) {
