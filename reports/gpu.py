@@ -8,6 +8,7 @@ by the program that is given, with the words of reports/gpu_codes.py.
 """
 import json
 import pathlib
+import re
 import statistics
 import subprocess
 import sys
@@ -33,6 +34,13 @@ def of_errors(rows, kind, quantity):
     return f"{len(found)}: {percent(statistics.median(sizes))}, {percent(max(sizes))}; {hits}" if found else ""
 
 
+def furthest(rows, most=6):
+    """Of a table's rows those whose steps are furthest off, as they stand."""
+    off = {row: abs(float(re.search(r"([+-][0-9.]+)%", row)[1])) for row in rows}
+    kept = sorted(rows, key=off.get)[-most:]
+    return [row for row in rows if row in kept] + ([f"... and {len(rows) - most} more"] if len(rows) > most else [])
+
+
 def of_programs(folder):
     """Programs of many libraries (exec/gpu/program_steps.py), as their captures forecast them before they ran."""
     rows = [r for r in read_rows(folder / "programs" / "codes.jsonl") if r["status"] == "ok"]
@@ -43,7 +51,7 @@ def of_programs(folder):
              "mended since: [docs/capture.md](../docs/capture.md).", "", f"{folder.name}:", "", "```",
              f"{'program':30} {'step ms':>9} {'forecast':>9} {'off':>7} in  {'kernels':>8} {'off':>7} {'GiB':>6} {'off':>8} {'reserved':>8}"]
     errors = {name: [] for name in ("step", "kernels", "allocated", "reserved")}
-    inside = 0
+    inside, table = 0, []
     for r in rows:
         f = r["forecast"]
         value, low, high = f["step_s"]
@@ -53,8 +61,9 @@ def of_programs(folder):
             of.append(abs(e))
         hit = low <= r["step_s"] <= high
         inside += hit
-        lines.append(f"{r['name']:30} {r['step_s'] * 1e3:9.1f} {value * 1e3:9.1f} {100 * found[0]:+6.1f}% {'y' if hit else 'n'}  {r['kernels_s'] * 1e3:8.1f} "
+        table.append(f"{r['name']:30} {r['step_s'] * 1e3:9.1f} {value * 1e3:9.1f} {100 * found[0]:+6.1f}% {'y' if hit else 'n'}  {r['kernels_s'] * 1e3:8.1f} "
                      f"{100 * found[1]:+6.1f}% {r['peak_allocated_bytes'] / 2**30:6.2f} {100 * found[2]:+7.2f}% {100 * found[3]:+7.1f}%")
+    lines += furthest(table)
     lines += [f"{name}: median {100 * statistics.median(e):.2f} %, p90 {100 * sorted(e)[int(0.9 * (len(e) - 1))]:.2f} %, worst {100 * max(e):.1f} %"
               for name, e in errors.items()]
     return [*lines, f"inside the 90 % interval: {inside} of {len(rows)}", "```", ""]
@@ -109,7 +118,8 @@ def main():
     lines += ["", "## Codes that no preset was made from", "",
               "Models of transformers under Accelerate's FSDP2, and plain PyTorch, one GPU as rank 0 (`exec/gpu/code_steps.py`), forecast by this program from",
               "their config.json and the words of somebody who knows the script (`reports/gpu_codes.py`). The GPU's machines differ: the first H100's host needed",
-              "twice as long for a launch as the H200's. `y`: the measured step is inside the 90 % interval.", ""]
+              "twice as long for a launch as the H200's. `y`: the measured step is inside the 90 % interval. Of each round the steps that are furthest off, and",
+              "what all say; every row: `reports/gpu_codes.py FOLDER build/bin/foreshard`.", ""]
     fresh = {json.loads(line)["name"] for line in FRESH.read_text(encoding="utf-8").splitlines()}
     for folder in folders:
         if (folder / "codes" / "codes.jsonl").exists():
@@ -119,7 +129,8 @@ def main():
             for title, more in [(f", {said}", m) for said, m in first] if named & fresh else [(held, [])]:
                 text = subprocess.run([sys.executable, ROOT / "reports" / "gpu_codes.py", folder / "codes", PROGRAM, *more], capture_output=True,
                                       text=True, check=True).stdout
-                rows = text.rstrip().splitlines()[-4 if "gpu_codes" in title else 0:]
+                head, *table = text.rstrip().splitlines()
+                rows = table[-4:] if "gpu_codes" in title else [head, *furthest(table[:-4]), *table[-4:]]
                 lines += [f"{folder.name}{title}", "", "```", *rows, "```", ""]
     for folder in folders:
         lines += of_programs(folder)

@@ -132,8 +132,13 @@ TEST(Captured, AProgramOfItsOwnIsImportedByItsModules) {
   const double asked = captured["capture"]["requested_peak_bytes"].get<double>() - (65 << 20);
   EXPECT_NEAR(report["memory"]["peak_allocated_bytes"]["value"].get<double>() / asked, 1, 0.005);
   EXPECT_EQ(run("search --plan plan.yaml --cluster 8xh100").exit_code, 0);
-  // Of one size, too; and a program that is another one is refused.
+  // Of one size, too, and packed to be sent; and a program that is another one is refused.
   EXPECT_EQ(run("import " + folder + "small --out one.yaml").exit_code, 0);
+  const Outcome sent =
+      shell("cp -r " + folder +
+            "small sent && gzip sent/calls.txt && \"$F\" import sent --out sent.yaml");
+  EXPECT_EQ(sent.exit_code, 0) << sent.err;
+  expect_says(read_temporary("sent.yaml"), R"("repeat":2)");
   const Outcome other = run("import " + folder + "small " + kCapture + " --out mine.yaml");
   EXPECT_EQ(other.exit_code, 3) << other.err;
 }
