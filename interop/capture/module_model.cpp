@@ -1,10 +1,8 @@
-// Operations are cut into layers: what comes before the first block, each block, what comes behind
-// the last one, and the loss, from where no parameter is used any more. A layer hands one tensor
-// on: those between which more travel that want a gradient are one layer. Inside a layer tensors
-// get names; one that comes from the layer before is its input, and what only prepares constants
-// (masks, tables of positions) is left out. What an operation keeps for backward is what autograd
-// kept, what backward takes beside the gradients what its node took. Two blocks are alike where all
-// of this is, once their own prefix is taken off the parameters' names.
+// Inside a layer (module_layers.h) tensors get names; one that comes from the layer before is its
+// input, and what only prepares constants (masks, tables of positions) is left out. What an
+// operation keeps for backward is what autograd kept, what backward takes beside the gradients what
+// its node took. Two blocks are alike where all of this is, once their own prefix is taken off the
+// parameters' names.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -17,202 +15,12 @@
 #include <tuple>
 
 #include "interop/capture/capture_import.h"
+#include "interop/capture/module_layers.h"
+#include "interop/capture/module_sizes.h"
 #include "sim/base/error.h"
 
 namespace foreshard {
 namespace {
-
-struct Word {
-  std::string_view aten, op;
-};
-// ATen's operations as a model.yaml calls them; of others nothing matters but what they read, make
-// and keep.
-constexpr Word kWords[] = {
-    {"embedding", "embedding"},
-    {"addmm", "linear"},
-    {"mm", "linear"},
-    {"convolution", "linear"},
-    {"native_layer_norm", "layer_norm"},
-    {"native_group_norm", "layer_norm"},
-    {"native_batch_norm", "layer_norm"},
-    {"cudnn_batch_norm", "layer_norm"},
-    {"_fused_rms_norm", "rms_norm"},
-    {"add", "add"},
-    {"sub", "add"},
-    {"sum", "add"},
-    {"mul", "multiply"},
-    {"bmm", "multiply"},
-    {"_to_copy", "cast"},
-    {"clone", "copy"},
-    {"cat", "copy"},
-    {"stack", "copy"},
-    {"silu", "silu"},
-    {"gelu", "gelu"},
-    {"relu", "relu"},
-    {"sigmoid", "sigmoid"},
-    {"tanh", "tanh"},
-    {"_softmax", "softmax"},
-    {"native_dropout", "dropout"},
-    {"topk", "top_k"},
-    {"sort", "sort"},
-    {"index", "gather"},
-    {"gather", "gather"},
-    {"index_select", "gather"},
-    {"index_add", "scatter_add"},
-    {"scatter_add", "scatter_add"},
-    {"_log_softmax", "log_softmax"},
-    {"nll_loss_forward", "negative_log_likelihood"},
-};
-std::string word_of(std::string_view aten) {
-  if (aten.find("scaled_dot_product") != aten.npos) return "attention";
-  for (const Word& word : kWords) {
-    if (word.aten == aten) return std::string(word.op);
-  }
-  return "scale";
-}
-
-bool is_differentiated(const Json& operation) { return operation.contains("node"); }
-
-// Element counts of one tensor in all captures, as what they grow with.
-class Sizes {
- public:
-  explicit Sizes(const std::vector<CapturedModules>& captures) : captures_(captures) {}
-
-  // Of a tensor by its extents, where these tell what grows: batch and sequence may do so alike.
-  // Nothing where they do not; false where no form is of them.
-  Json shaped(const std::vector<std::vector<std::int64_t>>& shapes,
-              const std::vector<std::int64_t>& elements, const std::string& dtype) const {
-    if (captures_.size() < 2 || fixed_sequence() > 0) return {};
-    std::size_t batches = 0, sequences = 0, samples = 0;
-    for (std::size_t d = 0; d < shapes[0].size(); ++d) {
-      const auto grows_with = [&](bool batch, bool sequence) {
-        const auto unit = [&](const CapturedModules& c) {
-          return (batch ? c.batch : 1) * (sequence ? c.sequence : 1);
-        };
-        const std::int64_t each = shapes[0][d] / unit(captures_[0]);
-        for (std::size_t c = 0; c < captures_.size(); ++c) {
-          if (d >= shapes[c].size() || each * unit(captures_[c]) != shapes[c][d]) return false;
-        }
-        return each > 0;
-      };
-      if (grows_with(false, false)) continue;
-      const bool both = grows_with(true, true);
-      if (!both && !grows_with(false, true) && !grows_with(true, false)) return {};
-      const bool sequence = both || grows_with(false, true);
-      batches += both || !sequence ? 1 : 0;
-      sequences += sequence ? 1 : 0;
-      samples += shapes[0][d] == captures_[0].batch ? 1 : 0;  // (half a sequence is none)
-    }
-    if (batches > 1 && samples == batches) return false;
-    for (const Form& form : kForms) {
-      const std::int64_t each = elements[0] / form.unit(captures_[0]);
-      const bool is_it = form.batches == batches && form.sequences == sequences;
-      if (is_it && each > 0 && fits(elements, form, each, form, 0)) return typed(form, each, dtype);
-    }
-    return {};
-  }
-
-  // `width`: of the rows that they are, where that is known.
-  Json tensor(const std::vector<std::int64_t>& elements, const std::string& dtype,
-              std::int64_t width = 1) const {
-    for (const Form& form : kForms) {
-      const std::int64_t each = elements[0] / form.unit(captures_[0]);
-      if (each > 0 && each % width == 0 && fits(elements, form, each, form, 0)) {
-        return typed(form, each, dtype);
-      }
-    }
-    if (captures_.size() < 2) return {};
-    constexpr std::int64_t kGranule = 64;  // elements that the allocator gives to the smallest
-    const auto of_pairs = [&](std::size_t c) {
-      return elements[c] % (captures_[c].batch * captures_[c].batch) == 0;
-    };
-    if (*std::ranges::max_element(elements) <= kGranule && !(of_pairs(0) && of_pairs(1))) {
-      return typed(kForms[kFixed], *std::ranges::max_element(elements), dtype);
-    }
-    for (std::size_t f = 0; f <= kFixed; ++f) {  // a sum of two
-      const Form& form = kForms[f];
-      for (std::size_t o = f + 1; o <= kFixed; ++o) {
-        const Form& other = kForms[o];
-        const std::int64_t a = form.unit(captures_[0]), b = other.unit(captures_[0]);
-        const std::int64_t c = form.unit(captures_[1]), d = other.unit(captures_[1]);
-        const std::int64_t determinant = a * d - b * c;
-        if (determinant == 0) continue;
-        const std::int64_t x = (elements[0] * d - elements[1] * b) / determinant;
-        const std::int64_t y = (elements[1] * a - elements[0] * c) / determinant;
-        const bool may_lack = f == 0 && o == 1 && y >= -x;  // logits but the last
-        if (x > 0 && (y > 0 || may_lack) && fits(elements, form, x, other, y)) {
-          Json made = typed(form, x, dtype);
-          made[other.key] = y;
-          return made;
-        }
-      }
-    }
-    for (const Form& form : kForms) {  // of several positions one
-      if (captures_.size() < 2 || (form.sequences == 0 && form.batches == 0)) continue;
-      const std::int64_t unit = form.unit(captures_[0]), common = std::gcd(elements[0], unit);
-      bool is_it = unit / common <= kMostPositions;
-      for (std::size_t c = 1; c < captures_.size(); ++c)
-        is_it &= elements[0] / common * form.unit(captures_[c]) == elements[c] * (unit / common);
-      if (!is_it) continue;
-      Json made = typed(form, elements[0] / common, dtype);
-      made["split"] = unit / common;
-      return made;
-    }
-    return {};
-  }
-  // All captures have it: what grows with its square cannot be told from what grows with it.
-  std::int64_t fixed_sequence() const {
-    const std::int64_t length = captures_[0].sequence;
-    const bool is_one = (captures_.size() > 1 || length == 1) &&
-                        std::ranges::all_of(captures_, [&](const CapturedModules& each) {
-                          return each.sequence == length;
-                        });
-    return is_one ? length : 0;
-  }
-
- private:
-  struct Form {
-    const char* key;
-    std::int64_t (*unit)(const CapturedModules&);
-    std::size_t batches, sequences;  // times that it grows with each
-  };
-  static constexpr std::int64_t kMostPositions = 1 << 12;  // of a row: a patch's pixels
-  static constexpr std::size_t kFixed = 3;
-  static constexpr Form kForms[] = {
-      {"per_token", [](const CapturedModules& c) { return c.batch * c.sequence; }, 1, 1},
-      {"per_sequence", [](const CapturedModules& c) { return c.batch; }, 1, 0},
-      {"per_position", [](const CapturedModules& c) { return c.sequence; }, 0, 1},
-      {"fixed", [](const CapturedModules&) { return std::int64_t{1}; }, 0, 0},
-      {"per_token", [](const CapturedModules& c) { return c.batch * c.sequence * c.sequence; }, 1,
-       2},
-      {"per_position", [](const CapturedModules& c) { return c.sequence * c.sequence; }, 0, 2}};
-
-  bool fits(const std::vector<std::int64_t>& elements, const Form& form, std::int64_t each,
-            const Form& other, std::int64_t more) const {
-    for (std::size_t c = 0; c < captures_.size(); ++c) {
-      if (each * form.unit(captures_[c]) + more * other.unit(captures_[c]) != elements[c])
-        return false;
-    }
-    return true;
-  }
-  Json typed(const Form& form, std::int64_t each, const std::string& dtype) const {
-    Json made = {{form.key, each}};
-    if (form.sequences > 1) made["by_pairs"] = true;
-    if (dtype == "torch.int64") made["type"] = "int64";
-    if (dtype == "torch.float32" && !is_compute_fp32()) made["type"] = "fp32";
-    if (dtype == "torch.bool" || dtype == "torch.uint8") made["type"] = "byte";
-    return made;
-  }
-  bool is_compute_fp32() const {
-    for (const Json& operation : captures_[0].document.at("operations")) {
-      const std::string op = operation.at("op");
-      if (word_of(op) != "linear") continue;
-      return operation.at("out")[0].at("dtype") == "torch.float32";
-    }
-    return true;
-  }
-  const std::vector<CapturedModules>& captures_;
-};
 
 constexpr std::string_view kInput = "input";
 
@@ -254,13 +62,11 @@ class ModuleWriter {
   ModuleWriter(const std::vector<CapturedModules>& captures, const std::string& name)
       : captures_(captures), document_(captures[0].document), sizes_(captures), name_(name) {
     for (const CapturedModules& other : captures) check_same(other);
-    for (const Json& block : document_.at("blocks")) blocks_.push_back(block.get<std::string>());
   }
 
   std::string write() {
     const Json& operations = document_.at("operations");
-    find_tensors();
-    find_layers();
+    found_ = find_module_layers(captures_[0]);
     for (std::size_t i = 0; i < operations.size(); ++i) add(i, operations[i]);
     finish_layer();
     return file();
@@ -268,17 +74,7 @@ class ModuleWriter {
 
  private:
   [[noreturn]] void refuse(const Json& operation, const std::string& why) const {
-    throw Error(
-        ExitCode::kMissingCapability,
-        fmt::format("{}: {}: {}; foreshard predict --capture forecasts the step as it is, and "
-                    "models/examples/ has layers to write by hand",
-                    captures_[0].path, place_of(operation), why));
-  }
-  static std::string place_of(const Json& operation) {
-    const Json module = operation.at("module");
-    return fmt::format("{} in {}", operation.at("op").get<std::string>(),
-                       module.is_string() && module != "" ? module.get<std::string>()
-                                                          : std::string("the program itself"));
+    refuse_operation(captures_[0], operation, why);
   }
 
   void check_same(const CapturedModules& other) const {
@@ -297,159 +93,21 @@ class ModuleWriter {
                             i < ours.size() ? place_of(ours[i]) : std::string("its end")));
   }
 
-  static std::string list_of(const std::string& block) {
-    const std::size_t dot = block.rfind('.');
-    return dot == block.npos ? "" : block.substr(0, dot);
-  }
-  // Whose block an operation is: by number; -1: nobody's.
-  std::int64_t block_of(const Json& operation) const {
-    const Json& said = operation.at("module");
-    const std::string module = said.is_string() ? said.get<std::string>() : "";
-    for (std::size_t b = 0; b < blocks_.size(); ++b) {
-      if (module == blocks_[b] || module.starts_with(blocks_[b] + "."))
-        return static_cast<std::int64_t>(b);
-    }
-    return -1;
-  }
-  // Runs of operations of one block or between lists of blocks. What stands between two blocks of
-  // one list is the first one's; a block that is called again is nobody's.
-  void find_parts() {
-    std::set<std::int64_t> seen;
-    for (std::size_t i = 0; const Json& operation : document_.at("operations")) {
-      const std::int64_t block = block_of(operation);
-      const bool is_between = parts_.size() > 1 && parts_.back().block < 0 && block >= 0;
-      const std::int64_t before = is_between ? parts_[parts_.size() - 2].block : -1;
-      const bool resumes = is_between && block == before;
-      const bool again = !resumes && seen.contains(block) && block != parts_.back().block;
-      if (again && uses_parameter(operation)) {
-        refuse(operation, fmt::format("{} runs twice in one step, and layers run once: capture a "
-                                      "program that calls its model once, for all sequences",
-                                      blocks_[at(block)]));
-      }
-      const std::int64_t of = again ? -1 : block;
-      const bool is_alike =
-          of >= 0 && before >= 0 && list_of(blocks_[at(before)]) == list_of(blocks_[at(block)]);
-      if (is_alike) parts_.pop_back();
-      if (parts_.empty() || of != parts_.back().block) parts_.push_back({i, of});
-      if (block >= 0) seen.insert(block);
-      ++i;
-    }
-  }
-  static bool uses_parameter(const Json& operation) {
-    return std::ranges::any_of(operation.at("in"), &Json::is_string);
-  }
-
-  struct Part {
-    std::size_t begin = 0;     // operation
-    std::int64_t block = -1;   // by number; -1: none, or more than it
-    std::int64_t handed = -1;  // by the part before
-  };
-
-  void find_layers() {
-    const Json& operations = document_.at("operations");
-    find_parts();
-    std::size_t behind = 0;  // the last use of a parameter
-    for (std::size_t i = 0; i < operations.size(); ++i) {
-      if (uses_parameter(operations[i])) behind = i + 1;
-    }
-    if (behind == 0) refuse(operations.back(), "no operation uses a parameter of the model");
-    std::size_t loss = behind;
-    const auto is_of_loss = [&](std::size_t i) {
-      return operations[i].at("module").is_null() || operations[i].at("op") == "_log_softmax";
-    };
-    while (loss < operations.size() && !is_of_loss(loss)) ++loss;
-    if (loss == operations.size()) loss = behind;
-    if (loss == operations.size() || crossing(loss).empty()) {
-      refuse(operations.back(), "it uses a parameter, and nothing makes a loss of its result");
-    }
-    std::erase_if(parts_, [&](const Part& part) { return part.begin >= loss; });
-    parts_.push_back({loss, -1, largest(crossing(loss))});
-    // From behind: what a part hands on, it has made.
-    const auto join = [&](std::size_t p) {
-      if (parts_[p].block != parts_[p - 1].block) parts_[p - 1].block = -1;
-      parts_.erase(parts_.begin() + static_cast<std::ptrdiff_t>(p));
-    };
-    const std::size_t result = batch_at_[parts_.back().handed];
-    while (parts_.size() > 2 && parts_[parts_.size() - 2].begin > result) join(parts_.size() - 2);
-    for (std::size_t p = parts_.size() - 2; p > 0; --p) {
-      std::vector<std::int64_t> made = crossing(parts_[p].begin);
-      std::erase_if(made, [&](std::int64_t t) {
-        return (p > 1 && batch_at_[t] < parts_[p - 1].begin) || !reads(p, t);
-      });
-      if (made.empty()) {
-        join(p);
-      } else {
-        parts_[p].handed = largest(made);
-      }
-    }
-  }
-  bool reads(std::size_t p, std::int64_t tensor) const {
-    const Json& operations = document_.at("operations");
-    for (std::size_t i = parts_[p].begin; i < parts_[p + 1].begin; ++i) {
-      const Json& in = operations[i].at("in");
-      if (std::ranges::find(in, Json(tensor)) != in.end()) return true;
-    }
-    return false;
-  }
-  // The last of the largest, of those that samples have a part in (a bias of positions is none).
-  std::int64_t largest(const std::vector<std::int64_t>& tensors) const {
-    return *std::ranges::max_element(tensors, {}, [&](std::int64_t t) {
-      return std::tuple(of_samples_.contains(t), elements_.at(t),
-                        batch_at_.contains(t) ? batch_at_.at(t) : 0);
-    });
-  }
-
-  void find_tensors() {
-    const Json& operations = document_.at("operations");
-    for (std::size_t i = 0; i < operations.size(); ++i) {
-      bool is_of_batch = uses_parameter(operations[i]), is_of_samples = false;
-      for (const Json& in : operations[i].at("in")) {
-        if (!in.is_number()) continue;
-        read_at_[in] = i;
-        is_of_samples |= of_samples_.contains(in) ||
-                         document_.at("given").contains(std::to_string(in.get<std::int64_t>()));
-        is_of_batch |= batch_at_.contains(in);
-      }
-      for (const Json& out : operations[i].at("out")) {
-        if (is_differentiated(operations[i])) made_at_[out.at("tensor")] = i;
-        const std::string dtype = out.at("dtype");
-        const bool is_float = dtype.find("float") != dtype.npos;
-        if (is_of_batch && is_float) batch_at_[out.at("tensor")] = i;
-        elements_[out.at("tensor")] = out.at("elements");
-        if (is_of_samples) of_samples_.insert(out.at("tensor").get<std::int64_t>());
-      }
-    }
-  }
-
-  // Tensors that want a gradient, from before an operation to it or behind; where none does (a
-  // frozen table), those that the batch has a part in.
-  std::vector<std::int64_t> crossing(std::size_t at) const {
-    std::vector<std::int64_t> found;
-    for (const auto* made : {&made_at_, &batch_at_}) {
-      for (const auto& [tensor, i] : *made) {
-        const auto last = read_at_.find(tensor);
-        if (i < at && last != read_at_.end() && last->second >= at) found.push_back(tensor);
-      }
-      if (!found.empty()) break;
-    }
-    return found;
-  }
-
   void begin_layer(std::size_t i) {
     const std::size_t part = layers_.size();
-    if (part >= parts_.size() || i < parts_[part].begin) return;
-    const auto [begin, block, handed] = parts_[part];
+    if (part >= found_.parts.size() || i < found_.parts[part].begin) return;
+    const auto [begin, block, handed] = found_.parts[part];
     if (part > 0) hand_on(begin, handed);
     handed_ = handed;
     Layer layer;
-    const bool is_last = part + 2 == parts_.size();
-    layer.role = part == 0                   ? "embedding"
-                 : part + 1 == parts_.size() ? "loss"
-                 : block >= 0                ? "block"
-                 : is_last                   ? "head"
-                                             : "inner";
-    layer.name = block >= 0 && part > 0 ? blocks_[at(block)] : layer.role;
-    if (block >= 0 && part > 0) layer.prefix = blocks_[at(block)] + ".";
+    const bool is_last = part + 2 == found_.parts.size();
+    layer.role = part == 0                         ? "embedding"
+                 : part + 1 == found_.parts.size() ? "loss"
+                 : block >= 0                      ? "block"
+                 : is_last                         ? "head"
+                                                   : "inner";
+    layer.name = block >= 0 && part > 0 ? found_.blocks[at(block)] : layer.role;
+    if (block >= 0 && part > 0) layer.prefix = found_.blocks[at(block)] + ".";
     if (layer.role == "inner") layer.name += std::to_string(part);
     layers_.push_back(std::move(layer));
   }
@@ -462,10 +120,10 @@ class ModuleWriter {
     if (main == layer.names.end()) return;
     layer.output = main->second;
     std::vector<std::string> all = {main->second};
-    for (const std::int64_t tensor : crossing(begin)) {
+    for (const std::int64_t tensor : found_.crossing(begin)) {
       const auto name = layer.names.find(tensor);
-      const bool is_own =
-          made_at_.contains(tensor) && made_at_[tensor] >= parts_[layers_.size() - 1].begin;
+      const bool is_own = found_.made_at.contains(tensor) &&
+                          found_.made_at.at(tensor) >= found_.parts[layers_.size() - 1].begin;
       if (tensor != handed && is_own && name != layer.names.end()) all.push_back(name->second);
     }
     if (all.size() == 1) return;
@@ -484,15 +142,15 @@ class ModuleWriter {
   // gradient goes the same way where it is as large.
   std::optional<std::string> stand_in(std::int64_t tensor, bool is_needed) {
     Layer& layer = layers_.back();
-    const std::size_t begin = parts_[layers_.size() - 1].begin;
+    const std::size_t begin = found_.parts[layers_.size() - 1].begin;
     const bool is_beside = layers_.size() > 1 && tensor != handed_ && described_.contains(tensor) &&
-                           made_at_.contains(tensor) && made_at_.at(tensor) < begin;
+                           found_.made_at.contains(tensor) && found_.made_at.at(tensor) < begin;
     if (!is_beside) return std::nullopt;
     const bool is_equal = described_.at(tensor) == described_.at(handed_);
     if ((!is_equal && !is_needed) || !known(handed_)) return std::nullopt;
     const std::string name = fmt::format("beside_{}", layer.tensors.size());
     layer.tensors[name] = described_.at(tensor);
-    layer.sizes[name] = elements_.at(tensor);
+    layer.sizes[name] = found_.elements.at(tensor);
     Json made = {
         {"op", "copy"}, {"name", name}, {"inputs", {kInput}}, {"outputs", {name}}, {"view", true}};
     if (!is_equal) made["gradient"] = "none";
@@ -578,7 +236,7 @@ class ModuleWriter {
     layer.tensors = std::move(first);
     layer.sizes[std::string(kInput)] =
         is_batch ? document_.at("given").at(number).at("elements").get<std::int64_t>()
-                 : elements_.at(tensor);
+                 : found_.elements.at(tensor);
     return layer.names[tensor] = kInput;
   }
 
@@ -627,7 +285,7 @@ class ModuleWriter {
       }
       std::optional<std::string> name = known_or_position(in.get<std::int64_t>(), operation);
       if (name && std::ranges::find(inputs, *name) == inputs.end()) inputs.push_back(*name);
-      if (name && made_at_.contains(in)) wanted.insert(*name);
+      if (name && found_.made_at.contains(in)) wanted.insert(*name);
     }
     for (const Json& in : operation.at("in")) {
       if (!inputs.empty() || !in.is_number()) continue;
@@ -765,9 +423,10 @@ class ModuleWriter {
         continue;
       }
       const auto name = layer.names.find(in.get<std::int64_t>());
-      if (name == layer.names.end() || !made_at_.contains(in)) continue;
+      if (name == layer.names.end() || !found_.made_at.contains(in)) continue;
       gradients.insert(layer.sizes.at(name->second));
-      if (read_at_.at(in) > i) gradients.insert(layer.sizes.at(name->second));  // added up here
+      if (found_.read_at.at(in) > i)
+        gradients.insert(layer.sizes.at(name->second));  // added up here
     }
     if (sums) gradients.insert(layer.sizes.at(made.at("outputs")[0]));
     const std::vector<Json> all = operation.at("backward");
@@ -960,18 +619,13 @@ class ModuleWriter {
 
   const std::vector<CapturedModules>& captures_;
   const Json& document_;
-  const Sizes sizes_;
+  const ModuleSizes sizes_;
   const std::string name_;
-  std::vector<std::string> blocks_;
   std::vector<Layer> layers_;
-  std::vector<Part> parts_;
   bool is_tied_ = false, has_table_ = false;
-  std::set<std::string> tables_;                           // of positions
-  std::map<std::int64_t, std::size_t> made_at_, read_at_;  // differentiated tensors; operations
-  std::map<std::int64_t, std::size_t> batch_at_;           // what the batch has a part in
-  std::set<std::int64_t> of_samples_;
-  std::map<std::int64_t, std::int64_t> elements_;  // of tensors, in the first capture
-  std::int64_t handed_ = -1;                       // by the layer before
+  std::set<std::string> tables_;  // of positions
+  ModuleLayers found_;
+  std::int64_t handed_ = -1;  // by the layer before
   std::set<std::int64_t> positions_;
   std::map<std::int64_t, Json> described_;
   std::set<std::string> seen_parameters_;

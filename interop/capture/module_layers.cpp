@@ -1,0 +1,197 @@
+#include "interop/capture/module_layers.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+#include <tuple>
+#include <utility>
+
+#include "sim/base/error.h"
+#include "sim/base/integers.h"
+
+namespace foreshard {
+namespace {
+
+bool uses_parameter(const Json& operation) {
+  return std::ranges::any_of(operation.at("in"), &Json::is_string);
+}
+
+class LayerFinder {
+ public:
+  explicit LayerFinder(const CapturedModules& capture)
+      : capture_(capture), document_(capture.document) {
+    for (const Json& block : document_.at("blocks")) {
+      found_.blocks.push_back(block.get<std::string>());
+    }
+  }
+
+  ModuleLayers find() {
+    find_tensors();
+    find_layers();
+    return std::move(found_);
+  }
+
+ private:
+  // Whose block an operation is: by number; -1: nobody's.
+  std::int64_t block_of(const Json& operation) const {
+    const Json& said = operation.at("module");
+    const std::string module = said.is_string() ? said.get<std::string>() : "";
+    for (std::size_t b = 0; b < found_.blocks.size(); ++b) {
+      if (module == found_.blocks[b] || module.starts_with(found_.blocks[b] + "."))
+        return static_cast<std::int64_t>(b);
+    }
+    return -1;
+  }
+  // Runs of operations of one block or between lists of blocks. What stands between two blocks of
+  // one list is the first one's; a block that is called again is nobody's.
+  void find_parts() {
+    std::set<std::int64_t> seen;
+    for (std::size_t i = 0; const Json& operation : document_.at("operations")) {
+      const std::int64_t block = block_of(operation);
+      const bool is_between =
+          found_.parts.size() > 1 && found_.parts.back().block < 0 && block >= 0;
+      const std::int64_t before = is_between ? found_.parts[found_.parts.size() - 2].block : -1;
+      const bool resumes = is_between && block == before;
+      const bool again = !resumes && seen.contains(block) && block != found_.parts.back().block;
+      if (again && uses_parameter(operation)) {
+        refuse_operation(capture_, operation,
+                         fmt::format("{} runs twice in one step, and layers run once: capture a "
+                                     "program that calls its model once, for all sequences",
+                                     found_.blocks[at(block)]));
+      }
+      const std::int64_t of = again ? -1 : block;
+      const bool is_alike = of >= 0 && before >= 0 &&
+                            list_of(found_.blocks[at(before)]) == list_of(found_.blocks[at(block)]);
+      if (is_alike) found_.parts.pop_back();
+      if (found_.parts.empty() || of != found_.parts.back().block) found_.parts.push_back({i, of});
+      if (block >= 0) seen.insert(block);
+      ++i;
+    }
+  }
+  void find_layers() {
+    const Json& operations = document_.at("operations");
+    find_parts();
+    std::size_t behind = 0;  // the last use of a parameter
+    for (std::size_t i = 0; i < operations.size(); ++i) {
+      if (uses_parameter(operations[i])) behind = i + 1;
+    }
+    if (behind == 0)
+      refuse_operation(capture_, operations.back(), "no operation uses a parameter of the model");
+    std::size_t loss = behind;
+    const auto is_of_loss = [&](std::size_t i) {
+      return operations[i].at("module").is_null() || operations[i].at("op") == "_log_softmax";
+    };
+    while (loss < operations.size() && !is_of_loss(loss)) ++loss;
+    if (loss == operations.size()) loss = behind;
+    if (loss == operations.size() || found_.crossing(loss).empty()) {
+      refuse_operation(capture_, operations.back(),
+                       "it uses a parameter, and nothing makes a loss of its result");
+    }
+    std::erase_if(found_.parts, [&](const ModulePart& part) { return part.begin >= loss; });
+    found_.parts.push_back({loss, -1, largest(found_.crossing(loss))});
+    // From behind: what a part hands on, it has made.
+    const auto join = [&](std::size_t p) {
+      if (found_.parts[p].block != found_.parts[p - 1].block) found_.parts[p - 1].block = -1;
+      found_.parts.erase(found_.parts.begin() + static_cast<std::ptrdiff_t>(p));
+    };
+    const std::size_t result = found_.batch_at[found_.parts.back().handed];
+    while (found_.parts.size() > 2 && found_.parts[found_.parts.size() - 2].begin > result)
+      join(found_.parts.size() - 2);
+    for (std::size_t p = found_.parts.size() - 2; p > 0; --p) {
+      std::vector<std::int64_t> made = found_.crossing(found_.parts[p].begin);
+      std::erase_if(made, [&](std::int64_t t) {
+        return (p > 1 && found_.batch_at[t] < found_.parts[p - 1].begin) || !reads(p, t);
+      });
+      if (made.empty()) {
+        join(p);
+      } else {
+        found_.parts[p].handed = largest(made);
+      }
+    }
+  }
+  bool reads(std::size_t p, std::int64_t tensor) const {
+    const Json& operations = document_.at("operations");
+    for (std::size_t i = found_.parts[p].begin; i < found_.parts[p + 1].begin; ++i) {
+      const Json& in = operations[i].at("in");
+      if (std::ranges::find(in, Json(tensor)) != in.end()) return true;
+    }
+    return false;
+  }
+  // The last of the largest, of those that samples have a part in (a bias of positions is none).
+  std::int64_t largest(const std::vector<std::int64_t>& tensors) const {
+    return *std::ranges::max_element(tensors, {}, [&](std::int64_t t) {
+      return std::tuple(found_.of_samples.contains(t), found_.elements.at(t),
+                        found_.batch_at.contains(t) ? found_.batch_at.at(t) : 0);
+    });
+  }
+
+  void find_tensors() {
+    const Json& operations = document_.at("operations");
+    for (std::size_t i = 0; i < operations.size(); ++i) {
+      bool is_of_batch = uses_parameter(operations[i]), is_of_samples = false;
+      for (const Json& in : operations[i].at("in")) {
+        if (!in.is_number()) continue;
+        found_.read_at[in] = i;
+        is_of_samples |= found_.of_samples.contains(in) ||
+                         document_.at("given").contains(std::to_string(in.get<std::int64_t>()));
+        is_of_batch |= found_.batch_at.contains(in);
+      }
+      for (const Json& out : operations[i].at("out")) {
+        if (is_differentiated(operations[i])) found_.made_at[out.at("tensor")] = i;
+        const std::string dtype = out.at("dtype");
+        const bool is_float = dtype.find("float") != dtype.npos;
+        if (is_of_batch && is_float) found_.batch_at[out.at("tensor")] = i;
+        found_.elements[out.at("tensor")] = out.at("elements");
+        if (is_of_samples) found_.of_samples.insert(out.at("tensor").get<std::int64_t>());
+      }
+    }
+  }
+
+  const CapturedModules& capture_;
+  const Json& document_;
+  ModuleLayers found_;
+};
+
+}  // namespace
+
+bool is_differentiated(const Json& operation) { return operation.contains("node"); }
+
+std::string place_of(const Json& operation) {
+  const Json module = operation.at("module");
+  return fmt::format("{} in {}", operation.at("op").get<std::string>(),
+                     module.is_string() && module != "" ? module.get<std::string>()
+                                                        : std::string("the program itself"));
+}
+
+std::string list_of(const std::string& block) {
+  const std::size_t dot = block.rfind('.');
+  return dot == block.npos ? "" : block.substr(0, dot);
+}
+
+void refuse_operation(const CapturedModules& capture, const Json& operation,
+                      const std::string& why) {
+  throw Error(
+      ExitCode::kMissingCapability,
+      fmt::format("{}: {}: {}; foreshard predict --capture forecasts the step as it is, and "
+                  "models/examples/ has layers to write by hand",
+                  capture.path, place_of(operation), why));
+}
+
+std::vector<std::int64_t> ModuleLayers::crossing(std::size_t at) const {
+  std::vector<std::int64_t> found;
+  for (const auto* made : {&made_at, &batch_at}) {
+    for (const auto& [tensor, i] : *made) {
+      const auto last = read_at.find(tensor);
+      if (i < at && last != read_at.end() && last->second >= at) found.push_back(tensor);
+    }
+    if (!found.empty()) break;
+  }
+  return found;
+}
+
+ModuleLayers find_module_layers(const CapturedModules& capture) {
+  return LayerFinder(capture).find();
+}
+
+}  // namespace foreshard
