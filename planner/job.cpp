@@ -261,8 +261,8 @@ TranslatedJob translate_job(const Job& job, const std::string& runtime) {
 
 std::string_view told_stack(const Job& job) {
   if (job.open.empty()) return job.document.stack;
-  const std::string_view only = job.open.size() == 1 ? job.open.front().name : "";
-  return only == "none" ? "" : only;
+  if (job.open.size() > 1 || job.open.front().name == "none") return "";
+  return job.open.front().name;
 }
 
 CostModel cost_model(const Job& job) {

@@ -36,7 +36,7 @@ constexpr int kNotAnswered = static_cast<int>(ExitCode::kMissingCapability);
 
 fs::path library_folder() {
   const fs::path program = fs::read_symlink("/proc/self/exe");
-  const fs::path folder = program.parent_path() / "null";
+  fs::path folder = program.parent_path() / "null";
   if (!fs::exists(folder / "libforeshard-null.so")) {
     throw Error(ExitCode::kMissingCapability,
                 fmt::format("{}: is not there; expected the null GPU's library beside the program "

@@ -57,7 +57,7 @@ std::function<SearchMemory(std::size_t)> memory_after(SearchState& state) {
 }
 
 Timed timed_search(const SearchVariants& variants, const SearchCommandOptions& asked,
-                   SearchOptions options) {
+                   const SearchOptions& options) {
   Timed timed;
   std::optional<SearchState> state;
   if (!asked.resume.empty())

@@ -20,6 +20,7 @@
 #include "exec/comm/shared_transport.h"
 #include "exec/comm/sockets.h"
 #include "sim/base/error.h"
+#include "sim/base/integers.h"
 
 namespace foreshard {
 namespace {

@@ -29,6 +29,7 @@
 #include <utility>
 
 #include "sim/base/error.h"
+#include "sim/base/integers.h"
 
 namespace foreshard {
 namespace {

@@ -158,10 +158,10 @@ class LayerFinder {
 bool is_differentiated(const Json& operation) { return operation.contains("node"); }
 
 std::string place_of(const Json& operation) {
-  const Json module = operation.at("module");
+  const Json& module = operation.at("module");
+  const std::string name = module.is_string() ? module.get<std::string>() : "";
   return fmt::format("{} in {}", operation.at("op").get<std::string>(),
-                     module.is_string() && module != "" ? module.get<std::string>()
-                                                        : std::string("the program itself"));
+                     name.empty() ? "the program itself" : name);
 }
 
 std::string list_of(const std::string& block) {

@@ -200,8 +200,7 @@ class ModuleWriter {
     }
     if (tensor.is_null()) tensor = sizes_.tensor(elements(i, out), made.at("dtype"), width);
     if (tensor.is_null()) refuse(operation, growth_of(elements(i, out)));
-    const std::string name =
-        fmt::format("{}_{}{}", label, layer.tensors.size(), of_module(operation));
+    std::string name = fmt::format("{}_{}{}", label, layer.tensors.size(), of_module(operation));
     layer.tensors[name] = tensor;
     layer.sizes[name] = made.at("elements");
     layer.names[made.at("tensor")] = name;
@@ -217,7 +216,7 @@ class ModuleWriter {
     const bool is_batch = layers_.size() == 1 && document_.at("given").contains(number);
     const bool hands_on = layers_.size() > 1 && tensor == handed_ &&
                           layers_[layers_.size() - 2].names.contains(tensor);
-    if (const auto name = stand_in(tensor, false)) return name;
+    if (auto name = stand_in(tensor, false)) return name;
     if ((!is_batch && !hands_on) || layer.tensors.contains(kInput)) return given_name(tensor);
     Json first = Json::object();
     if (is_batch) {

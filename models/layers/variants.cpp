@@ -632,7 +632,8 @@ void cache_keys(LayerSpec& layer, const Plan& plan) {
     if (attends == ops.end()) return;
     if (attends->attention.value_dim > 0) return;  // latents are cached, which nothing else keeps
     const Index from = attends->inputs[input];
-    TensorSpec spec = tensor(layer, from), narrow = spec;
+    TensorSpec spec = tensor(layer, from);
+    TensorSpec narrow = spec;
     spec.name.insert(0, kCached);
     if (widens) spec.type = ElementType::kFp32;
     const Index to = add_tensor(layer, std::move(spec));
