@@ -95,13 +95,13 @@ class LayerFinder {
       if (found_.parts[p].block != found_.parts[p - 1].block) found_.parts[p - 1].block = -1;
       found_.parts.erase(found_.parts.begin() + static_cast<std::ptrdiff_t>(p));
     };
-    const std::size_t result = found_.batch_at[found_.parts.back().handed];
+    const std::size_t result = place_of_tensor(found_.parts.back().handed);
     while (found_.parts.size() > 2 && found_.parts[found_.parts.size() - 2].begin > result)
       join(found_.parts.size() - 2);
     for (std::size_t p = found_.parts.size() - 2; p > 0; --p) {
       std::vector<std::int64_t> made = found_.crossing(found_.parts[p].begin);
       std::erase_if(made, [&](std::int64_t t) {
-        return (p > 1 && found_.batch_at[t] < found_.parts[p - 1].begin) || !reads(p, t);
+        return (p > 1 && place_of_tensor(t) < found_.parts[p - 1].begin) || !reads(p, t);
       });
       if (made.empty()) {
         join(p);
@@ -118,11 +118,15 @@ class LayerFinder {
     }
     return false;
   }
+  // The operation that made it, of what the batch has a part in; else the first.
+  std::size_t place_of_tensor(std::int64_t tensor) const {
+    const auto found = found_.batch_at.find(tensor);
+    return found == found_.batch_at.end() ? 0 : found->second;
+  }
   // The last of the largest, of those that samples have a part in (a bias of positions is none).
   std::int64_t largest(const std::vector<std::int64_t>& tensors) const {
     return *std::ranges::max_element(tensors, {}, [&](std::int64_t t) {
-      return std::tuple(found_.of_samples.contains(t), found_.elements.at(t),
-                        found_.batch_at.contains(t) ? found_.batch_at.at(t) : 0);
+      return std::tuple(found_.of_samples.contains(t), found_.elements.at(t), place_of_tensor(t));
     });
   }
 

@@ -214,7 +214,7 @@ HfConfig parse_hf_config(const ConfigNode& root, std::string_view name) {
     config.dims = read_text_model(inner, type, config.ledger);
     inner.ignore_rest();
     // The whole model's head is tied as the whole model says (transformers 5: tie_weights).
-    if (const ConfigNode* tied = root.find("tie_word_embeddings"); tied && !tied->is_null()) {
+    if (const ConfigNode* tied = outer.find({"tie_word_embeddings"}); tied && !tied->is_null()) {
       config.dims.tied = tied->as_bool();
     }
   } else {
