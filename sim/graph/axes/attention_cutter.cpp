@@ -1,0 +1,138 @@
+#include "sim/graph/axes/attention_cutter.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "sim/base/integers.h"
+#include "sim/spec/latent_attention.h"
+
+namespace foreshard {
+
+AttentionCutter::AttentionCutter(LayerPart& part)
+    : part_(part), has_latents_(has_latents(part.source)) {}
+
+void AttentionCutter::attend(Operation op) {
+  const auto rotate = part_.plan.context_parallel.rotate;
+  if (rotate == ContextParallel::Rotate::kUlysses) return attend_with_heads(std::move(op));
+  const bool gathers = part_.megatron && rotate == ContextParallel::Rotate::kAllGather;
+  if (gathers || part_.plan.attention == AttentionKernel::kFlex) {
+    return attend_to_all(std::move(op));
+  }
+  part_.layer.operations.push_back(std::move(op));
+  ring(Operation(part_.layer.operations.back()));
+}
+
+void AttentionCutter::rotate_own_positions(Operation& op) {
+  if (op.backward_temporaries.empty()) return;
+  TensorSpec& table = part_.layer.tensors[at(op.backward_temporaries.front())];
+  table.per_token = std::exchange(table.per_position, 0);
+  // Latent attention rotates queries and keys in calls of their own.
+  if (rotary_ == LayerPart::kNone || has_latents_) {
+    TensorSpec own = table;
+    own.name = "rotary of own positions";
+    rotary_ = part_.add_tensor(std::move(own), Placement::kWhole);
+    Operation& gather = part_.layer.operations.emplace_back();
+    gather.name = "gather_positions";
+    gather.function = Function::kGather;
+    gather.outputs = {rotary_};
+    gather.gradient = GradientRule::kNone;
+  }
+  op.inputs.push_back(rotary_);
+  op.saved.push_back(rotary_);
+}
+
+void AttentionCutter::ring(const Operation& op) {
+  const Mesh& mesh = part_.plan.mesh;
+  const ContextParallel& how = part_.plan.context_parallel;
+  RingAttention ring{.ranks = mesh.cp,
+                     .rank = mesh.cp_index(part_.plan.rank),
+                     .exchanges = how.rotate == ContextParallel::Rotate::kAllToAll,
+                     .balanced = how.balance == ContextParallel::Balance::kHeadTail,
+                     .narrow = part_.megatron};
+  part_.layer.operations.back().ring = ring;
+  // One head's result is in order whatever the order of dimensions.
+  if (!ring.halves(mesh.cp - 1) || op.attention.heads == 1) return;
+  const Index made = op.outputs.front();
+  TensorSpec spec = part_.layer.tensors[at(made)];
+  spec.name += " in order";
+  const Index copy = part_.add_tensor(std::move(spec), part_.places[at(made)]);
+  part_.move(made, copy, op.part).released = {made};
+  part_.renamed = {made, copy};
+}
+
+void AttentionCutter::replace_read(Operation& op, Index from, Index to) {
+  for (Indices* list : {&op.inputs, &op.saved}) std::replace(list->begin(), list->end(), from, to);
+  if (std::find(op.released.begin(), op.released.end(), from) != op.released.end()) {
+    op.released.push_back(to);
+  }
+}
+
+Index AttentionCutter::make_contiguous(Operation& op, std::size_t i) {
+  const Index from = op.inputs[i];
+  TensorSpec spec = part_.layer.tensors[at(from)];
+  spec.name += " contiguous";
+  const Index copy = part_.add_tensor(std::move(spec), part_.places[at(from)]);
+  part_.move(from, copy, op.part).gradient = GradientRule::kAlias;
+  replace_read(op, from, copy);
+  return copy;
+}
+
+void AttentionCutter::attend_to_all(Operation op) {
+  const auto keys_and_values = {std::size_t{1}, std::size_t{2}};
+  Indices copies;
+  // As in the ring, those of one head are contiguous as they are.
+  for (const std::size_t i : keys_and_values) {
+    if (!part_.megatron && op.attention.kv_heads > 1) copies.push_back(make_contiguous(op, i));
+  }
+  for (const std::size_t i : keys_and_values) {
+    const Index own = op.inputs[i];
+    TensorSpec spec = part_.layer.tensors[at(own)];
+    spec.per_token *= part_.plan.mesh.cp;
+    spec.name += " of all ranks";
+    const Index all = part_.add_tensor(std::move(spec), part_.places[at(own)]);
+    Operation& gather = part_.move(own, all, op.part);
+    gather.collective = {
+        .kind = CollectiveKind::kAllGather, .dim = MeshDim::kCp, .reorders = true, .waits = true};
+    gather.collective_backward = {
+        .kind = CollectiveKind::kReduceScatter, .dim = MeshDim::kCp, .packs = true, .waits = true};
+    replace_read(op, own, all);
+  }
+  part_.layer.operations.back().released = std::move(copies);
+  // (_cp_custom_ops.py, flex_cp_allgather: one operator for both)
+  part_.layer.operations.back().continues_node = !part_.megatron;
+  op.attention.key_ranks = part_.plan.mesh.cp;
+  part_.layer.operations.push_back(std::move(op));
+}
+
+void AttentionCutter::attend_with_heads(Operation op) {
+  const LayerCollective exchange{.kind = CollectiveKind::kAllToAll,
+                                 .dim = MeshDim::kCp,
+                                 .packs = true,
+                                 .reorders = true,
+                                 .waits = true};
+  const auto change = [&](Index from, const char* suffix) {
+    TensorSpec spec = part_.layer.tensors[at(from)];
+    spec.name += suffix;
+    return part_.add_tensor(std::move(spec), part_.places[at(from)]);
+  };
+  const std::int8_t part = op.part;
+  for (const Index own : Indices(op.inputs)) {
+    const Index heads = change(own, " by heads");
+    Operation& there = part_.move(own, heads, part);
+    there.collective = there.collective_backward = exchange;
+    replace_read(op, own, heads);
+  }
+  const Index result = op.outputs.front();
+  const Index heads = change(result, " by heads");
+  for (Indices* list : {&op.outputs, &op.saved}) {
+    std::replace(list->begin(), list->end(), result, heads);
+  }
+  op.attention.heads /= part_.plan.mesh.cp;
+  op.attention.kv_heads /= part_.plan.mesh.cp;
+  op.attention.query_ranks = op.attention.key_ranks = part_.plan.mesh.cp;
+  part_.layer.operations.push_back(std::move(op));
+  Operation& back = part_.move(heads, result, part);
+  back.collective = back.collective_backward = exchange;
+}
+
+}  // namespace foreshard

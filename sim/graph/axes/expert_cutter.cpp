@@ -1,0 +1,434 @@
+#include "sim/graph/axes/expert_cutter.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "sim/base/error.h"
+#include "sim/base/integers.h"
+#include "sim/graph/axes/dispatched_rows.h"
+
+namespace foreshard {
+namespace {
+
+// models/layers/moe.cpp
+constexpr const char* kCounts = "rows_per_expert";
+constexpr const char* kOffsets = "offsets";
+
+}  // namespace
+
+ExpertCutter::ExpertCutter(LayerPart& part)
+    : part_(part),
+      counts_rows_(std::any_of(part.source.tensors.begin(), part.source.tensors.end(),
+                               [](const TensorSpec& each) { return each.name == kCounts; })) {}
+
+bool ExpertCutter::cut(Operation& op) {
+  if (routes()) {
+    std::erase_if(op.released,
+                  [&](Index t) { return part_.layer.tensors[at(t)].name == kOffsets; });
+    if (counts_rows_ && op.name == "cumsum") return true;  // behind the rows' padding, then
+  }
+  const bool routed = routes() && op.part > 0 && part_.source.role == LayerRole::kBlock;
+  if (!routed && routing_.open) combine();
+  if (part_.tp > 1 && part_.experts > 1 && !part_.megatron && cut_mixture(op)) return true;
+  if (routed) cut_expert(std::move(op));
+  return routed;
+}
+
+bool ExpertCutter::cut_mixture(Operation& op) {
+  const bool is_product = op.kind == OperationKind::kGemm;
+  if (is_product && op.groups == 1 && op.n == part_.experts) {
+    mixture_.input = op.inputs.front();
+    mixture_.whole = part_.gather(mixture_.input, op.part);
+    part_.layer.operations.back().collective_backward = {};
+    read_whole(op);
+    part_.place(op.outputs, Placement::kWhole);
+    part_.layer.operations.push_back(std::move(op));
+    return true;
+  }
+  if (mixture_.whole == kNone) return false;
+  read_whole(op);
+  const bool splits_rows = part_.plan.mesh.ep > 1 && part_.plan.mesh.etp == 1;
+  if (splits_rows) mark_rows(op);
+  if (op.function == Function::kScatterAdd) {
+    const Index result = op.outputs.front();
+    part_.place(op.saved, Placement::kWhole);
+    const std::int8_t part = op.part;
+    // What the mixture read and what it made stay with its hooks until the sum has arrived.
+    for (const Index read : {mixture_.whole, mixture_.input}) {
+      if (std::erase(op.released, read) > 0) part_.held.push_back(read);
+    }
+    part_.layer.operations.push_back(std::move(op));
+    part_.reduce(result, part, /*has_returned=*/true);
+    Indices& made = part_.layer.operations.back().released;
+    part_.held.insert(part_.held.end(), made.begin(), made.end());
+    made.clear();
+    mixture_ = {};
+    return true;
+  }
+  if (splits_rows && op.name == "index_scores") {
+    part_.layer.operations.push_back(op);
+    offset_rows(op);
+    return true;
+  }
+  if (op.part > 0 && !routes()) enter_experts(op);
+  if (!is_product) return false;
+  if (op.groups > 1) return !routes() && cut_stack(op);
+  const Index result = op.outputs.front();
+  ParameterSpec& weight = part_.layer.parameters[at(op.parameters.front())];
+  if (part_.places[at(op.inputs.front())] == Placement::kFeature) {
+    op.k /= part_.tp;
+    weight.shape[1] /= part_.tp;
+    part_.place(result, Placement::kWhole);
+  } else if (op.n > 1) {
+    const Index own = part_.own_input(op.inputs.front(), op.part);
+    std::replace(op.saved.begin(), op.saved.end(), op.inputs.front(), own);
+    op.inputs.front() = own;
+    op.n /= part_.tp;
+    weight.shape[0] /= part_.tp;
+    part_.place(result, Placement::kFeature);
+  }
+  part_.layer.operations.push_back(std::move(op));
+  return true;
+}
+
+void ExpertCutter::read_whole(Operation& op) const {
+  for (Indices* list : {&op.inputs, &op.saved}) {
+    std::replace(list->begin(), list->end(), mixture_.input, mixture_.whole);
+  }
+}
+
+void ExpertCutter::offset_rows(const Operation& indexed) {
+  const Index order = indexed.inputs.back();
+  TensorSpec spec = part_.layer.tensors[at(order)];
+  spec.name += " of all ranks";
+  const Index moved = part_.add_tensor(std::move(spec), part_.places[at(order)]);
+  Operation& add = part_.move(order, moved, indexed.part);
+  add.gradient = GradientRule::kNone;
+  add.released = {order};
+  mixture_.rows.push_back(moved);
+  part_.renamed = {order, moved};
+}
+
+void ExpertCutter::mark_rows(const Operation& op) {
+  const auto is_row = [&](Index t) {
+    return std::find(mixture_.rows.begin(), mixture_.rows.end(), t) != mixture_.rows.end();
+  };
+  // What comes back is put in its place among all rows.
+  const auto came_back = [&](Index t) {
+    return std::find(mixture_.returned.begin(), mixture_.returned.end(), t) !=
+           mixture_.returned.end();
+  };
+  if (std::any_of(op.inputs.begin(), op.inputs.end(), came_back)) {
+    mixture_.returned.insert(mixture_.returned.end(), op.outputs.begin(), op.outputs.end());
+    return;
+  }
+  const bool begins = op.name == "argsort" || op.name == "histc";
+  if (op.function == Function::kScatterAdd || op.part > 0) return;
+  if (!begins && std::none_of(op.inputs.begin(), op.inputs.end(), is_row)) return;
+  // Rows are taken out of all tokens, and so their gradient is put into zeros of all.
+  static const Indices kWholeZeros;
+  const bool takes_rows = op.function == Function::kGather && op.inputs.front() == mixture_.whole;
+  for (const Indices* list :
+       {&op.outputs, &op.saved, takes_rows ? &kWholeZeros : &op.backward_temporaries}) {
+    for (Index t : *list) {
+      if (part_.known[at(t)]) continue;
+      part_.known[at(t)] = true;
+      if (part_.layer.tensors[at(t)].per_token > 0) part_.layer.tensors[at(t)].split *= part_.tp;
+      mixture_.rows.push_back(t);
+    }
+  }
+}
+
+void ExpertCutter::enter_experts(Operation& op) {
+  if (mixture_.entered == kNone) {
+    mixture_.first = op.inputs.front();
+    mixture_.entered = part_.own_input(mixture_.first, op.part);
+  }
+  for (Indices* list : {&op.inputs, &op.saved}) {
+    std::replace(list->begin(), list->end(), mixture_.first, mixture_.entered);
+  }
+}
+
+bool ExpertCutter::cut_stack(Operation& op) {
+  const Index read = op.inputs.front();
+  ParameterSpec& weight = part_.layer.parameters[at(op.parameters.front())];
+  if (part_.places[at(read)] == Placement::kFeature) {
+    op.k /= part_.tp;
+    weight.shape[2] /= part_.tp;
+    part_.place(op.outputs, Placement::kWhole);
+  } else {
+    op.n /= part_.tp;
+    weight.shape[1] /= part_.tp;
+    part_.place(op.outputs, Placement::kFeature);
+  }
+  part_.layer.operations.push_back(std::move(op));
+  return true;
+}
+
+bool ExpertCutter::routes() const {
+  const bool is_titans =
+      part_.plan.step_frame != StepFrame::kPlain && part_.plan.experts == ExpertKernels::kGrouped;
+  return rows_travel() || (is_titans && counts_rows_);
+}
+
+std::int64_t ExpertCutter::parts_of_expert() const {
+  return exchanges() ? part_.plan.mesh.etp : part_.tp;
+}
+
+bool ExpertCutter::exchanges() const { return part_.plan.mesh.ep > 1; }
+
+bool ExpertCutter::has_own_rows() const {
+  return part_.tp > 1 && (part_.megatron || (exchanges() && part_.plan.mesh.etp == 1));
+}
+
+std::int64_t ExpertCutter::parts_gathered() const {
+  return part_.megatron ? part_.plan.mesh.etp : 1;
+}
+
+bool ExpertCutter::rows_travel() const { return exchanges() || parts_gathered() > 1; }
+
+void ExpertCutter::share_rows(Index from, Index to, CollectiveKind kind, CollectiveKind backward) {
+  Operation& op = part_.move(from, to, routing_.part);
+  op.collective = {.kind = kind, .dim = MeshDim::kEtp, .waits = true};
+  op.collective_backward = {.kind = backward, .dim = MeshDim::kEtp, .waits = true};
+}
+
+Index ExpertCutter::find(std::string_view name) const {
+  for (std::size_t t = 0; t < part_.source.tensors.size(); ++t) {
+    if (part_.source.tensors[t].name == name) return static_cast<Index>(t);
+  }
+  FORESHARD_CHECK(false, "a router without the tensor");
+  return kNone;
+}
+
+Index ExpertCutter::fixed(std::string name, std::int64_t elements, ElementType type) {
+  return part_.add_tensor({.name = std::move(name), .fixed = elements, .type = type},
+                          Placement::kWhole);
+}
+
+Operation& ExpertCutter::route(Index from, Index to, bool waits) {
+  Operation& op = part_.move(from, to, routing_.part);
+  op.collective = {.kind = CollectiveKind::kAllToAll, .dim = MeshDim::kEp, .waits = waits};
+  op.collective_backward = {.kind = CollectiveKind::kAllToAll, .dim = MeshDim::kEp, .waits = true};
+  if (part_.plan.expert_parallel.dispatcher == ExpertParallel::Dispatcher::kDeepEp) {
+    op.collective.copies = op.collective_backward.copies = routing_.per_token;
+  }
+  // torchtitan's per-operation checkpointing keeps them, but for Qwen3's list.
+  op.kept_by_selective = !part_.source.name.starts_with("qwen3");
+  return op;
+}
+
+void ExpertCutter::dispatch(const Operation& first) {
+  constexpr std::int64_t kAlignment = 8;
+  // `first` may be a cast of the rows, in front of what the experts multiply.
+  const Operation& product =
+      *std::find_if(part_.source.operations.begin(), part_.source.operations.end(),
+                    [](const Operation& op) { return op.groups > 1; });
+  routing_ = {};
+  routing_.open = true;
+  routing_.part = first.part;
+  routing_.rows = first.inputs.front();
+  routing_.per_token = product.rows;
+  routing_.width = part_.layer.tensors[at(routing_.rows)].per_token / product.rows;
+  routing_.experts = product.groups / part_.plan.mesh.ep;
+  const std::int64_t tokens =
+      part_.plan.batch.micro_batch * part_.plan.batch.sequence / part_.plan.mesh.cp;
+  const std::int64_t parts = has_own_rows() ? part_.tp : 1;
+  routing_.received =
+      received_rows(part_.plan.expert_parallel, {part_.plan.mesh.ep, product.groups},
+                    tokens * product.rows / parts) *
+      parts_gathered();
+  const std::int64_t padded = routing_.received + kAlignment * routing_.experts;
+  routing_.padded = (padded + kAlignment - 1) / kAlignment * kAlignment;
+
+  Index rows = routing_.rows;
+  if (parts_of_expert() > parts_gathered()) {
+    rows = part_.own_input(rows, first.part);
+    if (exchanges()) part_.layer.operations.back().collective_backward.dim = MeshDim::kEtp;
+  }
+  Index counts = find(kCounts);
+  Indices ended;  // with the call that permutes
+  if (rows_travel()) {
+    rows = receive(rows, counts, product.groups, ended);
+    counts = ended.front();
+  }
+  permute(rows, counts, std::move(ended));
+  const Index offsets = find(kOffsets);
+  part_.layer.tensors[at(offsets)].fixed = 4 * routing_.experts;
+  part_.known[at(offsets)] = true;
+  part_.move(routing_.sizes, offsets, first.part).gradient = GradientRule::kNone;
+}
+
+Index ExpertCutter::receive(Index rows, Index counts, std::int64_t groups, Indices& ended) {
+  const std::int64_t gathered = exchanges() ? 1 : parts_gathered();
+  const Index came = fixed("rows_per_expert received", groups * gathered, ElementType::kInt64);
+  if (exchanges()) {
+    route(counts, came, true).collective.copies = 1;
+  } else {
+    share_rows(counts, came, CollectiveKind::kAllGather, CollectiveKind::kReduceScatter);
+  }
+  part_.layer.operations.back().gradient = GradientRule::kNone;
+  const auto read = [&](Index of, const char* name, bool Operation::*how) -> Index {
+    const Index splits = fixed(name, part_.plan.mesh.ep, ElementType::kInt64);
+    part_.move(of, splits, routing_.part).gradient = GradientRule::kNone;
+    Operation& copy = part_.move(splits, fixed("splits on the host", 0), routing_.part);
+    copy.gradient = GradientRule::kNone;
+    copy.*how = copy.kept_by_selective = true;
+    return splits;
+  };
+  const Index sent = read(counts, "splits sent", &Operation::host_copies);
+  const Index received = read(came, "splits received", &Operation::host_reads);
+  ended = {came};
+  const std::int64_t all = routing_.received * routing_.width;
+  const auto arrive = [&](const char* name, std::int64_t elements) {
+    ended.push_back(fixed(name, elements));
+    return ended.back();
+  };
+  if (exchanges()) {
+    // Where they go is worked out while they travel.
+    const Index arrived = arrive("rows received", all / parts_gathered());
+    route(rows, arrived, false);
+    rows = arrived;
+  }
+  if (parts_gathered() > 1) {
+    const Index shared = arrive("rows of the ranks of etp", all);
+    share_rows(rows, shared, CollectiveKind::kAllGather, CollectiveKind::kReduceScatter);
+    rows = shared;
+  }
+  ended.insert(ended.end(), {sent, received});
+  return rows;
+}
+
+void ExpertCutter::permute(Index rows, Index counts, Indices ended) {
+  const std::int64_t local = 4 * routing_.experts;
+  routing_.sizes = fixed("rows of experts, padded", local, ElementType::kByte);
+  const Index places = fixed("offsets while permuting", local, ElementType::kByte);
+  const Index order = fixed(exchanges() ? kRowOrder : "order of padded rows", 4 * routing_.padded,
+                            ElementType::kByte);
+  Operation& make = part_.move(counts, order, routing_.part);
+  make.gradient = GradientRule::kNone;
+  make.outputs = {order, routing_.sizes, places};
+  const std::int64_t with_zeros = (routing_.received + 1) * routing_.width;
+  Index whole = rows;
+  if (!part_.megatron) {  // whose permutation reads the rows as they came
+    whole = fixed("rows with zeros", with_zeros);
+    part_.move(rows, whole, routing_.part).gradient = GradientRule::kAlias;
+  }
+  routing_.permuted = fixed("rows permuted", routing_.padded * routing_.width);
+  Operation& permute = part_.move(whole, routing_.permuted, routing_.part);
+  permute.function = Function::kGather;
+  permute.inputs.push_back(order);
+  permute.saved = {order};
+  permute.released = {places};
+  if (whole != rows) permute.released.push_back(whole);
+  permute.released.insert(permute.released.end(), ended.begin(), ended.end());
+  routing_.order = order;
+  // The module holds it until its next forward, which torchtitan's frame follows.
+  if (exchanges() && part_.plan.step_frame != StepFrame::kPlain) {
+    part_.layer.tensors[at(order)].held = true;
+  } else if (exchanges()) {
+    permute.released.push_back(order);
+  }
+  permute.backward_temporaries = {fixed("row zeros", with_zeros)};
+}
+
+void ExpertCutter::widen(const Indices& tensors, Placement placement) {
+  const std::int64_t parts = placement == Placement::kFeature ? parts_of_expert() : 1;
+  for (Index t : tensors) {
+    if (part_.known[at(t)] || part_.layer.tensors[at(t)].per_token == 0) continue;
+    TensorSpec& spec = part_.layer.tensors[at(t)];
+    spec.fixed = spec.per_token / routing_.per_token * routing_.padded / parts;
+    spec.per_token = 0;
+    part_.known[at(t)] = true;
+    part_.places[at(t)] = placement;
+  }
+}
+
+Placement ExpertCutter::expert_placement(Operation& op) {
+  const std::int64_t parts = parts_of_expert();
+  const bool reads_features =
+      part_.places[at(op.inputs.front())] == Placement::kFeature && parts > 1;
+  if (parts == 1 || op.groups == 1) {
+    return reads_features ? Placement::kFeature : Placement::kWhole;
+  }
+  (reads_features ? op.k : op.n) /= parts;
+  ParameterSpec& weight = part_.layer.parameters[at(op.parameters.front())];
+  weight.shape[reads_features ? 2 : 1] /= parts;
+  return reads_features ? Placement::kWhole : Placement::kFeature;
+}
+
+void ExpertCutter::cut_expert(Operation op) {
+  if (!routing_.open) dispatch(op);
+  for (Indices* list : {&op.inputs, &op.saved, &op.released}) {
+    std::replace(list->begin(), list->end(), routing_.rows, routing_.permuted);
+  }
+  const Placement placement = expert_placement(op);
+  for (Indices* list : {&op.outputs, &op.saved, &op.backward_temporaries, &op.forward_workspace,
+                        &op.backward_workspace}) {
+    widen(*list, placement);
+  }
+  for (Index p : op.parameters) {
+    ParameterSpec& weight = part_.layer.parameters[at(p)];
+    if (weight.is_expert || !exchanges()) continue;
+    weight.is_expert = true;
+    weight.shape.front() = routing_.experts;
+  }
+  if (op.groups > 1) {
+    op.groups = routing_.experts;
+    // All rows that arrive here, whatever the tokens of this rank are.
+    op.rows = routing_.received;
+    op.split = part_.plan.batch.micro_batch * part_.plan.batch.sequence / part_.plan.mesh.cp;
+  }
+  routing_.made = op.outputs.front();
+  part_.layer.operations.push_back(std::move(op));
+}
+
+void ExpertCutter::combine() {
+  routing_.open = false;
+  Operation& last = part_.layer.operations.back();
+  const Index result = routing_.made;
+  const Index own = fixed("expert rows", routing_.padded * routing_.width);
+  std::replace(last.outputs.begin(), last.outputs.end(), result, own);
+  last.released.push_back(find(kOffsets));  // a local, as what the last product reads
+  part_.layer.tensors[at(result)] = part_.source.tensors[at(result)];
+  if (sends_tokens(part_.plan)) part_.layer.tensors[at(result)].per_token = routing_.width;
+  if (has_own_rows()) part_.layer.tensors[at(result)].split *= part_.tp;
+  part_.places[at(result)] =
+      part_.megatron && part_.tp > 1 ? Placement::kSequence : Placement::kWhole;
+  if (exchanges()) mixture_.returned.push_back(result);
+  const Index unpermuted = fixed("rows unpermuted", (routing_.received + 1) * routing_.width);
+  Operation& back = part_.move(own, unpermuted, routing_.part);
+  back.function = Function::kScatterAdd;
+  if (!rows_travel()) back.released = {own, routing_.permuted, routing_.sizes, routing_.order};
+  // All but the row of zeros.
+  const auto cut_zeros = [&](Index to) -> Operation& {
+    Operation& op = part_.move(unpermuted, to, routing_.part);
+    op.view = true;
+    if (!part_.megatron) op.gradient = GradientRule::kAliasFirst;
+    return op;
+  };
+  if (!rows_travel()) {
+    cut_zeros(result).released = {unpermuted};
+    return;
+  }
+  const std::int64_t all = routing_.received * routing_.width;
+  Index sent = fixed("rows to send", all);
+  cut_zeros(sent);
+  Indices ended = {unpermuted, sent, own};
+  if (parts_gathered() > 1) {
+    const Index summed = exchanges() ? fixed("rows to send home", all / parts_gathered()) : result;
+    share_rows(sent, summed, CollectiveKind::kReduceScatter, CollectiveKind::kAllGather);
+    if (exchanges()) ended.push_back(sent = summed);
+  }
+  if (exchanges()) route(sent, result, false);
+  // The module has returned when its output is on its way; then its caller lets go.
+  part_.layer.operations.back().released = std::move(ended);
+  TensorSpec spec = part_.layer.tensors[at(result)];
+  spec.name += " returned";
+  const Index returned = part_.add_tensor(std::move(spec), part_.places[at(result)]);
+  Operation& call = part_.move(result, returned, 0);
+  call.view = true;
+  call.released = {routing_.sizes, routing_.permuted, returned};
+}
+
+}  // namespace foreshard

@@ -1,0 +1,164 @@
+#include "sim/graph/axes/layer_part.h"
+
+#include <algorithm>
+
+#include "sim/base/integers.h"
+
+namespace foreshard {
+
+LayerPart::LayerPart(const LayerSpec& layer, const Plan& plan)
+    : source(layer),
+      plan(plan),
+      tp(plan.mesh.tp),
+      sequence(plan.tensor_parallel.sequence),
+      native(plan.runtime.kind == RuntimeKind::kNative),
+      megatron(plan.runtime.kind == RuntimeKind::kMegatron),
+      slices(static_cast<std::int16_t>(slices_of_rank(plan))),
+      layer(layer),
+      places(layer.tensors.size(), Placement::kWhole),
+      known(layer.tensors.size(), false),
+      gathered(layer.tensors.size(), kNone) {
+  this->layer.operations.clear();
+  for (const Operation& op : layer.operations) experts = std::max(experts, op.groups);
+}
+
+void LayerPart::place(Index t, Placement placement) {
+  if (known[at(t)]) return;
+  known[at(t)] = true;
+  places[at(t)] = placement;
+  TensorSpec& spec = layer.tensors[at(t)];
+  if (placement == Placement::kWhole || spec.per_token == 0) return;
+  if (placement == Placement::kFeature && spec.per_token % tp != 0) {
+    spec.per_token = chunk_of(spec.per_token, tp, plan.mesh.tp_index(plan.rank));
+  } else {
+    spec.split *= tp;
+  }
+}
+
+void LayerPart::place(const Indices& tensors, Placement placement) {
+  for (Index t : tensors) place(t, placement);
+}
+
+Index LayerPart::add_tensor(TensorSpec spec, Placement placement) {
+  layer.tensors.push_back(std::move(spec));
+  places.push_back(placement);
+  known.push_back(true);
+  gathered.push_back(kNone);
+  return static_cast<Index>(layer.tensors.size() - 1);
+}
+
+TensorSpec LayerPart::whole(Index t, const char* suffix) const {
+  TensorSpec spec = layer.tensors[at(t)];
+  if (places[at(t)] != Placement::kWhole && spec.per_token > 0) spec.split /= tp;
+  spec.name += suffix;
+  return spec;
+}
+
+Operation& LayerPart::move(Index from, Index to, std::int8_t part) {
+  Operation& op = layer.operations.emplace_back();
+  op.name = layer.tensors[at(to)].name;
+  op.function = Function::kCopy;
+  op.inputs = {from};
+  op.outputs = {to};
+  op.part = part;
+  return op;
+}
+
+bool LayerPart::gathers_in_fp8(const Operation& op) const {
+  return tp > 1 && sequence && op.fp8 != Float8::kNone && op.fp8 != Float8::kRowwise &&
+         op.fp8 != Float8::kRowwiseGwHp;
+}
+
+Index LayerPart::gather(Index t, std::int8_t part, bool in_fp8) {
+  if (gathered[at(t)] != kNone) return gathered[at(t)];
+  Index all = t;
+  if (tp > 1) {
+    all = add_tensor(whole(t, " gathered"), Placement::kWhole);
+    Operation& op = move(t, all, part);
+    op.collective = {
+        .kind = CollectiveKind::kAllGather, .unpacks = !native, .waits = true, .in_fp8 = in_fp8};
+    // A block's modules take their inputs apart themselves (PrepareModuleInput), and wait there.
+    const bool waits = native || source.role == LayerRole::kBlock;
+    op.collective_backward = {
+        .kind = CollectiveKind::kReduceScatter, .packs = !native, .waits = waits};
+  }
+  if (slices > 1) all = view_of_slices(all, part);
+  gathered[at(t)] = all;
+  return all;
+}
+
+Slices& LayerPart::of_last() {
+  sliced.resize(layer.operations.size());
+  return sliced.back();
+}
+
+Index LayerPart::view_of_slices(Index t, std::int8_t part) {
+  TensorSpec spec = layer.tensors[at(t)];
+  spec.name += " of each slice";
+  spec.per_token *= slices;
+  const Index each = add_tensor(std::move(spec), Placement::kWhole);
+  Operation& op = move(t, each, part);
+  op.view = true;
+  of_last().columns = slices;
+  return each;
+}
+
+bool LayerPart::is_gathered(Index t) const {
+  return std::find(gathered.begin(), gathered.end(), t) != gathered.end();
+}
+
+Index LayerPart::own_input(Index t, std::int8_t part) {
+  const Index same = add_tensor(whole(t, " of each rank"), Placement::kWhole);
+  Operation& op = move(t, same, part);
+  op.view = true;
+  op.collective_backward = {.kind = CollectiveKind::kAllReduce, .waits = true};
+  return same;
+}
+
+void LayerPart::reduce(Index result, std::int8_t part, bool has_returned) {
+  if (tp == 1) return place(result, Placement::kSequence);
+  Operation& product = layer.operations.back();
+  const Index partial = add_tensor(layer.tensors[at(result)], Placement::kWhole);
+  layer.tensors[at(partial)].name += " (summand)";
+  std::replace(product.outputs.begin(), product.outputs.end(), result, partial);
+  const Indices released = has_returned ? Indices() : std::exchange(product.released, {});
+  const bool in_fp8 = gathers_in_fp8(product);
+  if (in_fp8) product.fp8_gradients = tp;
+  place(result, sequence ? Placement::kSequence : Placement::kWhole);
+  Operation& op = move(partial, result, part);
+  op.released = {partial};
+  op.released.insert(op.released.end(), released.begin(), released.end());
+  if (sequence) {
+    // The engine's parts are rows of tokens, Megatron-Core's first dimension is positions:
+    // neither needs copies.
+    const bool by_rows = native || megatron;
+    op.collective = {.kind = CollectiveKind::kReduceScatter, .packs = !by_rows, .waits = by_rows};
+    op.collective_backward = {
+        .kind = CollectiveKind::kAllGather, .unpacks = !by_rows, .waits = true, .in_fp8 = in_fp8};
+    op.kept_by_selective = true;
+  } else {
+    op.collective = {.kind = CollectiveKind::kAllReduce, .waits = megatron};
+  }
+}
+
+void LayerPart::reduce_and_add(Index result, Index bias, std::int8_t part) {
+  TensorSpec spec = layer.tensors[at(result)];
+  spec.name += " without bias";
+  const Index sum = add_tensor(std::move(spec), Placement::kWhole);
+  known[at(sum)] = false;
+  Operation& product = layer.operations.back();
+  std::replace(product.outputs.begin(), product.outputs.end(), result, sum);
+  Indices released = std::exchange(product.released, {});
+  reduce(sum, part);
+  place(result, places[at(sum)]);
+  Operation& op = move(sum, result, part);
+  op.function = Function::kAdd;
+  op.gradient = GradientRule::kAlias;
+  op.parameters = {bias};
+  of_last().rows = slices;
+  op.released = {sum};
+  op.released.insert(op.released.end(), released.begin(), released.end());
+  layer.parameters[at(bias)].partial = tp > 1;
+}
+
+}  // namespace foreshard
