@@ -62,7 +62,7 @@ void check_experts(const ModelDims& dims) {
   }
 }
 
-constexpr std::string_view kLetters = "M*-Ema";
+constexpr std::string_view kLetters = "M*-Emdca";
 
 // Attention's and the feed-forward layer's sizes count where a layer has them.
 bool has_layers(const ModelDims& dims, std::string_view letters) {
@@ -85,20 +85,25 @@ void check_pattern(const ModelDims& dims) {
   if (dims.moe.experts == 0 && dims.pattern.find('E') != std::string::npos) {
     fail(dims, "layers of experts without a number of experts");
   }
-  if (dims.pattern.find_first_of("Mm") == std::string::npos) return;
-  const ScanShape& scan = dims.mamba.scan;
-  check_size(dims, "the number of the mixer's heads", scan.heads);
-  check_size(dims, "the dimension of the mixer's heads", scan.head_dim);
-  check_size(dims, "the mixer's state", scan.state);
-  check_size(dims, "the number of the mixer's groups", scan.groups);
-  check_size(dims, "the mixer's chunk", scan.chunk);
-  check_size(dims, "the mixer's convolution", dims.mamba.convolution);
-  check_size(dims, "the width of all heads of the mixer", scan.inner());
-  check_size(dims, "the width that the mixer convolves", scan.convolved());
-  if (scan.heads % scan.groups != 0) {
-    fail(dims, std::to_string(scan.groups) + " groups of the mixer do not divide its " +
-                   std::to_string(scan.heads) + " heads");
+  const auto check_scan = [&](const ScanShape& scan, std::int64_t convolution) {
+    check_size(dims, "the number of the mixer's heads", scan.heads);
+    check_size(dims, "the dimension of the mixer's heads", scan.head_dim);
+    check_size(dims, "the mixer's state", scan.state);
+    check_size(dims, "the number of the mixer's groups", scan.groups);
+    check_size(dims, "the mixer's chunk", scan.chunk);
+    check_size(dims, "the mixer's convolution", convolution);
+    check_size(dims, "the width of all heads of the mixer", scan.inner());
+    check_size(dims, "the width that the mixer convolves", scan.convolved());
+    if (scan.heads % scan.groups != 0) {
+      fail(dims, std::to_string(scan.groups) + " groups of the mixer do not divide its " +
+                     std::to_string(scan.heads) + " heads");
+    }
+  };
+  if (has_layers(dims, "Mm")) check_scan(dims.mamba.scan, dims.mamba.convolution);
+  if (has_layers(dims, "c")) {
+    check_size(dims, "the mixer's convolution", dims.convolution.positions);
   }
+  if (has_layers(dims, "d")) check_scan(dims.delta.scan, dims.delta.convolution);
 }
 
 void check(const ModelDims& dims) {
@@ -110,7 +115,7 @@ void check(const ModelDims& dims) {
     check_size(dims, "the number of key/value heads", dims.kv_heads);
     check_size(dims, "the head dimension", dims.head_dim);
   }
-  if (has_layers(dims, "-ma")) {
+  if (has_layers(dims, "-mdca")) {
     check_size(dims, "the width of the feed-forward layer", dims.ffn);
   }
   check_size(dims, "the vocabulary", dims.vocabulary);
@@ -182,6 +187,8 @@ namespace {
 // Of a letter of ModelDims::pattern.
 MixerKind mixer_of(char letter) {
   if (letter == 'M' || letter == 'm') return MixerKind::kMamba;
+  if (letter == 'd') return MixerKind::kDelta;
+  if (letter == 'c') return MixerKind::kConvolution;
   return letter == '-' || letter == 'E' ? MixerKind::kNone : MixerKind::kAttention;
 }
 

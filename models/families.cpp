@@ -39,6 +39,7 @@ constexpr std::pair<std::string_view, bool ModelDims::*> kSwitches[] = {
     {"wide_loss", &ModelDims::wide_loss},
     {"plain_first", &ModelDims::plain_first},
     {"sinks", &ModelDims::sinks},
+    {"gated_attention", &ModelDims::gated_attention},
     {"bidirectional", &ModelDims::bidirectional},
     {"dropout", &ModelDims::dropout},
     {"drops_mlp_alone", &ModelDims::drops_mlp_alone},
@@ -57,6 +58,7 @@ constexpr std::string_view kActivations[] = {"swiglu", "geglu", "gelu", "relu", 
 constexpr std::string_view kPositions[] = {"rotary", "learned", "alibi", "none", "sinusoidal"};
 constexpr std::string_view kResiduals[] = {"pre_norm",  "sandwich", "post_branch",
                                            "post_norm", "parallel", "parallel_of_one_norm"};
+constexpr std::string_view kProjections[] = {"by_head", "by_use", "apart", "low_rank"};
 constexpr std::string_view kNorms[] = {"rms", "layer", "layer_without_bias", "layer_unweighted"};
 constexpr std::string_view kHeadNorms[] = {"none", "each", "whole", "unweighted"};
 
@@ -90,6 +92,10 @@ void apply(std::string_view value, ModelDims& dims) {
     dims.numerics.gelu_tanh = false;
   } else if (key == "residual") {
     set_kind(dims.residual, kResiduals, value);
+  } else if (key == "delta.projections") {
+    set_kind(dims.delta.projections, kProjections, value);
+  } else if (key == "delta.pre_norm") {
+    dims.delta.pre_norm = true;
   } else if (key == "biases") {
     add_biases(dims);
   } else if (key == "norm") {

@@ -55,7 +55,10 @@ enum class Naming : std::uint8_t {
   kNemotronH,
   kMamba2,
   kBamba,
-  kGraniteHybrid
+  kGraniteHybrid,
+  kLinearAttention,
+  kLfm2,
+  kKimiLinear
 };
 
 enum class NormKind : std::uint8_t {
@@ -127,6 +130,28 @@ struct Mamba {
   std::int64_t convolution = 4;  // positions that each channel is convolved over
   bool bias = false;             // of its two projections
   bool operator==(const Mamba&) const = default;
+};
+
+// Linear attention by the gated delta rule, in the layers that ModelDims::pattern says.
+struct DeltaRule {
+  // Which products make what it reads: queries, keys, values and the gate of its result in one,
+  // by heads of keys, beside one of both gates of the rule (Qwen3-Next); queries, keys and values
+  // in one (Qwen3.5); each by itself (OLMo hybrid), both gates by two products around a narrow
+  // width, the rule's for each channel of a key (Kimi Linear).
+  enum class Projections : std::uint8_t { kByHead, kByUse, kApart, kLowRank };
+  ScanShape scan;
+  std::int64_t convolution = 4;  // positions that each channel is convolved over
+  Projections projections = Projections::kByUse;
+  bool doubled = false;   // how much is corrected is between 0 and 2
+  bool pre_norm = false;  // its blocks have norms before their branches, whatever others have
+  bool operator==(const DeltaRule&) const = default;
+};
+
+// LFM2's mixer, in the layers that ModelDims::pattern says.
+struct ShortConvolution {
+  std::int64_t positions = 3;
+  bool bias = false;  // of it and of its two projections
+  bool operator==(const ShortConvolution&) const = default;
 };
 
 // What a head of scores is for: whole sequences, each token, or where an answer begins and ends.
@@ -208,6 +233,7 @@ struct ModelDims {
   bool embedding_dropout = false;  // of what the embedding layer makes
   bool attention_dropout = false;  // of attention's probabilities
   bool attention_softcap = false;  // scores are capped (Gemma 2)
+  bool gated_attention = false;    // by the sigmoid of a part of what makes queries (Qwen3-Next)
   bool broadcast_kv = false;       // one key head is broadcast to all (Falcon)
   std::int64_t window = 0;         // > 0: positions that each attends to, in these layers:
   std::vector<std::int64_t> windowed_layers = {};  // ascending; empty: all
@@ -224,11 +250,13 @@ struct ModelDims {
   std::vector<std::int64_t> unrotated_layers = {};
   // A letter for each layer, where they are of several kinds (Megatron-Core's hybrid layer pattern,
   // transformers' layers_block_type): M a Mamba-2 mixer alone, * attention, - the feed-forward
-  // layer, E experts; m and a: a mixer or attention with a feed-forward layer (or experts) behind
-  // it.
+  // layer, E experts; m, d, c and a: a mixer, linear attention by the delta rule, LFM2's mixer or
+  // attention with a feed-forward layer (or experts) behind it.
   std::string pattern;
   std::string prediction_pattern = {};  // of each block of multi-token prediction, then
   Mamba mamba;
+  DeltaRule delta;
+  ShortConvolution convolution;
   Experts moe;
   Latent latent;
   Numerics numerics;

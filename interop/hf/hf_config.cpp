@@ -141,6 +141,7 @@ ModelDims read_text_model(KeyReader& keys, const ConfigNode* outer_type,
       break;
     case HfReader::kLatent:
       read_latent(keys, !family.reads.empty(), dims);
+      if (is_hybrid(family)) read_hybrid(keys, family, dims);
       break;
   }
   check_rotary(keys, dims);

@@ -287,7 +287,7 @@ void read_decoder(KeyReader& keys, const HfFamily& family, ModelDims& dims) {
   read_common(keys, dims);
   read_heads(keys, dims);
   read_dropouts(keys, {}, dims);
-  dims.ffn = keys.size({"intermediate_size", "ffn_dim", "ffn_hidden_size"});
+  dims.ffn = keys.size({"block_ff_dim", "intermediate_size", "ffn_dim", "ffn_hidden_size"});
   dims.max_positions = keys.size_or({"max_position_embeddings", "n_positions"}, 2048);
   dims.tied = keys.flag_or("tie_word_embeddings", false);
   const RopeKeys rope = read_numerics(keys, dims);
@@ -319,8 +319,10 @@ void read_decoder(KeyReader& keys, const HfFamily& family, ModelDims& dims) {
   if (words.has("unrotated")) read_unrotated(keys, dims);
   if (is_hybrid(family)) {
     read_hybrid(keys, family, dims);
-    if (!words.has("experts")) return;
-    if (keys.count_or("num_local_experts", 0) == 0) {
+    const bool mixes =
+        words.has("experts") || words.has("sparse_experts") || words.has("late_experts");
+    if (!mixes) return;
+    if (words.has("experts") && keys.count_or("num_local_experts", 0) == 0) {
       dims.ffn = keys.size({"shared_intermediate_size"});
       return;
     }

@@ -128,9 +128,12 @@ void read_late_experts(KeyReader& keys, ModelDims& dims) {
   const std::string_view shared =
       keys.provides("num_shared_experts") ? "num_shared_experts" : "n_shared_experts";
   moe.shared_ffn = checked_multiply(keys.count_or(shared, 1), moe.ffn);
-  moe.normalized = keys.flag_or("norm_topk_prob", false);
+  moe.normalized =
+      keys.flag_or(keys.provides("moe_renormalize") ? "moe_renormalize" : "norm_topk_prob", false);
   check_choice(keys, "scoring_func", moe.sigmoid ? "sigmoid" : "softmax");
-  const std::int64_t first = keys.count_or("first_k_dense_replace", 0);
+  const std::string_view dense =
+      keys.provides("num_dense_layers") ? "num_dense_layers" : "first_k_dense_replace";
+  const std::int64_t first = keys.count_or(dense, 0);
   const std::int64_t every = keys.size_or({"moe_layer_freq"}, 1);
   const std::vector<bool> listed = listed_dense(keys, dims);
   list_dense_layers(dims, [&](std::int64_t i) {
@@ -178,7 +181,7 @@ void read_latent(KeyReader& keys, bool late_experts, ModelDims& dims) {
                 std::to_string(dims.heads));
   }
   dims.ffn = keys.size({"intermediate_size"});
-  dims.max_positions = keys.size_or({"max_position_embeddings"}, 2048);
+  dims.max_positions = keys.size_or({"max_position_embeddings", "model_max_length"}, 2048);
   dims.tied = keys.flag_or("tie_word_embeddings", false);
   dims.qkv_bias = dims.output_bias = keys.flag_or("attention_bias", false);
   read_numerics(keys, dims);

@@ -7,6 +7,11 @@
 //   mixers_in_blocks  a mixer or attention in each block: layer_types, or attn_layer_indices
 //   (bamba,
 //                     granitemoehybrid)
+//   convolutions_in_blocks   a short convolution or attention in each block: layer_types, or
+//                     full_attn_idxs (lfm2)
+//   delta_in_blocks   linear attention by the delta rule or attention in each block: layer_types,
+//   or
+//                     attention in every full_attention_interval-th (qwen3_next)
 #include <algorithm>
 #include <string>
 #include <utility>
@@ -26,7 +31,8 @@ char letter_of(const ConfigNode& type) {
   constexpr std::pair<std::string_view, char> kTypes[] = {
       {"mamba", 'M'},     {"linear_attention", 'M'},
       {"attention", '*'}, {"full_attention", '*'},
-      {"mlp", '-'},       {"moe", 'E'}};
+      {"mlp", '-'},       {"moe", 'E'},
+      {"conv", 'c'}};
   const std::string word = type.as_string();
   for (const auto& [name, letter] : kTypes) {
     if (word == name) return letter;
@@ -64,6 +70,71 @@ std::string blocks(KeyReader& keys, const ModelDims& dims) {
   return letters;
 }
 
+// A short convolution or attention in each block; all attend where nothing says which.
+void read_convolutions(KeyReader& keys, ModelDims& dims) {
+  dims.pattern = listed(keys);
+  if (dims.pattern.empty()) {
+    const ConfigNode* attends = keys.find({"full_attn_idxs"});
+    dims.pattern.assign(static_cast<std::size_t>(dims.layers), attends == nullptr ? '*' : 'c');
+    for (const ConfigNode& layer :
+         attends == nullptr ? std::vector<ConfigNode>() : attends->elements()) {
+      dims.pattern[static_cast<std::size_t>(layer.as_int(0, dims.layers - 1))] = '*';
+    }
+  }
+  for (char& letter : dims.pattern) letter = letter == 'c' ? 'c' : 'a';
+  dims.convolution.positions = keys.size_or({"conv_L_cache"}, 3);
+  dims.convolution.bias = keys.flag_or("conv_bias", false);
+  // (int(2 * size / 3), times a factor, up to a multiple.)
+  if (!keys.provides("block_auto_adjust_ff_dim")) return;
+  if (!keys.flag_or("block_auto_adjust_ff_dim", true)) return;
+  const auto scaled = static_cast<std::int64_t>(keys.number_or("block_ffn_dim_multiplier", 1) *
+                                                static_cast<double>(2 * dims.ffn / 3));
+  const std::int64_t step = keys.size_or({"block_multiple_of"}, 256);
+  dims.ffn = (scaled + step - 1) / step * step;
+}
+
+// Linear attention by the delta rule or attention in each block.
+void read_delta(KeyReader& keys, ModelDims& dims) {
+  std::string letters = listed(keys);
+  const ConfigNode* nested = keys.find({"linear_attn_config"});  // as Kimi Linear was published
+  if (nested != nullptr && letters.empty()) {
+    letters.assign(static_cast<std::size_t>(dims.layers), 'M');
+    for (const ConfigNode& layer : nested->at("full_attn_layers").elements()) {
+      letters[static_cast<std::size_t>(layer.as_int(1, dims.layers) - 1)] = '*';
+    }
+  }
+  if (letters.empty()) {
+    check_layer_count(keys, dims);
+    const std::int64_t every = keys.size_or({"full_attention_interval"}, 4);
+    for (std::int64_t i = 1; i <= dims.layers; ++i) letters += i % every == 0 ? '*' : 'M';
+  }
+  dims.pattern.clear();
+  for (const char letter : letters) dims.pattern += letter == 'M' ? 'd' : 'a';
+  const ConfigNode* rope = keys.node().find("rope_parameters");
+  if (rope != nullptr && rope->is_null()) dims.positions = Positions::kNone;
+  ScanShape& scan = dims.delta.scan;
+  scan.chunk = 64;  // flash-linear-attention's
+  if (nested != nullptr) {
+    scan.heads = scan.groups = nested->at("num_heads").as_int(1, kLargestHfSize);
+    scan.head_dim = scan.state = nested->at("head_dim").as_int(1, kLargestHfSize);
+    dims.delta.convolution = nested->at("short_conv_kernel_size").as_int(1, kLargestHfSize);
+    return;
+  }
+  dims.delta.convolution = keys.size_or({"linear_conv_kernel_dim"}, 4);
+  if (dims.delta.projections == DeltaRule::Projections::kLowRank) {
+    scan.heads = scan.groups = keys.size({"linear_num_heads"});
+    scan.head_dim = scan.state = keys.size({"linear_head_dim"});
+    return;
+  }
+  scan.heads = keys.size({"linear_num_value_heads"});
+  scan.head_dim = keys.size({"linear_value_head_dim"});
+  scan.groups = keys.size({"linear_num_key_heads"});
+  scan.state = keys.size({"linear_key_head_dim"});
+  if (keys.provides("linear_allow_neg_eigval")) {
+    dims.delta.doubled = keys.flag_or("linear_allow_neg_eigval", true);
+  }
+}
+
 // `expanded` heads share the inner width where their own is "auto".
 std::int64_t head_dim_of(KeyReader& keys, const ModelDims& dims, std::int64_t heads) {
   const ConfigNode* value = keys.find({"mamba_d_head", "mamba_head_dim"});
@@ -71,6 +142,11 @@ std::int64_t head_dim_of(KeyReader& keys, const ModelDims& dims, std::int64_t he
   if (value == nullptr && keys.provides("mamba_head_dim")) return keys.size({"mamba_head_dim"});
   return keys.size_or({"mamba_expand", "expand"}, 2) * dims.hidden /
          std::max<std::int64_t>(1, heads);
+}
+
+void check_layers(KeyReader& keys, const ModelDims& dims) {
+  if (std::ssize(dims.pattern) == dims.layers) return;
+  keys.refuse("layer_types", "there are " + std::to_string(dims.layers) + " layers");
 }
 
 void read_latent_experts(KeyReader& keys, ModelDims& dims) {
@@ -87,7 +163,8 @@ void read_latent_experts(KeyReader& keys, ModelDims& dims) {
 
 bool is_hybrid(const HfFamily& family) {
   return has(family.reads, "layers_of_kinds") || has(family.reads, "mixers_alone") ||
-         has(family.reads, "mixers_in_blocks");
+         has(family.reads, "mixers_in_blocks") || has(family.reads, "delta_in_blocks") ||
+         has(family.reads, "convolutions_in_blocks");
 }
 
 void provide_layers(KeyReader& keys, const HfFamily& family) {
@@ -111,13 +188,17 @@ void read_hybrid(KeyReader& keys, const HfFamily& family, ModelDims& dims) {
     if (keys.count_or("num_nextn_predict_layers", 0) > 0) {
       keys.comment("layers of multi-token prediction are left out");
     }
+  } else if (has(family.reads, "convolutions_in_blocks")) {
+    read_convolutions(keys, dims);
+    return check_layers(keys, dims);
+  } else if (has(family.reads, "delta_in_blocks")) {
+    read_delta(keys, dims);
+    return check_layers(keys, dims);
   } else if (has(family.reads, "mixers_alone")) {
     dims.pattern.assign(static_cast<std::size_t>(dims.layers), 'M');
   } else {
     dims.pattern = blocks(keys, dims);
-    if (std::ssize(dims.pattern) != dims.layers) {
-      keys.refuse("layer_types", "there are " + std::to_string(dims.layers) + " layers");
-    }
+    check_layers(keys, dims);
     if (keys.word_or("position_embedding_type", "rope") == "rope" &&
         keys.provides("position_embedding_type")) {
       dims.positions = Positions::kRotary;

@@ -55,7 +55,39 @@ Index norm_unweighted(LayerBuilder& layer, const ModelDims& dims, std::string_vi
   return output;
 }
 
+// One product makes both, by heads; the gate is copied, and is the caller's until it ends.
+Index queries_beside_gate(LayerBuilder& layer, const ModelDims& dims, const ParameterNames& names,
+                          Index input) {
+  const std::int64_t width = dims.heads * dims.head_dim;
+  const Index both = layer.linear({.name = names.q,
+                                   .result = "q_gate",
+                                   .n = 2 * width,
+                                   .k = dims.hidden,
+                                   .bias = dims.qkv_bias},
+                                  input);
+  const Index q = layer.activation("q", width), part = layer.activation("gate of heads", width);
+  layer.split("split_q_gate", both, {q, part});
+  const Index gate =
+      layer.elementwise("gate", Function::kCopy, {part}, {}, layer.activation("gate", width));
+  layer.release({part});
+  layer.hold({gate});
+  return q;
+}
+
 }  // namespace
+
+Index weigh_by_gate(LayerBuilder& layer, const ModelDims& dims, Index attention) {
+  const Indices held = layer.held();
+  layer.hold(held);
+  const std::int64_t width = attention_width(dims);
+  const Index open = layer.activation("sigmoid_gate", width);
+  layer.elementwise("sigmoid_gate", Function::kSigmoid, {held.front()}, {open}, open);
+  const Index gated =
+      layer.elementwise("gated_attention", Function::kMultiply, {attention, open},
+                        {attention, open}, layer.activation("gated_attention", width));
+  layer.release({open, attention});
+  return gated;
+}
 
 Index weigh_by_sinks(LayerBuilder& layer, const ModelDims& dims, const ParameterNames& names,
                      Index attention) {
@@ -179,7 +211,8 @@ Index attend(LayerBuilder& layer, const ModelDims& dims, const ParameterNames& n
       layer.release({qkv});
     }
   } else {
-    q = project(names.q, "q", q_width);
+    q = dims.gated_attention ? queries_beside_gate(layer, dims, names, input)
+                             : project(names.q, "q", q_width);
     k = project(names.k, "k", kv_width);
     v = project(names.v, "v", kv_width);
   }

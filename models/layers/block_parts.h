@@ -57,6 +57,20 @@ Index fused_attention(LayerBuilder& layer, const ModelDims& dims, const Attentio
 Index mix_by_scan(LayerBuilder& layer, const ModelDims& dims, const ParameterNames& names,
                   Index input);
 
+// A causal convolution of each channel over so many positions, and LFM2's mixer around one
+// (convolution.cpp).
+Index convolve(LayerBuilder& layer, const std::string& name, Indices parameters,
+               std::int64_t positions, Index input);
+Index mix_by_convolution(LayerBuilder& layer, const ModelDims& dims, const ParameterNames& names,
+                         Index input);
+
+// Attention's output by the gate that attend() holds (ModelDims::gated_attention).
+Index weigh_by_gate(LayerBuilder& layer, const ModelDims& dims, Index attention);
+
+// Linear attention by the gated delta rule, its projections included (delta_rule.cpp).
+Index mix_by_delta_rule(LayerBuilder& layer, const ModelDims& dims, const ParameterNames& names,
+                        Index input);
+
 // Attention's output where each head also had a learned sink to attend to (Naming::kGptOss), right
 // behind the attention, as torchtitan's models/gpt_oss computes it.
 Index weigh_by_sinks(LayerBuilder& layer, const ModelDims& dims, const ParameterNames& names,

@@ -40,6 +40,9 @@ class LayerBuilder {
   Index tensor(TensorSpec spec);
   Index activation(std::string_view name, std::int64_t per_token,
                    ElementType type = ElementType::kCompute);
+  void widen(Index tensor) {
+    layer_.tensors[static_cast<std::size_t>(tensor)].type = ElementType::kFp32;
+  }
   // Elements per token.
   std::int64_t width(Index tensor) const {
     return layer_.tensors[static_cast<std::size_t>(tensor)].per_token;

@@ -99,6 +99,7 @@ Index attend_and_project(LayerBuilder& layer, const ModelDims& dims, const Param
   Index attention = attend(layer, dims, names, input);
   Indices held = layer.last().inputs;  // q, k, v
   if (dims.sinks) attention = weigh_by_sinks(layer, dims, names, attention);
+  if (dims.gated_attention) attention = weigh_by_gate(layer, dims, attention);
   const Index projected = layer.linear({.name = names.o,
                                         .result = "attention_projection",
                                         .n = dims.hidden,
@@ -234,7 +235,10 @@ std::string kind_of(const BlockKind& kind) {
   if (kind.mixer == MixerKind::kNone) {
     return kind.mlp == FeedForwardKind::kExperts ? " expert layer" : " feed-forward layer";
   }
-  const std::string mixer = kind.mixer == MixerKind::kMamba ? " mamba" : "";
+  const std::string mixer = kind.mixer == MixerKind::kMamba         ? " mamba"
+                            : kind.mixer == MixerKind::kDelta       ? " linear attention"
+                            : kind.mixer == MixerKind::kConvolution ? " convolution"
+                                                                    : "";
   if (kind.mlp == FeedForwardKind::kNone) return (mixer.empty() ? " attention" : mixer) + " layer";
   return mixer + (kind.mlp == FeedForwardKind::kExperts ? " expert block" : " block");
 }
@@ -249,6 +253,8 @@ LayerSpec decoder_block(const ModelDims& model, Stack stack, BlockKind kind) {
     dims.qk_norm = model.qk_norm == HeadNorm::kUnweighted ? HeadNorm::kNone : model.qk_norm;
   }
   if (!kind.windowed) dims.window = 0;
+  const bool is_delta = kind.mixer == MixerKind::kDelta;
+  if (is_delta && dims.delta.pre_norm) dims.residual = Residual::kPreNorm;
   const ParameterNames& names = parameter_names(dims);
   const std::string name = dims.family + (kind.rotates ? "" : " unrotated") +
                            (kind.windowed && !dims.windowed_layers.empty() ? " windowed" : "") +
@@ -273,8 +279,10 @@ LayerSpec decoder_block(const ModelDims& model, Stack stack, BlockKind kind) {
   const Index norm1 =
       norms ? layer.norm(names.norm1, "norm1", dims.norm, dims.hidden, input) : input;
   Index branch =
-      kind.mixer == MixerKind::kMamba
-          ? mix_by_scan(layer, dims, names, norm1)
+      kind.mixer == MixerKind::kMamba ? mix_by_scan(layer, dims, names, norm1)
+      : is_delta                      ? mix_by_delta_rule(layer, dims, names, norm1)
+      : kind.mixer == MixerKind::kConvolution
+          ? mix_by_convolution(layer, dims, names, norm1)
           : attend_and_project(layer, dims, names, norm1, norms ? Input::kEnds : Input::kStays);
   if (behind) {
     branch = layer.norm(names.post_attention_norm, "post_attention_norm", dims.norm, dims.hidden,

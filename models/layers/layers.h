@@ -23,7 +23,7 @@ namespace foreshard {
 // The feed-forward layer of a block, where a model has both kinds.
 enum class FeedForwardKind : std::uint8_t { kDense, kExperts, kNone };
 // What mixes tokens before it.
-enum class MixerKind : std::uint8_t { kAttention, kMamba, kNone };
+enum class MixerKind : std::uint8_t { kAttention, kMamba, kDelta, kConvolution, kNone };
 // How the blocks of one model differ.
 struct BlockKind {
   FeedForwardKind mlp = FeedForwardKind::kDense;

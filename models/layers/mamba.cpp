@@ -94,7 +94,7 @@ Index mix_by_scan(LayerBuilder& layer, const ModelDims& dims, const ParameterNam
 }
 
 void use_megatron_mixer(LayerSpec& layer) {
-  const auto is_scan = [](const Operation& op) { return op.kind == OperationKind::kScan; };
+  const auto is_scan = [](const Operation& op) { return op.function == Function::kScan; };
   const auto scan = std::find_if(layer.operations.begin(), layer.operations.end(), is_scan);
   if (scan == layer.operations.end()) return;
   const bool is_gated = std::ranges::find(scan->saved, scan->outputs.front()) == scan->saved.end();

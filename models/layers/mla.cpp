@@ -33,21 +33,26 @@ Index attend_latent(LayerBuilder& layer, const ModelDims& dims, const ParameterN
   } else {
     q = plain(names.q, "q", q_width, input);
   }
-  const Index q_nope = layer.activation("q_nope", heads * latent.nope);
-  const Index q_rope = layer.activation("q_rope", heads * latent.rope);
-  layer.split("q_split", q, {q_nope, q_rope});
-  const Index q_turned = rotary(layer, {"q", heads * latent.rope, latent.rope}, q_rope);
-  const Index query = layer.concatenate("q_whole", {q_nope, q_turned});
-  layer.release({q, q_rope});
-  layer.hold({q_nope, q_turned});
+  const bool turns = dims.positions == Positions::kRotary;
+  Index query = q;
+  const auto turn = [&] {
+    const Index q_nope = layer.activation("q_nope", heads * latent.nope);
+    const Index q_rope = layer.activation("q_rope", heads * latent.rope);
+    layer.split("q_split", q, {q_nope, q_rope});
+    const Index q_turned = rotary(layer, {"q", heads * latent.rope, latent.rope}, q_rope);
+    query = layer.concatenate("q_whole", {q_nope, q_turned});
+    layer.release({q, q_rope});
+    layer.hold({q_nope, q_turned});
+  };
+  if (turns) turn();
 
   const Index low = project(names.kv_a, "kv_latent", latent.kv_rank + latent.rope, input);
   const Index kv_low = layer.activation("kv_low", latent.kv_rank);
   const Index k_rope = layer.activation("k_rope", latent.rope);
   layer.split("kv_split", low, {kv_low, k_rope});
   layer.release({low});
-  const Index k_turned = rotary(layer, {"k", latent.rope, latent.rope}, k_rope);
-  layer.release({k_rope});
+  const Index k_turned = turns ? rotary(layer, {"k", latent.rope, latent.rope}, k_rope) : k_rope;
+  if (turns) layer.release({k_rope});
   const Index normed =
       layer.norm(names.kv_a_norm, "kv_low_norm", dims.norm, latent.kv_rank, kv_low);
   const Index kv = plain(names.kv_b, "kv", heads * (latent.nope + latent.value), normed);

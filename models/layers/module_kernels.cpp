@@ -73,6 +73,10 @@ constexpr EagerNorms kEagerNorms[] = {
     {.family = "cohere", .weighs_in_fp32 = true, .centers = true},
     {.family = "t5", .normalizes_input = true},
     {.family = "nemotron", .narrows = true},
+    {.family = "qwen3_next", .weighs_in_fp32 = true},
+    {.family = "qwen3_5", .weighs_in_fp32 = true},
+    {.family = "qwen3_5_moe", .weighs_in_fp32 = true},
+    {.family = "olmo_hybrid", .weighs_in_fp32 = true},
 };
 
 // Whose apply_rotary_pos_emb works in fp32; some turn halves before they are cast.
@@ -234,8 +238,10 @@ class Rewriter {
         return add_product(std::move(op));
       case OperationKind::kAttention:
         return add_attention(std::move(op));
-      case OperationKind::kSoftmaxLoss:
       case OperationKind::kScan:
+        scanned_ = op.outputs.front();
+        return push(std::move(op));
+      case OperationKind::kSoftmaxLoss:
         return push(std::move(op));
       default:
         break;
@@ -399,8 +405,11 @@ class Rewriter {
     weigh.function = Function::kMultiply;
     // type_as of an fp32 input is no cast; what autocast does not narrow, the code does.
     const bool stays = is_fp32(input);
-    const bool narrows = stays ? !is_autocast_ : weighs_in_fp32_;
-    const Index factor = weighs_in_fp32_ || stays ? scaled : cast(scaled, ElementType::kCompute);
+    // A norm behind linear attention narrows before the weight (RMSNormGated).
+    const bool widens = layer_.tensors[at(op.outputs.front())].type == ElementType::kFp32;
+    const bool in_fp32 = widens || (weighs_in_fp32_ && input != scanned_);
+    const bool narrows = !widens && (stays ? !is_autocast_ : in_fp32);
+    const Index factor = in_fp32 || stays ? scaled : cast(scaled, ElementType::kCompute);
     weigh.inputs = weigh.saved = {factor};
     weigh.released = {scaled};
     std::erase_if(weigh.parameters, [&](Index p) { return p != op.parameters.front(); });
@@ -564,6 +573,7 @@ class Rewriter {
   bool widens_rows_ = false;  // of this layer's experts
   bool hands_on_fp32_ = false;
   std::int8_t part_ = 0;
+  Index scanned_ = -1;  // what the last recurrence made
 };
 
 }  // namespace

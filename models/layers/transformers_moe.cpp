@@ -41,6 +41,8 @@ struct MixtureCode {
 };
 constexpr MixtureCode kMixtureCode[] = {
     {.family = "qwen2_moe", .shared_first = true},
+    {.family = "qwen3_next", .shared_first = true},
+    {.family = "qwen3_5_moe", .shared_first = true},
     {.family = "hunyuan_v1_moe", .shared_first = true},
     {.family = "qwen3_moe", .router_last = true},
     {.family = "mellum", .router_last = true},
@@ -51,6 +53,7 @@ constexpr MixtureCode kMixtureCode[] = {
     {.family = "solar_open", .router_last = true},
     {.family = "dots1", .router_last = true},
     {.family = "exaone_moe", .router_last = true},
+    {.family = "kimi_linear", .router_last = true},
     {.family = "llama4", .router_last = true},
     {.family = "gpt_neox", .norms_first = true},
     {.family = "bloom", .as_used = true},

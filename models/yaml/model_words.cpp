@@ -34,6 +34,7 @@ Indices usually_saved(const Operation& op) {
     case Function::kMultiply:
     case Function::kSiluMultiply:
     case Function::kSilu:
+    case Function::kConvolve:
     case Function::kGelu:
     case Function::kCrossEntropy:
       return op.inputs;
@@ -43,6 +44,7 @@ Indices usually_saved(const Operation& op) {
     case Function::kAttention:
       return saved_by_attention(op);
     case Function::kScan:
+    case Function::kDeltaRule:
       saved = op.inputs;
       saved.insert(saved.end(), op.outputs.begin(), op.outputs.end());
       return saved;
@@ -99,6 +101,7 @@ OperationKind usual_kind(Function function) {
     case Function::kLayerNorm:
       return OperationKind::kNorm;
     case Function::kScan:
+    case Function::kDeltaRule:
       return OperationKind::kScan;
     case Function::kEmbedding:
       return OperationKind::kEmbedding;

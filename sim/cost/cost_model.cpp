@@ -222,6 +222,11 @@ double halton_normal(int k, std::size_t dimension) {
   return normal_quantile(radical_inverse(k + kSkip, kBases[dimension]));
 }
 
+// Triton's kernels over chunks, priced as kernels over strided rows are.
+bool assumes_class(Function function) {
+  return function == Function::kScan || function == Function::kDeltaRule;
+}
+
 }  // namespace
 
 // One place per hash; a newer kernel takes the place of an older one. Whoever finds the place in
@@ -403,7 +408,7 @@ KernelPrice CostModel::curve_price(const Kernel& kernel) const {
       return {std::max(curve_seconds(curve, kernel.bytes, cluster_.gpu), least) +
                   as_double(kernel.kernels - 1) * curve.overhead,
               Factor::kMemoryBound,
-              kernel.function == Function::kScan ? Evidence::kAssumed : curve.evidence};
+              assumes_class(kernel.function) ? Evidence::kAssumed : curve.evidence};
     }
   }
   FORESHARD_CHECK(false, "unknown kernel kind");

@@ -138,6 +138,14 @@ Flops forward_flops(const Operation& operation, std::int64_t batch, std::int64_t
     return Flops((shape.causal ? full / 2 : full) *
                  share_in_window(s / documents, as_double(shape.window)));
   }
+  if (operation.function == Function::kDeltaRule) {
+    // For each position of a head, keys of k, values of v, in chunks of c: k k^T and q k^T (2 c k
+    // each), both sides of the inverse (2 c (k + v)), what pairs add (2 c v); the state read by
+    // keys and queries and written (2 k v each). (arXiv 2412.06464, section 3.3)
+    const ScanShape& rule = operation.scan;
+    const double k = as_double(rule.state), v = as_double(rule.head_dim), c = as_double(rule.chunk);
+    return Flops(b * s * as_double(rule.heads) * (c * (6 * k + 4 * v) + 6 * k * v));
+  }
   if (operation.kind == OperationKind::kScan) {  // Megatron-LM's training.py, mamba_layer_flops
     const ScanShape& scan = operation.scan;
     return Flops(7.0 * b * s * as_double(scan.inner()) * as_double(scan.state));

@@ -92,7 +92,7 @@ enum class OperationKind : std::uint8_t {
   kElementwise,  // one read/write pass: casts, residual adds, activations, rotary products
   kEmbedding,    // gather of rows; backward is a dense scatter-add
   kSoftmaxLoss,  // log-softmax or negative log likelihood over the vocabulary
-  kScan,         // Mamba-2's convolution and scan by chunks, one function for autograd
+  kScan,         // a recurrence by chunks, one function for autograd (Function says which)
 };
 
 // Which arithmetic it is: what the engine executes, and what a measured curve is about. The later
@@ -131,14 +131,17 @@ enum class Function : std::uint8_t {
   kScatterAdd,  // rows added at indices; its gradient is a gather
   kDequantize,  // packed 4-bit blocks to the compute dtype
   kScan,        // what Mamba-2's mixer does between its projections
+  kConvolve,    // each channel along the positions, causal
+  kDeltaRule,   // linear attention whose state is corrected by what it predicts of each value
 };
-inline constexpr std::size_t kFunctions = 33;
+inline constexpr std::size_t kFunctions = 35;
 constexpr const char* to_string(Function function) {
   return word_at(function, "matrix_product", "attention", "rms_norm", "layer_norm", "add", "cast",
                  "rotary", "silu", "multiply", "silu_multiply", "gelu", "relu", "embedding",
                  "arange", "log_softmax", "negative_log_likelihood", "cross_entropy", "column_sum",
                  "copy", "adamw", "sgd", "sum_of_squares", "scale", "softmax", "sigmoid", "tanh",
-                 "dropout", "top_k", "sort", "gather", "scatter_add", "dequantize", "scan");
+                 "dropout", "top_k", "sort", "gather", "scatter_add", "dequantize", "scan",
+                 "convolve", "delta_rule");
 }
 
 struct AttentionShape {
@@ -161,7 +164,8 @@ struct AttentionShape {
 };
 
 // Mamba-2's mixer (arXiv 2405.21060): heads share B and C by groups, a state of [head_dim, state]
-// of each head is handed from chunk to chunk.
+// of each head is handed from chunk to chunk. The delta rule's (arXiv 2412.06464): heads of values,
+// the width of a value, of a key, heads of keys.
 struct ScanShape {
   std::int64_t heads = 0;  // 0: no such operation
   std::int64_t head_dim = 0;

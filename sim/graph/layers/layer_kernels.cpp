@@ -38,6 +38,7 @@ MemoryClass class_of(Function function, Pass pass) {
     case Function::kCrossEntropy:
       return MemoryClass::kLoss;
     case Function::kRotary:
+    case Function::kConvolve:  // of channels that lie behind one another
       return MemoryClass::kStrided;
     case Function::kGather:  // backward sorts indices and adds up the rows of each one by one
       return pass == Pass::kForward ? MemoryClass::kElementwise : MemoryClass::kStrided;

@@ -71,9 +71,99 @@ class Scan {
                pairs_ = 0;
 };
 
+// Launches of chunk_gated_delta_rule and chunk_kda (fla/ops/gated_delta_rule/chunk.py and
+// fla/ops/kda/ of flash-linear-attention 0.6), each by what it reads and writes once. Its small
+// products reach no rate of tensor cores.
+class DeltaRuleKernels {
+ public:
+  DeltaRuleKernels(const KernelCounts& counts, const Operation& op, Pass pass,
+                   LayerPhaseProgram& phase)
+      : phase_(phase), pass_(pass) {
+    const ScanShape& shape = op.scan;
+    const std::int64_t sequence = counts.options.sequence, batch = counts.options.batch;
+    const std::int64_t tokens = checked_multiply(batch, sequence);
+    const std::int64_t chunks = checked_multiply(batch, (sequence + shape.chunk - 1) / shape.chunk);
+    const std::int64_t element = size_of(counts.options.compute);
+    const std::int64_t rows = checked_multiply(tokens, shape.heads);
+    keys_ = checked_multiply(rows, shape.state) * element;
+    values_ = checked_multiply(rows, shape.head_dim) * element;
+    row_ = rows * kFp32;
+    decays_ = counts.bytes[static_cast<std::size_t>(op.inputs[3])];
+    by_channel_ = decays_ > row_;
+    pairs_ = checked_multiply(rows, shape.chunk) * element;
+    states_ = checked_multiply(chunks, checked_multiply(shape.inner(), shape.state)) * element;
+  }
+
+  void forward() {
+    for (int of = 0; of < 2; ++of) add(2 * keys_ + row_, MemoryClass::kElementwise);  // lengths
+    add(2 * decays_);                                                                 // their sums
+    add(pairs_, MemoryClass::kElementwise);                                           // zeros
+    if (by_channel_) {  // pairs, the inverse's diagonals; the inverse
+      add(2 * keys_ + decays_ + row_ + pairs_ + kDiagonal * row_);
+      add(2 * keys_ + decays_ + row_ + kDiagonal * row_ + 2 * pairs_);
+    } else {
+      add(keys_ + 2 * row_ + pairs_);  // the inverse
+    }
+    states();
+    add(by_channel_ ? keys_ + 2 * values_ + decays_ + pairs_ + states_  // the result
+                    : 2 * keys_ + 2 * values_ + row_ + states_);
+  }
+  void backward() {
+    states();
+    if (by_channel_) {
+      backward_of_channels();
+    } else {
+      backward_of_heads();
+    }
+    add(2 * decays_);  // of the sums
+    for (int of = 0; of < 2; ++of) add(3 * keys_ + row_, MemoryClass::kElementwise);
+  }
+
+ private:
+  static constexpr std::int64_t kDiagonal = 16;  // of a chunk's positions, in fp32
+
+  // What keys and values of a chunk make with its inverse, then the state that each chunk starts
+  // from and what values differ from what it predicts. Backward makes them again.
+  void states() {
+    const std::int64_t decayed = !by_channel_ ? 0 : pass_ == Pass::kForward ? keys_ : 3 * keys_;
+    add(2 * keys_ + 2 * values_ + row_ + decays_ + pairs_ + decayed);
+    add(2 * keys_ + 2 * values_ + row_ + states_);
+  }
+  void backward_of_heads() {
+    add(2 * keys_ + 2 * values_ + row_);                    // of values, within a chunk
+    add(3 * keys_ + 3 * values_ + row_ + states_);          // of states, handed back
+    add(6 * keys_ + 3 * values_ + 2 * row_ + 2 * states_);  // of q, k, w and decays
+    add(3 * row_, MemoryClass::kElementwise);
+    add(3 * keys_ + 3 * values_ + 4 * row_ + pairs_);  // of the inverse
+    add(3 * keys_, MemoryClass::kElementwise);
+    add(3 * row_, MemoryClass::kElementwise);
+  }
+  // Gradients of q, k, decays and pairs are fp32 here.
+  void backward_of_channels() {
+    add(3 * values_ + 3 * pairs_);                  // of values, within a chunk, and of pairs
+    add(3 * keys_ + 3 * values_ + row_ + states_);  // of states, handed back
+    add(6 * keys_ + 5 * values_ + 2 * decays_ + 2 * row_ + 3 * pairs_ + 2 * states_);
+    add(10 * keys_ + 3 * decays_ + 2 * row_ + 4 * pairs_);  // of pairs and of the inverse
+  }
+  void add(std::int64_t bytes, MemoryClass memory_class = MemoryClass::kStrided) {
+    add_memory_kernel(phase_, Function::kDeltaRule, pass_, bytes);
+    phase_.kernels.back().memory_class = memory_class;
+  }
+
+  LayerPhaseProgram& phase_;
+  const Pass pass_;
+  // Bytes: of all heads' keys (repeated), values, of a number in fp32 and a row of a chunk's pairs
+  // for each position and head, of decays, of the states of all chunks.
+  std::int64_t keys_ = 0, values_ = 0, row_ = 0, decays_ = 0, pairs_ = 0, states_ = 0;
+  bool by_channel_ = false;  // decays of each channel of a key
+};
+
 }  // namespace
 
 void add_scan_forward(const KernelCounts& counts, const Operation& op, LayerPhaseProgram& phase) {
+  if (op.function == Function::kDeltaRule) {
+    return DeltaRuleKernels(counts, op, Pass::kForward, phase).forward();
+  }
   Scan scan(counts, op, Pass::kForward, phase);
   scan.convolve();
   scan.states();
@@ -81,6 +171,9 @@ void add_scan_forward(const KernelCounts& counts, const Operation& op, LayerPhas
 }
 
 void add_scan_backward(const KernelCounts& counts, const Operation& op, LayerPhaseProgram& phase) {
+  if (op.function == Function::kDeltaRule) {
+    return DeltaRuleKernels(counts, op, Pass::kBackward, phase).backward();
+  }
   Scan scan(counts, op, Pass::kBackward, phase);
   scan.convolve();
   scan.states();

@@ -147,6 +147,12 @@ Problem problem_of_scans(const Plan& plan, const ModelSpec& model) {
   for (const LayerSpec& layer : model.kinds) {
     for (const Operation& op : layer.operations) {
       if (op.scan.heads == 0) continue;
+      if (op.function == Function::kDeltaRule && (plan.mesh.tp > 1 || plan.mesh.cp > 1)) {
+        const char* key = plan.mesh.tp > 1 ? "mesh.tp" : "mesh.cp";
+        return missing_capability(
+            key, "linear attention is not modelled over parts of its heads or of a sequence",
+            fmt::format("{}: 1", key));
+      }
       if (plan.mesh.cp > 1) {
         return missing_capability(
             "mesh.cp", "Mamba-2's scan is not modelled over parts of a sequence", "mesh.cp: 1");
