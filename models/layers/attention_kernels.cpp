@@ -1,8 +1,8 @@
 // What scaled_dot_product_attention dispatches to (PyTorch 2.11,
 // aten/src/ATen/native/transformers/cuda/sdp_utils.cpp): flash and cuDNN take 16 bits, no mask, and
 // fewer key heads than query heads where they are told of groups (enable_gqa); the memory-efficient
-// kernel takes fp32 and masks whose rows are contiguous, and no groups; the rest is computed by
-// operations. transformers repeats keys and values itself where there is a mask
+// kernel takes fp32, masks whose rows are contiguous and values narrower than keys (flash does not),
+// and no groups; the rest is computed by operations. transformers repeats keys and values itself where there is a mask
 // (integrations/sdpa_attention.py).
 //
 // By operations, math (aten/src/ATen/native/transformers/attention.cpp,
@@ -127,6 +127,7 @@ AttentionKernel dispatched(const Plan& plan, const FamilyCode& code, const Atten
       shape.kv_heads != shape.heads && plan.attention != AttentionKernel::kFlashAllHeads;
   if (groups && shape.broadcasts) return kMath;
   if (masked || bias == ScoreBias::kZeros) return kEfficient;
+  if (asked == kFlash && shape.values() != shape.head_dim) return kEfficient;
   const bool half = plan.compute_dtype() != DType::kFp32;
   if (half && shape.head_dim <= kWidestHead) return asked;
   return groups && asked != kEfficient ? kMath : kEfficient;
