@@ -31,7 +31,8 @@ struct ParameterNames {
   std::string_view sinks = "self_attn.sinks";
   std::string_view attention_gate = "self_attn.gate_proj",
                    attention_norm = "self_attn.attn_sub_norm", ffn_norm = "mlp.ffn_sub_norm",
-                   mixture_norm = "mlp.post_mlp_layernorm",
+                   correction = "",  // of the router's scores, where it is a parameter
+      mixture_norm = "mlp.post_mlp_layernorm",
                    index = "self_attn.indexer";  // (BlockParts)
   std::string_view token_types = "", head_transform = "", head_norm = "", head_bias = "";
   std::string_view mamba = "mamba";                    // the module of Mamba-2's mixer

@@ -11,7 +11,8 @@
 //   all_seen_first    ... the first of each pattern attends to all, not the last
 //   chunks_where_rotated   without layer_types, chunks are where positions are
 //   unrotated         no_rope_layers, no_rope_layer_interval: layers without positions
-//   rotary_in_windows layers that attend to all have no positions
+//   rotary_in_windows layers that attend to all have no positions; rotary_by_type: layers of a type
+//                     whose rope_parameters are null
 //   experts           as wide as intermediate_size, in every layer; sparse_experts: Qwen's keys;
 //                     late_experts: DeepSeek's; spread_experts: ERNIE's; interleaved_experts: Llama
 //                     4's
@@ -217,6 +218,15 @@ void read_windows(KeyReader& keys, const FamilyWords& words, ModelDims& dims) {
     if (any) dims.window = window;
   }
   if (any) each_of([](const std::string& type) { return type != kFull; }, dims.windowed_layers);
+  if (words.has("rotary_by_type")) {  // rope_parameters of a type are null
+    const ConfigNode* rope = keys.find({"rope_parameters"});
+    each_of(
+        [&](const std::string& type) {
+          const ConfigNode* own = rope == nullptr ? nullptr : rope->find(type);
+          return own != nullptr && own->is_null();
+        },
+        dims.unrotated_layers);
+  }
   if (words.has("rotary_in_windows") && any) {
     each_of([](const std::string& type) { return type == kFull; }, dims.unrotated_layers);
   }

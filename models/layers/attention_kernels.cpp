@@ -50,6 +50,7 @@ struct FamilyCode {
   bool flexible = false;     // FlexAttention in place of PyTorch's other kernels: it takes windows
   bool chunked = false;      // windows do not slide: positions attend within their own chunk
   bool biased = false;       // scores have a bias of positions (T5)
+  bool strided = false;      // ... whose rows do not lie one behind the other (umT5)
   bool bounded = false;      // eager: queries are scaled, not scores; of those the maximum is taken
   bool sinks = false;        // eager: a learned logit of each head is one more score
   bool indexed = false;      // a mask of each block's own, of the best positions (DeepSeek-V3.2)
@@ -85,7 +86,7 @@ constexpr FamilyCode kFamilyCode[] = {
     {.family = "glm_moe_dsa", .indexed = true},
     {.family = "granite_swa", .only_eager = true, .scales = true},
     {.family = "granitemoe_swa", .only_eager = true, .scales = true},
-    {.family = "umt5", .softmax_as_scores = true, .biased = true},
+    {.family = "umt5", .softmax_as_scores = true, .biased = true, .strided = true},
 };
 
 // What is added to the scores. kLearned: a bias that wants its gradient, which the memory-efficient
@@ -132,7 +133,7 @@ AttentionKernel dispatched(const Plan& plan, const FamilyCode& code, const Atten
   constexpr std::int64_t kWidestHead = 256;
   const AttentionKernel asked = plan.attention == kFlashAllHeads ? kFlash : plan.attention;
   if (bias == ScoreBias::kLearned && asked != kEager && asked != kMath) {
-    return plan.kernels.strided_bias ? kMath : kEfficient;
+    return plan.kernels.strided_bias || code.strided ? kMath : kEfficient;
   }
   if (asked != kFlash && asked != kCudnn && asked != kEfficient) return asked;
   if (code.only_eager) return kEager;
@@ -143,7 +144,9 @@ AttentionKernel dispatched(const Plan& plan, const FamilyCode& code, const Atten
   if (asked == kFlash && shape.values() != shape.head_dim) return kEfficient;
   const bool half = plan.compute_dtype() != DType::kFp32;
   if (half && shape.head_dim <= kWidestHead) return asked;
-  return groups && asked != kEfficient ? kMath : kEfficient;
+  // transformers repeats keys and values of wider heads itself (use_gqa_in_sdpa).
+  const bool repeats = shape.head_dim > kWidestHead && plan.experts == ExpertKernels::kTransformers;
+  return groups && !repeats && asked != kEfficient ? kMath : kEfficient;
 }
 
 // Operations in the place of one attention.

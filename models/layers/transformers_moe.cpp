@@ -34,9 +34,7 @@ struct MixtureCode {
   bool shared_first = false;  // the shared expert runs in front of router and experts
   // ... multiplies fp32 copies where autocast is off, though its scores have no factor.
   bool fp32_router = false;
-  // What corrects the scores is a parameter that is not trained, of this name.
-  std::string_view frozen_bias = {};
-  bool bias_is_row = false;     // ... [1, experts]
+  bool frozen_bias = false;     // what corrects the scores is a parameter that is not trained
   bool plain_router = false;    // scores have a factor, and the router multiplies rows as they are
   bool chooses_logits = false;  // the best logits alone are given scores
   bool scales_routed = false;   // what the experts made, times a number
@@ -60,24 +58,14 @@ constexpr MixtureCode kMixtureCode[] = {
     {.family = "llama4", .router_last = true},
     {.family = "gpt_neox", .norms_first = true},
     {.family = "bloom", .as_used = true},
-    {.family = "ernie4_5_moe",
-     .shared_first = true,
-     .fp32_router = true,
-     .frozen_bias = "mlp.gate.moe_statics.e_score_correction_bias",
-     .bias_is_row = true},
+    {.family = "ernie4_5_moe", .shared_first = true, .fp32_router = true, .frozen_bias = true},
     {.family = "axk1", .router_last = true},
     {.family = "deepseek_ocr2", .router_last = true},
     {.family = "mistral4", .router_last = true},
     {.family = "deepseek_v32", .router_last = true},
     {.family = "glm_moe_dsa", .router_last = true},
-    {.family = "afmoe",
-     .shared_first = true,
-     .frozen_bias = "mlp.expert_bias",
-     .plain_router = true},
-    {.family = "laguna",
-     .shared_first = true,
-     .frozen_bias = "mlp.gate.e_score_correction_bias",
-     .scales_routed = true},
+    {.family = "afmoe", .shared_first = true, .plain_router = true},
+    {.family = "laguna", .shared_first = true, .scales_routed = true},
     {.family = "cohere2_moe", .chooses_logits = true, .scales_sum = true},
 
 };
@@ -157,12 +145,9 @@ class ExpertRewriter {
         push("scale_sum", Function::kScale, {plain}, output).released = {plain};
       }
     }
-    if (!code_.frozen_bias.empty()) {
-      const std::int64_t experts = layer_.tensors[at(logits)].per_token;
-      layer_.parameters.push_back({.name = std::string(code_.frozen_bias),
-                                   .shape = code_.bias_is_row
-                                                ? std::vector{std::int64_t{1}, experts}
-                                                : std::vector{experts},
+    if (code_.frozen_bias) {
+      layer_.parameters.push_back({.name = "mlp.gate.moe_statics.e_score_correction_bias",
+                                   .shape = {1, layer_.tensors[at(logits)].per_token},
                                    .trainable = false});
     }
     Indices& released = layer_.operations.back().released;
