@@ -153,19 +153,22 @@ void check(const ModelDims& dims) {
 // The engine's kernels know no constants beside those of Numerics.
 void check_native(const ModelDims& dims) {
   const char* what =
-      !dims.pattern.empty()                                         ? "layers of several kinds"
-      : dims.encoder_layers > 0                                     ? "cross attention"
-      : dims.scores > 0                                             ? "a head of scores"
-      : dims.sinks                                                  ? "attention sinks"
-      : dims.branch_scale                                           ? "scaled branches"
-      : dims.logit_scale                                            ? "scaled logits"
-      : dims.moe.bias                                               ? "experts with biases"
-      : dims.embedding_width > 0                                    ? "projections of embeddings"
-      : dims.activation == Activation::kRelu2                       ? "squared activations"
-      : dims.activation == Activation::kXielu                       ? "xIELU"
+      !dims.pattern.empty()                   ? "layers of several kinds"
+      : dims.encoder_layers > 0               ? "cross attention"
+      : dims.scores > 0                       ? "a head of scores"
+      : dims.sinks                            ? "attention sinks"
+      : dims.branch_scale                     ? "scaled branches"
+      : dims.logit_scale                      ? "scaled logits"
+      : dims.moe.bias                         ? "experts with biases"
+      : dims.embedding_width > 0              ? "projections of embeddings"
+      : dims.activation == Activation::kRelu2 ? "squared activations"
+      : dims.activation == Activation::kXielu ? "xIELU"
+      : dims.parts != BlockParts{} || dims.activation == Activation::kReGlu2
+          ? "gates and norms inside its branches"
       : dims.positions == Positions::kSinusoidal                    ? "sinusoidal positions"
       : !dims.bidirectional && dims.residual == Residual::kPostNorm ? "norms behind the sums"
-      : dims.qk_norm == HeadNorm::kUnweighted || dims.norm == NormKind::kLayerUnweighted
+      : dims.qk_norm == HeadNorm::kUnweighted || dims.norm == NormKind::kLayerUnweighted ||
+              dims.norm == NormKind::kRmsUnweighted
           ? "norms without weights"
           : nullptr;
   if (what == nullptr) return;
@@ -286,7 +289,11 @@ void add_decoder(const ModelDims& dims, Stack stack, ModelSpec& model) {
   const bool of_tokens = dims.scores > 0 && dims.score_of != ScoreOf::kSequence;
   if (dims.bidirectional && of_tokens && dims.residual == Residual::kPostNorm) return;
   order.add(final_norm_layer(dims, stack), "norm");
-  if (dims.bidirectional && dims.residual != Residual::kPostNorm && !of_tokens) {
+  if (dims.parts.transforms) {
+    order.add(masked_head_transform(dims, LayerRole::kInner), "transform");
+  }
+  if (dims.bidirectional && dims.residual != Residual::kPostNorm && !of_tokens &&
+      !dims.parts.plain_head) {
     order.add(dims.scores > 0 ? first_token(dims, LayerRole::kInner)
                               : masked_head_transform(dims, LayerRole::kInner),
               "transform");

@@ -42,6 +42,7 @@ constexpr std::pair<std::string_view, bool ModelDims::*> kSwitches[] = {
     {"gated_attention", &ModelDims::gated_attention},
     {"bidirectional", &ModelDims::bidirectional},
     {"dropout", &ModelDims::dropout},
+    {"output_scale", &ModelDims::output_scale},
     {"drops_mlp_alone", &ModelDims::drops_mlp_alone},
     {"embedding_dropout", &ModelDims::embedding_dropout},
     {"attention_dropout", &ModelDims::attention_dropout},
@@ -53,13 +54,23 @@ constexpr std::pair<std::string_view, bool Experts::*> kSwitchesOfExperts[] = {
     {"corrected", &Experts::corrected},        {"bias", &Experts::bias},
     {"fused_gate_up", &Experts::fused_gate_up}};
 
+constexpr std::pair<std::string_view, bool BlockParts::*> kSwitchesOfParts[] = {
+    {"gate_of_heads", &BlockParts::gate_of_heads}, {"attention_norm", &BlockParts::attention_norm},
+    {"ffn_norm", &BlockParts::ffn_norm},           {"mixture_norm", &BlockParts::mixture_norm},
+    {"value_norm", &BlockParts::value_norm},       {"output_scale", &BlockParts::output_scale},
+    {"plain_head", &BlockParts::plain_head},       {"transforms", &BlockParts::transforms},
+    {"every_bias", &BlockParts::every_bias}};
+
 // Words of enumerations, in their order.
-constexpr std::string_view kActivations[] = {"swiglu", "geglu", "gelu", "relu", "relu2", "xielu"};
+constexpr std::string_view kActivations[] = {"swiglu", "geglu", "gelu",  "relu",
+                                             "relu2",  "xielu", "reglu2"};
 constexpr std::string_view kPositions[] = {"rotary", "learned", "alibi", "none", "sinusoidal"};
 constexpr std::string_view kResiduals[] = {"pre_norm",  "sandwich", "post_branch",
                                            "post_norm", "parallel", "parallel_of_one_norm"};
 constexpr std::string_view kProjections[] = {"by_head", "by_use", "apart", "low_rank"};
-constexpr std::string_view kNorms[] = {"rms", "layer", "layer_without_bias", "layer_unweighted"};
+constexpr std::string_view kNorms[] = {"rms", "layer", "layer_without_bias", "layer_unweighted",
+                                       "rms_unweighted"};
+constexpr std::string_view kGates[] = {"none", "sigmoid", "softplus"};
 constexpr std::string_view kHeadNorms[] = {"none", "each", "whole", "unweighted"};
 
 template <typename Kind>
@@ -104,6 +115,10 @@ void apply(std::string_view value, ModelDims& dims) {
     set_kind(dims.head_norm, kNorms, value);
   } else if (key == "qk_norm") {
     set_kind(dims.qk_norm, kHeadNorms, value);
+  } else if (key == "parts.gate") {
+    set_kind(dims.parts.gate, kGates, value);
+  } else if (constexpr std::string_view kParts = "parts."; key.starts_with(kParts)) {
+    set_switch(dims.parts, kSwitchesOfParts, key.substr(kParts.size()));
   } else if (constexpr std::string_view kMoe = "moe."; key.starts_with(kMoe)) {
     set_switch(dims.moe, kSwitchesOfExperts, key.substr(kMoe.size()));
   } else {

@@ -58,14 +58,29 @@ enum class Naming : std::uint8_t {
   kGraniteHybrid,
   kLinearAttention,
   kLfm2,
-  kKimiLinear
+  kKimiLinear,
+  kNanoChat,
+  kAfmoe,
+  kLaguna,
+  kEuroBert,
+  kBioGpt,
+  kModernBertDecoder,
+  kXlmRobertaXl,
+  kRobertaPreLayerNorm
 };
+
+// RoBERTa's, whose positions begin behind that of padding.
+constexpr bool starts_behind_padding(Naming naming) {
+  return naming == Naming::kRoberta || naming == Naming::kData2VecText ||
+         naming == Naming::kXlmRobertaXl || naming == Naming::kRobertaPreLayerNorm;
+}
 
 enum class NormKind : std::uint8_t {
   kRms,               // weight; keeps 1/rms in fp32
   kLayer,             // weight and bias; keeps mean and 1/std in fp32
   kLayerWithoutBias,  // weight; keeps mean and 1/std in fp32
-  kLayerUnweighted    // no parameters; keeps mean and 1/std in fp32 (OLMo 1)
+  kLayerUnweighted,   // no parameters; keeps mean and 1/std in fp32 (OLMo 1)
+  kRmsUnweighted      // no parameters; keeps 1/rms in fp32 (nanochat)
 };
 
 enum class Activation : std::uint8_t {
@@ -74,7 +89,8 @@ enum class Activation : std::uint8_t {
   kGelu,    // two matrices; the input of gelu is kept
   kRelu,    // two matrices; the output of relu is kept
   kRelu2,   // ... and its square
-  kXielu    // two matrices; an operation each, with two numbers that are trained (Apertus)
+  kXielu,   // two matrices; an operation each, with two numbers that are trained (Apertus)
+  kReGlu2   // relu(gate)^2 * up: three matrices (BitNet)
 };
 
 // How positions enter the model. A learned table adds `position_rows` rows of parameters. ALiBi is
@@ -122,6 +138,33 @@ struct Experts {
   std::int64_t latent = 0;  // > 0: experts read and make a projection of this width (Nemotron 3)
   std::vector<std::int64_t> dense_layers = {};  // ascending; their width is ModelDims::ffn
   bool operator==(const Experts&) const = default;
+};
+
+// What attention's output is multiplied by: nothing, sigmoid(Wx) of each element (AFMoE), or
+// softplus(Wx) in fp32, of each head or element (Laguna).
+enum class OutputGate : std::uint8_t { kNone, kSigmoid, kSoftplus };
+
+// What some blocks have beside Llama's. The engine has a kernel for none of it.
+struct BlockParts {
+  OutputGate gate = OutputGate::kNone;
+  bool gate_of_heads = false;   // one number for each head
+  bool attention_norm = false;  // of what attention's output projection reads (BitNet)
+  bool ffn_norm = false;        // of what the feed-forward layer's second product reads (BitNet)
+  bool mixture_norm = false;    // behind the experts (A.X-K1)
+  bool value_norm = false;      // of each head of v, without weights (Gemma 4)
+  bool output_scale = false;    // a block's output times a buffer's number (Gemma 4)
+  bool plain_head = false;      // an encoder's head multiplies what its last norm makes (EuroBERT)
+  bool causal = false;          // an encoder's attention (BertLMHeadModel with is_decoder)
+  bool transforms = false;      // a product and a norm in front of the head, as encoders have
+  bool every_bias = false;      // every block has a table of positions of its own (umT5)
+  // Of layers that attend to all, where the others attend within a window (Gemma 4); 0: as those.
+  std::int64_t full_head_dim = 0, full_kv_heads = 0;
+  bool keys_are_values = false;          // ... which project keys alone, and take them as values
+  std::int64_t windowed_rotary_dim = 0;  // of layers within a window; 0: as the others (Laguna)
+  // Latent attention to the best `index_top_k` positions by scores of these heads, which nothing
+  // learns (DeepSeek-V3.2); 0: to all.
+  std::int64_t index_heads = 0, index_dim = 0, index_top_k = 0;
+  bool operator==(const BlockParts&) const = default;
 };
 
 // Mamba-2's mixer, in the layers that ModelDims::pattern says.
@@ -259,6 +302,7 @@ struct ModelDims {
   ShortConvolution convolution;
   Experts moe;
   Latent latent;
+  BlockParts parts;
   Numerics numerics;
 
   bool operator==(const ModelDims&) const = default;

@@ -56,6 +56,8 @@ constexpr std::pair<std::string_view, std::string_view ParameterNames::*> kMembe
     {"shared_expert_up", &ParameterNames::shared_expert_up},
     {"shared_expert_down", &ParameterNames::shared_expert_down},
     {"sinks", &ParameterNames::sinks},
+    {"attention_gate", &ParameterNames::attention_gate},
+    {"correction", &ParameterNames::correction},
     {"token_types", &ParameterNames::token_types},
     {"head_transform", &ParameterNames::head_transform},
     {"head_norm", &ParameterNames::head_norm},

@@ -29,6 +29,11 @@ struct ParameterNames {
                    shared_expert_up = "mlp.shared_expert.up_proj",
                    shared_expert_down = "mlp.shared_expert.down_proj";
   std::string_view sinks = "self_attn.sinks";
+  std::string_view attention_gate = "self_attn.gate_proj",
+                   attention_norm = "self_attn.attn_sub_norm", ffn_norm = "mlp.ffn_sub_norm",
+                   correction = "",  // of the router's scores, where it is a parameter
+      mixture_norm = "mlp.post_mlp_layernorm",
+                   index = "self_attn.indexer";  // (BlockParts)
   std::string_view token_types = "", head_transform = "", head_norm = "", head_bias = "";
   std::string_view mamba = "mamba";                    // the module of Mamba-2's mixer
   std::string_view latent_in = "", latent_out = "";    // around Experts::latent

@@ -233,6 +233,7 @@ class Block(nn.Module):
       case Activation::kGeGlu:
       case Activation::kGelu:
       case Activation::kXielu:
+      case Activation::kReGlu2:
         break;
     }
     return fmt::format(fmt::runtime(gelu()), x);
@@ -380,7 +381,11 @@ std::string python_model(const ModelDims& dims, const Plan& plan) {
   if (dims.qk_norm == HeadNorm::kWhole || dims.qk_norm == HeadNorm::kUnweighted) {
     refuse(dims, "norms of q and k that are not of each head");
   }
-  if (dims.norm == NormKind::kLayerUnweighted) refuse(dims, "norms without weights");
+  if (dims.parts != BlockParts{} || dims.activation == Activation::kReGlu2) {
+    refuse(dims, "gates and norms inside the branches");
+  }
+  if (dims.norm == NormKind::kLayerUnweighted || dims.norm == NormKind::kRmsUnweighted)
+    refuse(dims, "norms without weights");
   if (dims.qk_norm == HeadNorm::kEach && dims.head_norm != NormKind::kRms) {
     refuse(dims, "LayerNorms of each head");
   }

@@ -140,7 +140,7 @@ ModelDims read_text_model(KeyReader& keys, const ConfigNode* outer_type,
       read_bart(keys, dims);
       break;
     case HfReader::kLatent:
-      read_latent(keys, !family.reads.empty(), dims);
+      read_latent(keys, family, dims);
       if (is_hybrid(family)) read_hybrid(keys, family, dims);
       break;
   }

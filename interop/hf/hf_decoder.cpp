@@ -11,15 +11,25 @@
 //   all_seen_first    ... the first of each pattern attends to all, not the last
 //   chunks_where_rotated   without layer_types, chunks are where positions are
 //   unrotated         no_rope_layers, no_rope_layer_interval: layers without positions
-//   rotary_in_windows layers that attend to all have no positions
+//   rotary_in_windows layers that attend to all have no positions; rotary_by_type: layers of a type
+//                     whose rope_parameters are null
 //   experts           as wide as intermediate_size, in every layer; sparse_experts: Qwen's keys;
 //                     late_experts: DeepSeek's; spread_experts: ERNIE's; interleaved_experts: Llama
 //                     4's
+//   listed_experts    Cohere's
 //   shared_as_wide    beside them one that all tokens go through, as wide as they are;
 //                     shared_intermediate_size: as wide as that key says
 //   softcap, partial_rotary, multipliers, use_qk_norm, qk_layernorm, parallel_residual,
 //   norm_topk_prob, lm_head_bias, use_post_norm
-//   head_use_bias     use_bias is the head's, too
+//   head_use_bias     use_bias is the head's, too; head_mlp_bias: mlp_bias
+//   layer_rope_theta  layers whose angle is 0 have no positions
+//   mup_enabled       scales the embeddings
+//   gating            of attention's output, for each head or element;
+//   num_attention_heads_per_layer
+//                     are the same, and layers within a window rotate a part of their own
+//   full_heads        layers that attend to all have heads of global_head_dim,
+//   num_global_key_value_
+//                     heads (per_layer_config), and keys for values where attention_k_eq_v says so
 //   plain_heads       a qk_layernorm is refused
 //   masked_head       an encoder's, with biases of its own keys; windows of local_attention reach
 //                     half of it to either side
@@ -70,7 +80,7 @@ void read_heads(KeyReader& keys, ModelDims& dims) {
   } else if (!null_dim && keys.provides("head_dim")) {
     dims.head_dim = keys.size({"head_dim"});
   } else {
-    dims.head_dim = even_head_dim(keys, dims);
+    dims.head_dim = std::max<std::int64_t>(1, dims.hidden / dims.heads);  // as the classes do
     keys.assume("head_dim", std::to_string(dims.head_dim));
   }
   if (const ConfigNode* value = keys.find({"num_key_value_heads", "num_kv_heads"})) {
@@ -85,7 +95,8 @@ void read_heads(KeyReader& keys, ModelDims& dims) {
 }
 
 void read_activation(KeyReader& keys, ModelDims& dims) {
-  const bool squared = dims.activation == Activation::kRelu2;
+  const bool squared =
+      dims.activation == Activation::kRelu2 || dims.activation == Activation::kReGlu2;
   const bool xielu = dims.activation == Activation::kXielu;
   const bool gelu = dims.activation != Activation::kSwiGlu && !squared && !xielu;
   std::string_view key =
@@ -207,6 +218,15 @@ void read_windows(KeyReader& keys, const FamilyWords& words, ModelDims& dims) {
     if (any) dims.window = window;
   }
   if (any) each_of([](const std::string& type) { return type != kFull; }, dims.windowed_layers);
+  if (words.has("rotary_by_type")) {  // rope_parameters of a type are null
+    const ConfigNode* rope = keys.find({"rope_parameters"});
+    each_of(
+        [&](const std::string& type) {
+          const ConfigNode* own = rope == nullptr ? nullptr : rope->find(type);
+          return own != nullptr && own->is_null();
+        },
+        dims.unrotated_layers);
+  }
   if (words.has("rotary_in_windows") && any) {
     each_of([](const std::string& type) { return type == kFull; }, dims.unrotated_layers);
   }
@@ -247,6 +267,74 @@ void read_head_norms(KeyReader& keys, const FamilyWords& words, ModelDims& dims)
   }
 }
 
+// Layers of angle 0.
+void read_angles(KeyReader& keys, ModelDims& dims) {
+  const ConfigNode* list = keys.find({"layer_rope_theta"});
+  if (list == nullptr) return;
+  std::int64_t layer = 0;
+  for (const ConfigNode& angle : list->elements()) {
+    if (angle.as_double(0, 1e12) == 0) dims.unrotated_layers.push_back(layer);
+    ++layer;
+  }
+}
+
+void read_gating(KeyReader& keys, const RopeKeys& rope, ModelDims& dims) {
+  const ConfigNode* gating = keys.find({"gating"});
+  const std::string_view word = gating == nullptr ? "true" : gating->text();
+  if (word != "true" && word != "per-head" && word != "per-element") {
+    throw gating->error("\"" + std::string(word) + "\" is not supported",
+                        "true, per-head or per-element");
+  }
+  dims.parts.gate_of_heads = word != "per-element";
+  if (const ConfigNode* heads = keys.find({"num_attention_heads_per_layer"})) {
+    for (const ConfigNode& each : heads->elements()) {
+      if (each.as_int(1, kLargestHfSize) != dims.heads) {
+        throw each.error("layers with different numbers of heads are not supported",
+                         std::to_string(dims.heads));
+      }
+    }
+  }
+  if (!rope.windowed) return;
+  dims.parts.windowed_rotary_dim =
+      static_cast<std::int64_t>(*rope.windowed * static_cast<double>(dims.head_dim));
+}
+
+// Of layers that attend to all; per_layer_config of transformers 5.17 says the same for each.
+void read_full_heads(KeyReader& keys, ModelDims& dims) {
+  BlockParts& parts = dims.parts;
+  parts.keys_are_values = keys.flag_or("attention_k_eq_v", false);
+  parts.full_head_dim = keys.size_or({"global_head_dim"}, 512);
+  if (const ConfigNode* heads = keys.find({"num_global_key_value_heads"})) {
+    if (parts.keys_are_values) parts.full_kv_heads = heads->as_int(1, dims.heads);
+  }
+  if (const ConfigNode* layers = keys.find({"per_layer_config"})) {
+    for (const ConfigItem& layer : layers->items()) {
+      if (const ConfigNode* dim = layer.value.find("head_dim")) {
+        parts.full_head_dim = dim->as_int(1, kLargestHfSize);
+      }
+      if (const ConfigNode* heads = layer.value.find("num_key_value_heads")) {
+        parts.full_kv_heads = heads->as_int(1, dims.heads);
+      }
+    }
+  }
+  for (const std::string_view key : {"num_kv_shared_layers", "hidden_size_per_layer_input"}) {
+    if (const std::int64_t count =
+            keys.provides(key) || keys.node().has(key) ? keys.count_or(key, 0) : 0;
+        count > 0) {
+      keys.refuse(key,
+                  key == "num_kv_shared_layers"
+                      ? "keys and values of earlier layers are not supported"
+                      : "embeddings of each layer are not supported",
+                  "0");
+    }
+  }
+  keys.refuse_if_set("enable_moe_block", "experts beside a feed-forward layer are not supported");
+  const std::int64_t kv_heads = parts.full_kv_heads > 0 ? parts.full_kv_heads : dims.kv_heads;
+  if (dims.heads % kv_heads != 0) {
+    keys.refuse("num_global_key_value_heads", "they do not divide the heads", "a divisor of them");
+  }
+}
+
 // A multiplier of 1 is multiplied by as well, as transformers does.
 void read_multipliers(KeyReader& keys) {
   for (const std::string_view key :
@@ -274,6 +362,7 @@ void read_mixture(KeyReader& keys, const FamilyWords& words, ModelDims& dims) {
   }
   if (words.has("sparse_experts")) return read_sparse_experts(keys, dims);
   if (words.has("late_experts")) return read_late_experts(keys, dims);
+  if (words.has("listed_experts")) return read_listed_experts(keys, dims);
   if (words.has("spread_experts")) return read_spread_experts(keys, dims);
   if (words.has("interleaved_experts")) return read_interleaved_experts(keys, dims);
   refuse_experts(keys);
@@ -300,6 +389,11 @@ void read_decoder(KeyReader& keys, const HfFamily& family, ModelDims& dims) {
     if (rotated != nullptr) dims.rotary_dim = rotated->as_int(1, dims.head_dim);
   }
   if (words.has("masked_head")) read_masked_head(keys, dims);
+  if (words.has("layer_rope_theta")) read_angles(keys, dims);
+  if (words.has("mup_enabled")) dims.embedding_scale = keys.flag_or("mup_enabled", false);
+  if (words.has("gating")) read_gating(keys, rope, dims);
+  if (words.has("full_heads")) read_full_heads(keys, dims);
+  if (words.has("head_mlp_bias")) dims.head_bias = dims.mlp_bias;
   if (words.has("lm_head_bias")) dims.head_bias = keys.flag_or("lm_head_bias", false);
   if (words.has("head_use_bias")) dims.head_bias = keys.flag_or("use_bias", false);
   if (keys.find({"clip_qkv"}) != nullptr) {

@@ -87,8 +87,22 @@ void read_ranks(KeyReader& keys, ModelDims& dims) {
   latent.kv_rank = keys.size_or({"kv_lora_rank"}, 512);
   latent.nope = keys.size_or({"qk_nope_head_dim"}, 128);
   latent.rope = keys.size_or({"qk_rope_head_dim"}, 64);
-  latent.value = keys.size_or({"v_head_dim"}, 128);
+  const std::int64_t even = keys.provides("v_head_dim") ? 128 : dims.hidden / dims.heads;
+  latent.value = keys.size_or({"v_head_dim"}, dims.branch_scale ? even : 128);
   dims.head_dim = latent.nope + latent.rope;
+}
+
+void read_index(KeyReader& keys, ModelDims& dims) {
+  dims.parts.index_heads = keys.size({"index_n_heads"});
+  dims.parts.index_dim = keys.size_or({"index_head_dim"}, 128);
+  dims.parts.index_top_k = keys.size_or({"index_topk"}, 2048);
+  const ConfigNode* types = keys.find({"indexer_types"});
+  if (types == nullptr) return;
+  for (const ConfigNode& type : types->elements()) {
+    if (type.as_string() != "full") {
+      throw type.error("layers that attend to what an earlier one chose are not supported", "full");
+    }
+  }
 }
 
 void check_choice(KeyReader& keys, std::string_view key, std::string_view expected) {
@@ -127,13 +141,14 @@ void read_late_experts(KeyReader& keys, ModelDims& dims) {
   moe.ffn = keys.size({"moe_intermediate_size"});
   const std::string_view shared =
       keys.provides("num_shared_experts") ? "num_shared_experts" : "n_shared_experts";
-  moe.shared_ffn = checked_multiply(keys.count_or(shared, 1), moe.ffn);
+  moe.shared_ffn = keys.provides("shared_expert_intermediate_size")
+                       ? keys.count_or("shared_expert_intermediate_size", 0)
+                       : checked_multiply(keys.count_or(shared, 1), moe.ffn);
   moe.normalized =
       keys.flag_or(keys.provides("moe_renormalize") ? "moe_renormalize" : "norm_topk_prob", false);
   check_choice(keys, "scoring_func", moe.sigmoid ? "sigmoid" : "softmax");
-  const std::string_view dense =
-      keys.provides("num_dense_layers") ? "num_dense_layers" : "first_k_dense_replace";
-  const std::int64_t first = keys.count_or(dense, 0);
+  const std::int64_t first = keys.count_or(
+      keys.provides("num_dense_layers") ? "num_dense_layers" : "first_k_dense_replace", 0);
   const std::int64_t every = keys.size_or({"moe_layer_freq"}, 1);
   const std::vector<bool> listed = listed_dense(keys, dims);
   list_dense_layers(dims, [&](std::int64_t i) {
@@ -158,6 +173,21 @@ void read_spread_experts(KeyReader& keys, ModelDims& dims) {
   });
 }
 
+void read_listed_experts(KeyReader& keys, ModelDims& dims) {
+  check_layer_count(keys, dims);
+  read_counts(keys, dims);
+  Experts& moe = dims.moe;
+  moe.ffn = dims.ffn;
+  moe.shared_ffn = checked_multiply(keys.count_or("num_shared_experts", 0), moe.ffn);
+  dims.ffn = keys.size_or({"prefix_dense_intermediate_size"}, dims.ffn);
+  moe.sigmoid =
+      keys.one_of("expert_selection_fn", "softmax", "choice", {"softmax", "sigmoid"}) == "sigmoid";
+  moe.normalized = keys.flag_or("norm_topk_prob", true) && moe.sigmoid;
+  const std::vector<bool> listed = listed_dense(keys, dims);
+  list_dense_layers(
+      dims, [&](std::int64_t i) { return !listed.empty() && listed[static_cast<std::size_t>(i)]; });
+}
+
 void read_interleaved_experts(KeyReader& keys, ModelDims& dims) {
   check_layer_count(keys, dims);
   read_counts(keys, dims);
@@ -171,7 +201,7 @@ void read_interleaved_experts(KeyReader& keys, ModelDims& dims) {
   });
 }
 
-void read_latent(KeyReader& keys, bool late_experts, ModelDims& dims) {
+void read_latent(KeyReader& keys, const HfFamily& family, ModelDims& dims) {
   read_common(keys, dims);
   check_layer_count(keys, dims);
   read_ranks(keys, dims);
@@ -186,7 +216,8 @@ void read_latent(KeyReader& keys, bool late_experts, ModelDims& dims) {
   dims.qkv_bias = dims.output_bias = keys.flag_or("attention_bias", false);
   read_numerics(keys, dims);
   keys.one_of("hidden_act", "silu", "activation", {"silu"});
-  if (late_experts) read_late_experts(keys, dims);
+  if (family.reads.find("late_experts") != family.reads.npos) read_late_experts(keys, dims);
+  if (keys.provides("index_n_heads")) read_index(keys, dims);
 }
 
 }  // namespace foreshard

@@ -91,6 +91,19 @@ std::string_view family_by_keys(const ConfigNode& node) {
   return "llama";
 }
 
+constexpr std::string_view kMissing = "missing";
+
+// ": it has ..., which is not modelled", of a type whose row says so.
+std::string missing_of(std::string_view model_type) {
+  const std::string wanted = squeezed(without_text(model_type));
+  for (const auto& cells : rows_of_table(hf_family_files().front().content)) {
+    if (cells.at(1) == kMissing && squeezed(cells.at(0)) == wanted) {
+      return fmt::format(": it has {}, which is not modelled", cells.at(2));
+    }
+  }
+  return "";
+}
+
 [[noreturn]] void refuse(const ConfigNode& where, const std::string& what, std::string_view word,
                          const ConfigNode& node) {
   std::vector<std::string> names;
@@ -116,11 +129,15 @@ std::optional<ScoreOf> score_of(std::string_view architecture) {
   return std::nullopt;
 }
 
+bool is_causal_head(std::string_view architecture) {
+  return architecture.ends_with("ForCausalLM") || architecture.ends_with("LMHeadModel");
+}
+
 std::span<const HfFamily> hf_families() {
   static const std::vector<HfFamily> families = [] {
     std::vector<HfFamily> rows;
     for (const auto& cells : rows_of_table(hf_family_files().front().content)) {
-      rows.push_back(family_of(cells));
+      if (cells.at(1) != kMissing) rows.push_back(family_of(cells));
     }
     return rows;
   }();
@@ -143,14 +160,18 @@ const HfFamily& hf_family_of(KeyReader& keys, const ConfigNode* fallback) {
   const std::string word = type != nullptr ? type->as_string() : std::string(stem);
   const HfFamily* family = find_family(word);
   if (family == nullptr && type != nullptr) {
-    refuse(*type, "model_type \"" + word + "\" is not supported", word, keys.node());
+    refuse(*type, "model_type \"" + word + "\" is not supported" + missing_of(word), word,
+           keys.node());
   }
   const bool masked = architecture.ends_with("ForMaskedLM");
   const bool is_encoder = family != nullptr && family_dims(family->family)->bidirectional;
   const bool two_stacks = family != nullptr && (family->reader == HfReader::kEncoderDecoder ||
                                                 family->reader == HfReader::kBart);
+  const bool causal = is_causal_head(architecture);
   const bool is_other_head =  // T5's classifier has a layer before its last
-      score_of(architecture) ? two_stacks : masked != is_encoder;
+      score_of(architecture) ? two_stacks
+      : causal               ? two_stacks || (is_encoder && family->reader != HfReader::kEncoder)
+                             : masked != is_encoder;
   const auto is_class = [&] {
     const HfFamily* of_class = find_family(stem);
     return (of_class != nullptr && of_class->family == family->family) ||

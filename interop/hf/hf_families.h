@@ -43,6 +43,9 @@ std::span<const HfFamily> hf_families();
 // What the class's head scores; none of words, of all others.
 std::optional<ScoreOf> score_of(std::string_view architecture);
 
+// Whether the class's head says the next word.
+bool is_causal_head(std::string_view architecture);
+
 // The family of the object: by model_type, else by the name of its architecture, else as
 // `fallback`, the model_type of the enclosing object, says. Throws ConfigError for an unknown one,
 // with the nearest by name or by the keys that are there, and for an architecture without the

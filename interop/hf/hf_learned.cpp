@@ -29,8 +29,9 @@ void read_opt(KeyReader& keys, ModelDims& dims) {
   dims.ffn = keys.size({"ffn_dim", "intermediate_size"});
   dims.max_positions = keys.size_or({"max_position_embeddings"}, 2048);
   dims.position_rows = dims.max_positions + 2;  // OPTLearnedPositionalEmbedding
-  read_dropouts(keys, {.branches = true, .attention = dims.naming == Naming::kXglm}, dims);
-  if (dims.naming == Naming::kXglm) {
+  const bool drops = dims.embedding_scale;      // XGLM's and BioGPT's, which scale embeddings
+  read_dropouts(keys, {.branches = true, .attention = drops}, dims);
+  if (drops) {
     dims.embedding_dropout = dims.dropout;
     dims.ffn_dropout = keys.number_or("activation_dropout", 0) > 0;
   }
@@ -54,12 +55,13 @@ void read_opt(KeyReader& keys, ModelDims& dims) {
     keys.refuse("word_embed_proj_dim", "nothing would stand between the last block and the head",
                 "a norm there (do_layer_norm_before), or embeddings narrower than hidden_size");
   }
-  const std::string activation = keys.word_or("activation_function", "relu");
+  const std::string_view kind =
+      keys.node().has("hidden_act") ? "hidden_act" : "activation_function";
+  const std::string activation = keys.word_or(kind, "relu");
   if (read_gelu(activation, dims)) {
     dims.activation = Activation::kGelu;
   } else if (activation != "relu") {
-    keys.refuse("activation_function", "activation \"" + activation + "\" is not supported",
-                "relu or gelu");
+    keys.refuse(kind, "activation \"" + activation + "\" is not supported", "relu or gelu");
   }
 }
 

@@ -42,7 +42,8 @@ void bound_by_window(KeyReader& keys, ModelDims& dims);
 // transformers 5, which may differ by type of layer (that of full attention is taken). A rope_type
 // that is unknown is refused.
 struct RopeKeys {
-  std::optional<double> partial;  // partial_rotary_factor of rope_parameters
+  std::optional<double> partial;   // partial_rotary_factor of rope_parameters
+  std::optional<double> windowed;  // ... of layers within a window, where those have their own
 };
 RopeKeys read_numerics(KeyReader& keys, ModelDims& dims);
 // The part of every head that is rotated: partial_rotary_factor (`spelling`), which rope_parameters
@@ -76,7 +77,7 @@ void read_bart(KeyReader& keys, ModelDims& dims);
 // Layers left out at random are another step each time.
 void refuse_layerdrop(KeyReader& keys);
 // deepseek_v2, deepseek_v3, youtu. The layers of multi-token prediction are left out.
-void read_latent(KeyReader& keys, bool late_experts, ModelDims& dims);
+void read_latent(KeyReader& keys, const HfFamily& family, ModelDims& dims);
 
 // --- experts, which come on top of a decoder (hf_experts.cpp) ---
 // As wide as intermediate_size, in every layer (Mixtral).
@@ -87,6 +88,9 @@ void read_sparse_experts(KeyReader& keys, ModelDims& dims);
 void read_late_experts(KeyReader& keys, ModelDims& dims);
 // In every moe_layer_interval-th layer between two of them, beside shared ones (ERNIE 4.5).
 void read_spread_experts(KeyReader& keys, ModelDims& dims);
+// As wide as intermediate_size, beside shared ones as wide, where mlp_layer_types says sparse; the
+// best logits are given scores (Cohere).
+void read_listed_experts(KeyReader& keys, ModelDims& dims);
 // In every interleave_moe_layer_step-th layer, or those of moe_layers (Llama 4).
 void read_interleaved_experts(KeyReader& keys, ModelDims& dims);
 

@@ -62,8 +62,14 @@ RopeKeys read_parameters(const ConfigNode& node, Numerics& numerics) {
   }
   if (own.has("rope_type") || own.has("type")) numerics.rope_scaling = read_scaling(own);
   const ConfigNode* partial = own.find("partial_rotary_factor");
-  if (partial == nullptr || partial->is_null()) return {};
-  return {partial->as_double(0, 1)};
+  RopeKeys rope;
+  if (partial != nullptr && !partial->is_null()) rope.partial = partial->as_double(0, 1);
+  if (const ConfigNode* windowed = node.find("sliding_attention"); windowed && &own != &node) {
+    const ConfigNode* part =
+        windowed->is_mapping() ? windowed->find("partial_rotary_factor") : nullptr;
+    if (part != nullptr && !part->is_null()) rope.windowed = part->as_double(0, 1);
+  }
+  return rope;
 }
 
 }  // namespace
@@ -96,7 +102,7 @@ void read_rotary_part(KeyReader& keys, std::optional<double> given, ModelDims& d
                 "no element of a head of " + std::to_string(dims.head_dim) + " is rotated",
                 "a fraction of the head dimension");
   }
-  dims.rotary_dim = rotated;
+  dims.rotary_dim = std::min(rotated + rotated % 2, dims.head_dim);  // pairs (torch.arange)
 }
 
 void check_rotary(KeyReader& keys, const ModelDims& dims) {

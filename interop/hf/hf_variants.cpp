@@ -50,7 +50,7 @@ void read_parallel(KeyReader& keys, ModelDims& dims) {
 }
 
 void read_encoder(KeyReader& keys, ModelDims& dims) {
-  const bool roberta = dims.naming == Naming::kRoberta || dims.naming == Naming::kData2VecText;
+  const bool roberta = starts_behind_padding(dims.naming);
   read_common(keys, dims);
   dims.head_dim = even_head_dim(keys, dims);
   dims.kv_heads = dims.heads;
@@ -75,7 +75,16 @@ void read_encoder(KeyReader& keys, ModelDims& dims) {
   dims.token_types = keys.count_or("type_vocab_size", 2);
   dims.tied = keys.flag_or("tie_word_embeddings", true);
   keys.refuse_if_set("use_task_id", "types of tasks are not supported");  // (ERNIE's)
-  keys.refuse_if_set("is_decoder", "an encoder with a causal mask is not supported");
+  const ConfigNode* list = keys.node().find("architectures");
+  if (list != nullptr && !list->elements().empty() &&
+      is_causal_head(list->elements().front().as_string())) {
+    dims.wide_loss = true;  // (ForCausalLMLoss)
+    dims.parts.causal = keys.flag_or("is_decoder", false);
+    keys.refuse_if_set("add_cross_attention", "cross attention is not supported");
+  }
+  if (!dims.wide_loss) {
+    keys.refuse_if_set("is_decoder", "an encoder with a causal mask is not supported");
+  }
   const std::string kind = keys.word_or("position_embedding_type", "absolute");
   if (kind != "absolute") {
     keys.refuse("position_embedding_type", "\"" + kind + "\" is not supported", "absolute");
@@ -118,6 +127,7 @@ void read_bart(KeyReader& keys, ModelDims& dims) {
   dims.embedding_dropout = dims.dropout;
   dims.ffn_dropout = keys.number_or("activation_dropout", 0) > 0;
   refuse_layerdrop(keys);
+  keys.refuse_if_set("use_prompt", "prompts in front of each layer are not supported");
 }
 
 void read_encoder_decoder(KeyReader& keys, ModelDims& dims) {

@@ -12,7 +12,7 @@ AttentionShape shape_of(const ModelDims& dims) {
   return {.heads = dims.heads,
           .kv_heads = dims.kv_heads,
           .head_dim = dims.head_dim,
-          .causal = !dims.bidirectional,
+          .causal = !dims.bidirectional || dims.parts.causal,
           .dropout = dims.attention_dropout,
           .softcap = dims.attention_softcap,
           .broadcasts = dims.broadcast_kv,
@@ -214,7 +214,7 @@ Index attend(LayerBuilder& layer, const ModelDims& dims, const ParameterNames& n
     q = dims.gated_attention ? queries_beside_gate(layer, dims, names, input)
                              : project(names.q, "q", q_width);
     k = project(names.k, "k", kv_width);
-    v = project(names.v, "v", kv_width);
+    v = dims.parts.keys_are_values ? k : project(names.v, "v", kv_width);
   }
   if (dims.qk_norm == HeadNorm::kEach || dims.qk_norm == HeadNorm::kWhole) {
     const bool whole = dims.qk_norm == HeadNorm::kWhole;
@@ -229,6 +229,7 @@ Index attend(LayerBuilder& layer, const ModelDims& dims, const ParameterNames& n
     q = norm(names.q_norm, "q_norm", dims.heads, q);
     k = norm(names.k_norm, "k_norm", dims.kv_heads, k);
   }
+  if (dims.parts.value_norm) v = norm_unweighted(layer, dims, "v", dims.kv_heads, v);
   if (dims.positions == Positions::kRotary) {
     const Index plain_q = std::exchange(q, rotate(layer, dims, "q", dims.heads, q));
     const Index plain_k = std::exchange(k, rotate(layer, dims, "k", dims.kv_heads, k));

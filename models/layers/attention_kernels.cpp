@@ -1,9 +1,9 @@
 // What scaled_dot_product_attention dispatches to (PyTorch 2.11,
 // aten/src/ATen/native/transformers/cuda/sdp_utils.cpp): flash and cuDNN take 16 bits, no mask, and
 // fewer key heads than query heads where they are told of groups (enable_gqa); the memory-efficient
-// kernel takes fp32 and masks whose rows are contiguous, and no groups; the rest is computed by
-// operations. transformers repeats keys and values itself where there is a mask
-// (integrations/sdpa_attention.py).
+// kernel takes fp32, masks whose rows are contiguous and values narrower than keys (flash does
+// not), and no groups; the rest is computed by operations. transformers repeats keys and values
+// itself where there is a mask (integrations/sdpa_attention.py).
 //
 // By operations, math (aten/src/ATen/native/transformers/attention.cpp,
 // _scaled_dot_product_attention_math): in fp32, q and k each times the root of the scale, their
@@ -26,6 +26,7 @@
 #include <utility>
 #include <vector>
 
+#include "models/layers/block_parts.h"
 #include "models/layers/family_rows.h"
 #include "models/layers/layer_tensors.h"
 #include "models/layers/module_kernels.h"
@@ -49,13 +50,19 @@ struct FamilyCode {
   bool flexible = false;     // FlexAttention in place of PyTorch's other kernels: it takes windows
   bool chunked = false;      // windows do not slide: positions attend within their own chunk
   bool biased = false;       // scores have a bias of positions (T5)
+  bool strided = false;      // ... whose rows do not lie one behind the other (umT5)
   bool bounded = false;      // eager: queries are scaled, not scores; of those the maximum is taken
   bool sinks = false;        // eager: a learned logit of each head is one more score
+  bool indexed = false;      // a mask of each block's own, of the best positions (DeepSeek-V3.2)
+  bool scales = false;       // eager: what is made is weighed by the scores' logsumexp and a sink
 };
 constexpr FamilyCode kFamilyCode[] = {
     {.family = "gpt2", .softmax_as_scores = true, .narrows = true},
     {.family = "bert", .softmax_as_scores = true},
     {.family = "roberta", .softmax_as_scores = true},
+    {.family = "xlm_roberta_xl", .softmax_as_scores = true},
+    {.family = "roberta_prelayernorm", .softmax_as_scores = true},
+    {.family = "biogpt", .softmax_as_scores = true},
     {.family = "ernie", .softmax_as_scores = true},
     {.family = "data2vec_text", .softmax_as_scores = true},
     {.family = "xlm_roberta", .softmax_as_scores = true},
@@ -67,6 +74,7 @@ constexpr FamilyCode kFamilyCode[] = {
     {.family = "albert", .softmax_as_scores = true},
     {.family = "bart", .softmax_as_scores = true},
     {.family = "mbart", .softmax_as_scores = true},
+    {.family = "mvp", .softmax_as_scores = true, .only_eager = true},
     {.family = "xglm", .softmax_as_scores = true, .only_eager = true, .bounded = true},
     {.family = "t5", .softmax_as_scores = true, .biased = true},
     {.family = "gptj", .fp32_scores = true},
@@ -74,6 +82,11 @@ constexpr FamilyCode kFamilyCode[] = {
     {.family = "gpt_neo", .fp32_scores = true, .only_eager = true},
     {.family = "gpt_oss", .softmax_as_scores = true, .flexible = true, .sinks = true},
     {.family = "llama4", .flexible = true, .chunked = true},
+    {.family = "deepseek_v32", .indexed = true},
+    {.family = "glm_moe_dsa", .indexed = true},
+    {.family = "granite_swa", .only_eager = true, .scales = true},
+    {.family = "granitemoe_swa", .only_eager = true, .scales = true},
+    {.family = "umt5", .softmax_as_scores = true, .biased = true, .strided = true},
 };
 
 // What is added to the scores. kLearned: a bias that wants its gradient, which the memory-efficient
@@ -110,7 +123,8 @@ bool takes_windows(const Plan& plan, const FamilyCode& code) {
 bool is_masked(const Plan& plan, const FamilyCode& code, const AttentionShape& shape,
                std::int64_t sequence) {
   const bool is_outside = shape.window > 0 && sequence >= shape.window;
-  return plan.batch.padded || plan.kernels.given_mask || (is_outside && !takes_windows(plan, code));
+  return plan.batch.padded || plan.kernels.given_mask || code.indexed ||
+         (is_outside && !takes_windows(plan, code));
 }
 
 AttentionKernel dispatched(const Plan& plan, const FamilyCode& code, const AttentionShape& shape,
@@ -119,7 +133,7 @@ AttentionKernel dispatched(const Plan& plan, const FamilyCode& code, const Atten
   constexpr std::int64_t kWidestHead = 256;
   const AttentionKernel asked = plan.attention == kFlashAllHeads ? kFlash : plan.attention;
   if (bias == ScoreBias::kLearned && asked != kEager && asked != kMath) {
-    return plan.kernels.strided_bias ? kMath : kEfficient;
+    return plan.kernels.strided_bias || code.strided ? kMath : kEfficient;
   }
   if (asked != kFlash && asked != kCudnn && asked != kEfficient) return asked;
   if (code.only_eager) return kEager;
@@ -127,9 +141,12 @@ AttentionKernel dispatched(const Plan& plan, const FamilyCode& code, const Atten
       shape.kv_heads != shape.heads && plan.attention != AttentionKernel::kFlashAllHeads;
   if (groups && shape.broadcasts) return kMath;
   if (masked || bias == ScoreBias::kZeros) return kEfficient;
+  if (asked == kFlash && shape.values() != shape.head_dim) return kEfficient;
   const bool half = plan.compute_dtype() != DType::kFp32;
   if (half && shape.head_dim <= kWidestHead) return asked;
-  return groups && asked != kEfficient ? kMath : kEfficient;
+  // transformers repeats keys and values of wider heads itself (use_gqa_in_sdpa).
+  const bool repeats = shape.head_dim > kWidestHead && plan.experts == ExpertKernels::kTransformers;
+  return groups && !repeats && asked != kEfficient ? kMath : kEfficient;
 }
 
 // Operations in the place of one attention.
@@ -363,6 +380,12 @@ std::vector<Operation> eager(LayerSpec& layer, const Operation& op, const Plan& 
     out.last().backward_workspace = {out.scores("largest.grad", type),
                                      out.scores("shifted_scores.grad", type)};
   }
+  if (code.scales) {
+    const Index logsumexp = op.outputs[1];
+    out.pass("logsumexp", Function::kLogSoftmax, {scores}, logsumexp);
+    out.last().saved = {scores, logsumexp};
+    out.last().backward_workspace = {out.scores("logsumexp.grad", type)};
+  }
   Index probabilities = 0;
   const bool softmax_in_fp32 = !code.softmax_as_scores || is_autocast;
   const ElementType kind = softmax_in_fp32 ? ElementType::kFp32 : kCompute;
@@ -549,6 +572,44 @@ void give_bias(LayerSpec& layer, const Plan& plan, const Operation& op) {
   add_tensor(layer, std::move(bias));
 }
 
+// Scores of every pair by each of the index' heads in fp32, relu, their sum by the weights of
+// heads, and a mask of the best (DeepseekV32Indexer).
+std::vector<Operation> choose_positions(LayerSpec& layer, const Operation& attention,
+                                        const Plan& plan) {
+  const auto named = [&](std::string_view name) {
+    const auto found = std::ranges::find(layer.tensors, name, &TensorSpec::name);
+    return static_cast<Index>(found - layer.tensors.begin());
+  };
+  const Index queries = named(kIndexQueries), keys = named(kIndexKeys),
+              weights = named(kIndexWeights);
+  const std::int64_t heads = tensor(layer, weights).per_token;
+  const std::int64_t sequence = layer.domain.length(plan.batch.sequence);
+  constexpr ElementType kFp32 = ElementType::kFp32;
+  Operation shaped = attention;
+  shaped.attention.heads = shaped.attention.kv_heads = heads;
+  Written out(layer, shaped, plan);
+  const Index turned = out.copy("index_queries_rotated", queries);
+  const Index wide = out.cast("index_queries_fp32", turned, kFp32);
+  const Index wide_keys = out.cast("index_keys_fp32", keys, kFp32);
+  const Index scores = out.product({wide, wide_keys}, tensor(layer, keys).per_token,
+                                   out.scores("index_scores", kFp32));
+  out.last().saved = {};
+  const Index scaled = out.scale("scaled_index_scores", scores);
+  out.release({scores});
+  const Index positive = out.scale("positive_index_scores", scaled);
+  out.release({scaled});
+  const Index sum = out.pass("index_sum", Function::kAdd, {positive, weights},
+                             out.activation("index_sum", sequence, kFp32));
+  const Index best = out.pass("topk", Function::kTopK, {sum},
+                              out.activation("best_positions", sequence, ElementType::kInt64));
+  const Index seen = out.pass("index_mask", Function::kScatterAdd, {best},
+                              out.activation("index_mask", sequence, ElementType::kByte));
+  out.release({positive, sum, best, seen, wide, wide_keys, turned, queries, keys, weights});
+  std::vector<Operation> made = out.take();
+  for (Operation& op : made) op.gradient = GradientRule::kNone;
+  return made;
+}
+
 // What weighs the output of a kernel that knows no sinks (weigh_by_sinks) is behind the operation:
 // its parameter and its output become the operation's own.
 void take_sinks(LayerSpec& layer, std::size_t behind, Operation& attention) {
@@ -597,11 +658,18 @@ void apply_attention(LayerSpec& layer, const Plan& plan, std::string_view family
       give_mask(layer, plan, op, kernel);
     }
     if (code.sinks && kernel == AttentionKernel::kEager) take_sinks(layer, o, op);
+    if (code.scales) layer.operations[o].gradient = GradientRule::kOwn;  // of the logsumexp
     if (code.chunked && !masked) attend_in_chunks(op.attention, sequence);
+    const Operation attends = op;
     std::vector<Operation> made = kernel == AttentionKernel::kMath ? math(layer, op, plan, bias)
                                   : kernel == AttentionKernel::kEager
                                       ? eager(layer, op, plan, code, masked)
                                       : fused(layer, std::move(op), plan, masked, kernel, bias);
+    if (code.indexed) {
+      std::vector<Operation> chosen = choose_positions(layer, attends, plan);
+      made.insert(made.begin(), std::make_move_iterator(chosen.begin()),
+                  std::make_move_iterator(chosen.end()));
+    }
     layer.operations.insert(layer.operations.begin() + static_cast<std::ptrdiff_t>(o),
                             std::make_move_iterator(made.begin()),
                             std::make_move_iterator(made.end()));

@@ -49,6 +49,10 @@ struct Rotary {
 };
 Index rotary(LayerBuilder& layer, const Rotary& rotary, Index input);
 
+// Tensors that score positions (BlockParts::index_heads).
+inline constexpr std::string_view kIndexQueries = "index_queries", kIndexKeys = "index_keys",
+                                  kIndexWeights = "index_weights";
+
 // Fused attention of {q, k, v} or of one fused projection.
 Index fused_attention(LayerBuilder& layer, const ModelDims& dims, const AttentionShape& shape,
                       Indices inputs);
@@ -81,6 +85,7 @@ inline constexpr std::string_view kExpm1 = "expm1";  // which autocast takes in 
 struct FeedForward {
   std::string_view gate = {}, up = {}, down = {};
   std::int64_t ffn = 0;
+  std::string_view norm = {};  // of what `down` reads; empty: none
 };
 Index feed_forward(LayerBuilder& layer, const ModelDims& dims, const FeedForward& mlp, Index input);
 

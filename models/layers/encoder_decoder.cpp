@@ -32,17 +32,20 @@ struct Code {
   std::string_view last_norm = "model.{}.layer_norm";
   bool drops_last = false;  // dropout behind the norm of each stack
 };
-constexpr Code kCodes[] = {{.family = "t5",
-                            .self = "layer.0.SelfAttention",
-                            .cross = "layer.1.EncDecAttention",
-                            .self_norm = "layer.0.layer_norm",
-                            .cross_norm = "layer.1.layer_norm",
-                            .encoder_norm = "layer.1.layer_norm",
-                            .decoder_norm = "layer.2.layer_norm",
-                            .suffix = "",
-                            .output = "o",
-                            .last_norm = "{}.final_layer_norm",
-                            .drops_last = true}};
+constexpr Code t5_code(std::string_view family) {
+  return {.family = family,
+          .self = "layer.0.SelfAttention",
+          .cross = "layer.1.EncDecAttention",
+          .self_norm = "layer.0.layer_norm",
+          .cross_norm = "layer.1.layer_norm",
+          .encoder_norm = "layer.1.layer_norm",
+          .decoder_norm = "layer.2.layer_norm",
+          .suffix = "",
+          .output = "o",
+          .last_norm = "{}.final_layer_norm",
+          .drops_last = true};
+}
+constexpr Code kCodes[] = {t5_code("t5"), t5_code("umt5")};
 
 struct Attention {
   std::string module;  // "layer.0.SelfAttention"
@@ -190,12 +193,13 @@ LayerSpec encoding_block(const ModelDims& dims, StackPlace place) {
   LayerBuilder layer(name_of(dims, "encoder block", place), LayerRole::kBlock, hidden_state(dims),
                      Stack::kEager);
   const Index middle = add_branch(layer, dims, code.self_norm, 0, [&](Index normed) {
-    return attend(layer, dims,
-                  {.module = std::string(code.self),
-                   .name = "attention",
-                   .states = normed,
-                   .has_table = has_table && place == StackPlace::kFirst},
-                  normed);
+    return attend(
+        layer, dims,
+        {.module = std::string(code.self),
+         .name = "attention",
+         .states = normed,
+         .has_table = has_table && (dims.parts.every_bias || place == StackPlace::kFirst)},
+        normed);
   });
   return layer.finish(add_feed_forward(layer, dims, code.encoder_norm, middle));
 }
@@ -212,7 +216,7 @@ LayerSpec decoding_block(const ModelDims& dims, StackPlace place) {
                    .name = "attention",
                    .states = normed,
                    .causal = true,
-                   .has_table = has_table && is_first},
+                   .has_table = has_table && (dims.parts.every_bias || is_first)},
                   normed);
   });
   const Index crossed = add_branch(layer, dims, code.cross_norm, self, [&](Index normed) {

@@ -14,12 +14,25 @@ Index expand(LayerBuilder& layer, const ModelDims& dims, const Linear& linear, I
   return layer.linear(complete, input);
 }
 
+// relu(x)^2, of which the square keeps what it is made of.
+Index relu_squared(LayerBuilder& layer, const FeedForward& mlp, Index x) {
+  const Index relu = layer.activation("relu", mlp.ffn);
+  layer.elementwise("relu", Function::kRelu, {x}, {relu}, relu);
+  layer.elementwise("relu_squared", Function::kMultiply, {relu}, {relu},
+                    layer.activation("relu_squared", mlp.ffn));
+  layer.release({relu});
+  return layer.last().outputs.front();
+}
+
 // gate and up -> activation(gate) * up.
 Index gated(LayerBuilder& layer, const ModelDims& dims, const FeedForward& mlp, Index input) {
   const bool gelu = dims.activation == Activation::kGeGlu;
+  const bool squares = dims.activation == Activation::kReGlu2;
   const Function function = gelu ? Function::kGelu : Function::kSilu;
-  const std::string_view name = gelu ? "gelu" : "silu";
-  const std::string_view product = gelu ? "gelu_times_up" : "silu_times_up";
+  const std::string_view name = gelu ? "gelu" : squares ? "relu_squared" : "silu";
+  const std::string_view product = gelu      ? "gelu_times_up"
+                                   : squares ? "relu_squared_times_up"
+                                             : "silu_times_up";
   if (dims.fused_gate_up) {
     const Index both =
         expand(layer, dims, {.name = mlp.gate, .result = "gate_up", .n = 2 * mlp.ffn}, input);
@@ -34,13 +47,14 @@ Index gated(LayerBuilder& layer, const ModelDims& dims, const FeedForward& mlp, 
     return layer.last().outputs.front();
   }
   const Index gate = expand(layer, dims, {.name = mlp.gate, .result = "gate", .n = mlp.ffn}, input);
-  if (layer.is_native() && !gelu) {
+  if (layer.is_native() && !gelu && !squares) {
     const Index up = expand(layer, dims, {.name = mlp.up, .result = "up", .n = mlp.ffn}, input);
     return layer.elementwise("silu_times_up", Function::kSiluMultiply, {gate, up}, {gate, up},
                              layer.activation("silu_times_up", mlp.ffn));
   }
   const Index activated =
-      layer.elementwise(name, function, {gate}, {gate}, layer.activation(name, mlp.ffn));
+      squares ? relu_squared(layer, mlp, gate)
+              : layer.elementwise(name, function, {gate}, {gate}, layer.activation(name, mlp.ffn));
   const Index up = expand(layer, dims, {.name = mlp.up, .result = "up", .n = mlp.ffn}, input);
   return layer.elementwise(product, Function::kMultiply, {activated, up}, {activated, up},
                            layer.activation(product, mlp.ffn));
@@ -101,25 +115,26 @@ Index plain(LayerBuilder& layer, const ModelDims& dims, const FeedForward& mlp, 
   const std::string_view name = gelu ? "gelu" : "relu";
   const Index up = expand(layer, dims, {.name = mlp.up, .result = "up", .n = mlp.ffn}, input);
   if (dims.activation == Activation::kXielu) return xielu(layer, mlp, up);
+  if (dims.activation == Activation::kRelu2) return relu_squared(layer, mlp, up);
   const Index activated = layer.activation(name, mlp.ffn);
-  layer.elementwise(name, gelu ? Function::kGelu : Function::kRelu, {up}, {gelu ? up : activated},
-                    activated);
-  if (dims.activation != Activation::kRelu2) return activated;
-  layer.elementwise("relu_squared", Function::kMultiply, {activated}, {activated},
-                    layer.activation("relu_squared", mlp.ffn));
-  layer.release({activated});
-  return layer.last().outputs.front();
+  return layer.elementwise(name, gelu ? Function::kGelu : Function::kRelu, {up},
+                           {gelu ? up : activated}, activated);
 }
 
 }  // namespace
 
 Index feed_forward(LayerBuilder& layer, const ModelDims& dims, const FeedForward& mlp,
                    Index input) {
-  const bool is_gated =
-      dims.activation == Activation::kSwiGlu || dims.activation == Activation::kGeGlu;
-  const Index activated =
+  const bool is_gated = dims.activation == Activation::kSwiGlu ||
+                        dims.activation == Activation::kGeGlu ||
+                        dims.activation == Activation::kReGlu2;
+  Index activated =
       layer.dropout("ffn_dropout", dims.ffn_dropout,
                     is_gated ? gated(layer, dims, mlp, input) : plain(layer, dims, mlp, input));
+  if (!mlp.norm.empty()) {
+    layer.hold({activated});
+    activated = layer.norm(mlp.norm, "ffn_norm", dims.norm, mlp.ffn, activated);
+  }
   const Index down = layer.linear({.name = mlp.down,
                                    .result = "down",
                                    .n = dims.hidden,

@@ -103,18 +103,19 @@ Index LayerBuilder::norm(std::string_view name, std::string_view result, NormKin
   const std::string base(result);
   const Index output = activation(base, width * groups);
   Indices outputs = {output};
-  if (kind != NormKind::kRms) {
+  const bool is_rms = kind == NormKind::kRms || kind == NormKind::kRmsUnweighted;
+  if (!is_rms) {
     outputs.push_back(activation(base + "_mean", groups, ElementType::kFp32));
   }
   outputs.push_back(activation(base + "_rstd", groups, ElementType::kFp32));
   Indices parameters;
-  if (kind != NormKind::kLayerUnweighted) {
+  if (kind != NormKind::kLayerUnweighted && kind != NormKind::kRmsUnweighted) {
     parameters = {parameter(name, ".weight", {width})};
     layer_.parameters.back().is_norm = true;
   }
   if (kind == NormKind::kLayer) parameters.push_back(parameter(name, ".bias", {width}));
   Operation& op = operation(std::string(name), OperationKind::kNorm,
-                            kind == NormKind::kRms ? Function::kRmsNorm : Function::kLayerNorm);
+                            is_rms ? Function::kRmsNorm : Function::kLayerNorm);
   op.inputs = {input};
   op.saved = {input};
   op.saved.insert(op.saved.end(), outputs.begin() + 1, outputs.end());

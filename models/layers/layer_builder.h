@@ -50,6 +50,11 @@ class LayerBuilder {
   Index parameter(std::string_view module, std::string_view suffix,
                   std::vector<std::int64_t> shape);
   ParameterSpec& last_parameter() { return layer_.parameters.back(); }
+  // The last ones are not trained.
+  void fix_last_parameters(std::size_t count) {
+    for (std::size_t i = 1; i <= count; ++i)
+      layer_.parameters.rbegin()[static_cast<std::ptrdiff_t>(i) - 1].trainable = false;
+  }
 
   // An operation without inputs and outputs, for the caller to fill in.
   Operation& operation(std::string name, OperationKind kind, Function function);

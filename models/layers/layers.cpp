@@ -70,12 +70,20 @@ void define_last(LayerSpec& layer, Index parameter) {
 
 Index mix(LayerBuilder& layer, const ModelDims& dims, const ParameterNames& names,
           FeedForwardKind kind, Index input) {
-  if (kind == FeedForwardKind::kExperts) return mixture(layer, dims, names, input);
+  if (kind == FeedForwardKind::kExperts) {
+    const Index made = mixture(layer, dims, names, input);
+    if (!dims.parts.mixture_norm) return made;
+    const Index normed =
+        layer.norm(names.mixture_norm, "mixture_norm", dims.norm, dims.hidden, made);
+    layer.release({made});
+    return normed;
+  }
   const Index down = feed_forward(layer, dims,
                                   {.gate = dims.fused_gate_up ? names.gate_up : names.gate,
                                    .up = names.up,
                                    .down = names.down,
-                                   .ffn = dims.ffn},
+                                   .ffn = dims.ffn,
+                                   .norm = dims.parts.ffn_norm ? names.ffn_norm : ""},
                                   input);
   if (!keeps_input(dims)) layer.release({input});
   return down;
@@ -93,11 +101,57 @@ Index scale_branch(LayerBuilder& layer, const ModelDims& dims, std::string_view 
   return scaled;
 }
 
+// Wx of each element, or of each head.
+Index project_gate(LayerBuilder& layer, const ModelDims& dims, const ParameterNames& names,
+                   Index input) {
+  return layer.linear({.name = names.attention_gate,
+                       .result = "attention_gate",
+                       .n = dims.parts.gate_of_heads ? dims.heads : attention_width(dims),
+                       .k = dims.hidden},
+                      input);
+}
+
+// Attention's output times its gate.
+Index weigh_by_gate(LayerBuilder& layer, const ModelDims& dims, Index attention, Index gate) {
+  const std::int64_t width = layer.width(gate);
+  Index weight = 0;
+  if (dims.parts.gate == OutputGate::kSigmoid) {
+    weight = layer.activation("gate_sigmoid", width);
+    layer.elementwise("gate_sigmoid", Function::kSigmoid, {gate}, {weight}, weight);
+    layer.release({gate});
+  } else {
+    const Index wide = layer.activation("gate_fp32", width, ElementType::kFp32);
+    layer.elementwise("gate_to_fp32", Function::kCast, {gate}, {}, wide);
+    layer.release({gate});
+    const Index softplus =
+        layer.elementwise("gate_softplus", Function::kSigmoid, {wide}, {wide},
+                          layer.activation("gate_softplus", width, ElementType::kFp32));
+    layer.release({wide});
+    weight = layer.elementwise("gate_cast", Function::kCast, {softplus}, {},
+                               layer.activation("gate_weight", width));
+    layer.release({softplus});
+  }
+  const Index gated = layer.elementwise(
+      "gated_attention", Function::kMultiply, {attention, weight}, {attention, weight},
+      layer.activation("gated_attention", layer.width(attention)));
+  layer.last().sums_last = dims.parts.gate_of_heads;
+  layer.release({attention, weight});
+  return gated;
+}
+
 // Attention with its output projection.
 Index attend_and_project(LayerBuilder& layer, const ModelDims& dims, const ParameterNames& names,
                          Index input, Input use) {
+  const bool gates = dims.parts.gate != OutputGate::kNone;
+  const Index gate = gates ? project_gate(layer, dims, names, input) : Index{0};
   Index attention = attend(layer, dims, names, input);
   Indices held = layer.last().inputs;  // q, k, v
+  if (gates) attention = weigh_by_gate(layer, dims, attention, gate);
+  if (dims.parts.attention_norm) {
+    held.push_back(attention);
+    attention = layer.norm(names.attention_norm, "attention_norm", dims.norm, attention_width(dims),
+                           attention);
+  }
   if (dims.sinks) attention = weigh_by_sinks(layer, dims, names, attention);
   if (dims.gated_attention) attention = weigh_by_gate(layer, dims, attention);
   const Index projected = layer.linear({.name = names.o,
@@ -116,7 +170,8 @@ Index attend_and_project(LayerBuilder& layer, const ModelDims& dims, const Param
 }
 
 // Both branches read the block's input; their sum and the input meet at the end.
-Index parallel_branches(LayerBuilder& layer, const ModelDims& dims, const ParameterNames& names) {
+Index parallel_branches(LayerBuilder& layer, const ModelDims& dims, const ParameterNames& names,
+                        FeedForwardKind mlp) {
   const bool one_norm = dims.residual == Residual::kParallelOfOneNorm;
   const Index norm1 = layer.norm(names.norm1, "norm1", dims.norm, dims.hidden, 0);
   const auto second = [&] { return layer.norm(names.norm2, "norm2", dims.norm, dims.hidden, 0); };
@@ -127,7 +182,7 @@ Index parallel_branches(LayerBuilder& layer, const ModelDims& dims, const Parame
       attend_and_project(layer, dims, names, norm1, one_norm ? Input::kStays : Input::kEnds);
   attention = layer.dropout("attention_dropout", dims.dropout && !dims.drops_mlp_alone, attention);
   if (!one_norm && is_argument) norm2 = second();
-  Index down = mix(layer, dims, names, FeedForwardKind::kDense, norm2);
+  Index down = mix(layer, dims, names, mlp, norm2);
   down = layer.dropout("mlp_dropout", dims.dropout, down);
   const Index both = layer.residual_add("branches", dims.hidden, down, attention);
   layer.release({down});
@@ -209,7 +264,7 @@ LayerSpec embedding_layer(const ModelDims& dims, Stack stack) {
   if (dims.positions == Positions::kSinusoidal) {
     made.resident_bytes += checked_multiply(checked_multiply(dims.position_rows, dims.hidden), 4);
   }
-  if (dims.naming == Naming::kRoberta || dims.naming == Naming::kData2VecText) {
+  if (starts_behind_padding(dims.naming)) {
     define_last(made, positions);  // transformers 5.17, RobertaEmbeddings.__init__
   }
   return made;
@@ -252,7 +307,15 @@ LayerSpec decoder_block(const ModelDims& model, Stack stack, BlockKind kind) {
     dims.positions = Positions::kNone;
     dims.qk_norm = model.qk_norm == HeadNorm::kUnweighted ? HeadNorm::kNone : model.qk_norm;
   }
-  if (!kind.windowed) dims.window = 0;
+  if (kind.windowed && dims.parts.windowed_rotary_dim > 0) {
+    dims.rotary_dim = dims.parts.windowed_rotary_dim;
+  }
+  if (!kind.windowed) {
+    dims.window = 0;
+    if (dims.parts.full_head_dim > 0) dims.head_dim = dims.parts.full_head_dim;
+    if (dims.parts.full_kv_heads > 0) dims.kv_heads = dims.parts.full_kv_heads;
+  }
+  dims.parts.keys_are_values = dims.parts.keys_are_values && !kind.windowed;
   const bool is_delta = kind.mixer == MixerKind::kDelta;
   if (is_delta && dims.delta.pre_norm) dims.residual = Residual::kPreNorm;
   const ParameterNames& names = parameter_names(dims);
@@ -262,7 +325,7 @@ LayerSpec decoder_block(const ModelDims& model, Stack stack, BlockKind kind) {
                            (kind.predicts ? " prediction" : "") + kind_of(kind);
   LayerBuilder layer(name, LayerRole::kBlock, hidden_state(dims), stack);
   if (dims.residual == Residual::kParallel || dims.residual == Residual::kParallelOfOneNorm) {
-    return layer.finish(parallel_branches(layer, dims, names));
+    return layer.finish(parallel_branches(layer, dims, names, kind.mlp));
   }
   const Index input = kind.predicts ? with_next_token(layer, dims) : Index{0};
   const bool before = dims.residual != Residual::kPostBranch;
@@ -303,8 +366,13 @@ LayerSpec decoder_block(const ModelDims& model, Stack stack, BlockKind kind) {
   }
   down = scale_branch(layer, dims, "scaled_mlp", down);
   down = layer.dropout("mlp_dropout", dims.dropout, down);
-  const Index output = layer.residual_add("mlp_residual", dims.hidden, middle, down);
+  Index output = layer.residual_add("mlp_residual", dims.hidden, middle, down);
   layer.release({down, middle});
+  if (dims.parts.output_scale) {
+    const Index sum = std::exchange(output, layer.activation("scaled_output", dims.hidden));
+    layer.elementwise("output_scale", Function::kScale, {sum}, {}, output);
+    layer.release({sum});
+  }
   return layer.finish(output);
 }
 

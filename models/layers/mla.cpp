@@ -10,6 +10,37 @@
 
 namespace foreshard {
 
+namespace {
+
+// What scores positions for attention to the best of them; nothing learns it. The scores
+// themselves are pairs of positions (attention_kernels.cpp).
+void project_index(LayerBuilder& layer, const ModelDims& dims, const ParameterNames& names,
+                   Index input, Index latent) {
+  const BlockParts& parts = dims.parts;
+  const auto fixed = [&](std::size_t parameters) {
+    layer.last().gradient = GradientRule::kNone;
+    layer.last().saved = {};
+    layer.fix_last_parameters(parameters);
+  };
+  const auto project = [&](std::string_view module, std::string_view result, std::int64_t n,
+                           Index from) {
+    const std::string name = std::string(names.index).append(module);
+    const Index made =
+        layer.linear({.name = name, .result = result, .n = n, .k = layer.width(from)}, from);
+    fixed(1);
+    return made;
+  };
+  project(".wq_b", kIndexQueries, parts.index_heads * parts.index_dim, latent);
+  const Index keys = project(".wk", "index_keys_raw", parts.index_dim, input);
+  layer.norm(std::string(names.index) + ".k_norm", kIndexKeys, NormKind::kLayer, parts.index_dim,
+             keys);
+  fixed(2);
+  layer.release({keys});
+  project(".weights_proj", kIndexWeights, parts.index_heads, input);
+}
+
+}  // namespace
+
 Index attend_latent(LayerBuilder& layer, const ModelDims& dims, const ParameterNames& names,
                     Index input) {
   const Latent& latent = dims.latent;
@@ -25,11 +56,12 @@ Index attend_latent(LayerBuilder& layer, const ModelDims& dims, const ParameterN
     return layer.linear({.name = module, .result = result, .n = n, .k = layer.width(from)}, from);
   };
   const std::int64_t q_width = heads * (latent.nope + latent.rope);
-  Index q = 0;
+  Index q = 0, q_latent = input;
   if (latent.q_rank > 0) {
     const Index low = project(names.q_a, "q_latent", latent.q_rank, input);
     const Index normed = layer.norm(names.q_a_norm, "q_latent_norm", dims.norm, latent.q_rank, low);
     q = plain(names.q_b, "q", q_width, normed);
+    q_latent = normed;
   } else {
     q = plain(names.q, "q", q_width, input);
   }
@@ -66,6 +98,7 @@ Index attend_latent(LayerBuilder& layer, const ModelDims& dims, const ParameterN
   const Index key = layer.concatenate("k_whole", {k_nope, expanded});
   layer.release({expanded});
   layer.hold({kv, k_turned, k_nope});
+  if (dims.parts.index_heads > 0) project_index(layer, dims, names, input, q_latent);
   const AttentionShape shape = {.heads = heads,
                                 .kv_heads = heads,
                                 .head_dim = latent.nope + latent.rope,

@@ -71,7 +71,12 @@ constexpr EagerNorms kEagerNorms[] = {
     {.family = "helium", .weighs_in_fp32 = true},
     {.family = "gpt_oss", .weighs_in_fp32 = true},
     {.family = "cohere", .weighs_in_fp32 = true, .centers = true},
+    {.family = "afmoe", .weighs_in_fp32 = true},
+    {.family = "gemma4", .weighs_in_fp32 = true},
+    {.family = "cohere2_moe", .weighs_in_fp32 = true, .centers = true},
+    {.family = "cohere_compass", .weighs_in_fp32 = true, .centers = true},
     {.family = "t5", .normalizes_input = true},
+    {.family = "umt5", .normalizes_input = true},
     {.family = "nemotron", .narrows = true},
     {.family = "qwen3_next", .weighs_in_fp32 = true},
     {.family = "qwen3_5", .weighs_in_fp32 = true},
@@ -88,7 +93,9 @@ struct WideRope {
 constexpr WideRope kWideRopes[] = {
     {.family = "cohere", .widens = true},
     {.family = "cohere2", .widens = true},
+    {.family = "cohere2_moe", .widens = true},
     {.family = "modernbert", .widens = true},
+    {.family = "modernbert_decoder", .widens = true},
     {.family = "ernie4_5", .widens = true, .halves_first = true},
     {.family = "ernie4_5_moe", .widens = true, .halves_first = true},
 };
@@ -400,6 +407,19 @@ class Rewriter {
     if (wide != input) product.released = {wide};
     if (centers) product.released.push_back(factor_of_rstd);
     push(std::move(product));
+    if (op.parameters.empty()) {  // type_as alone
+      if (is_fp32(input)) {
+        renamed_[at(op.outputs.front())] = scaled;
+      } else {
+        Operation narrow = pass(base + "_cast", Function::kCast, {scaled}, op.outputs.front());
+        narrow.released = {scaled};
+        push(std::move(narrow));
+      }
+      for (std::size_t o = first; o < layer_.operations.size(); ++o) {
+        layer_.operations[o].eager_norm = true;
+      }
+      return;
+    }
     Operation weigh = op;  // its parameter is the weight
     weigh.kind = OperationKind::kElementwise;
     weigh.function = Function::kMultiply;

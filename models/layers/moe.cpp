@@ -308,6 +308,10 @@ Index mixture(LayerBuilder& layer, const ModelDims& dims, const ParameterNames& 
   }
   if (!keeps_input(dims)) ended.push_back(input);
   layer.release(ended);
+  if (!names.correction.empty()) {
+    layer.parameter(names.correction, "", {moe.experts});
+    layer.last_parameter().trainable = false;
+  }
   return output;
 }
 

@@ -34,8 +34,12 @@ struct MixtureCode {
   bool shared_first = false;  // the shared expert runs in front of router and experts
   // ... multiplies fp32 copies where autocast is off, though its scores have no factor.
   bool fp32_router = false;
-  bool frozen_bias = false;  // what corrects the scores is a parameter that is not trained
-  bool router_last = false;  // defined behind the experts
+  bool frozen_bias = false;     // what corrects the scores is a parameter that is not trained
+  bool plain_router = false;    // scores have a factor, and the router multiplies rows as they are
+  bool chooses_logits = false;  // the best logits alone are given scores
+  bool scales_routed = false;   // what the experts made, times a number
+  bool scales_sum = false;      // the same with the shared expert's
+  bool router_last = false;     // defined behind the experts
   // A block's norms are defined in front of all else, or everything where it is used.
   bool norms_first = false, as_used = false;
 };
@@ -58,6 +62,15 @@ constexpr MixtureCode kMixtureCode[] = {
     {.family = "gpt_neox", .norms_first = true},
     {.family = "bloom", .as_used = true},
     {.family = "ernie4_5_moe", .shared_first = true, .fp32_router = true, .frozen_bias = true},
+    {.family = "axk1", .router_last = true},
+    {.family = "deepseek_ocr2", .router_last = true},
+    {.family = "mistral4", .router_last = true},
+    {.family = "deepseek_v32", .router_last = true},
+    {.family = "glm_moe_dsa", .router_last = true},
+    {.family = "afmoe", .shared_first = true, .plain_router = true},
+    {.family = "laguna", .shared_first = true, .scales_routed = true},
+    {.family = "cohere2_moe", .chooses_logits = true, .scales_sum = true},
+
 };
 
 class ExpertRewriter {
@@ -104,6 +117,9 @@ class ExpertRewriter {
       route_all(logits, input);
     } else if (has_biases_) {
       route_chosen(logits);
+    } else if (code_.chooses_logits) {
+      route_chosen(logits, old[static_cast<std::size_t>(begin - old.begin()) + 1].function,
+                   normalizes);
     } else {
       route(logits, old[static_cast<std::size_t>(begin - old.begin()) + 1].function, normalizes);
     }
@@ -111,8 +127,9 @@ class ExpertRewriter {
     compute(*first, *last);
     const bool shares = (last + 1)->name != "zeros_like";
     const Index output = end->outputs.front();
-    const Index sum = shares ? tensor("routed_output", hidden_) : output;
+    Index sum = shares ? tensor("routed_output", hidden_) : output;
     combine(sum);
+    if (shares && code_.scales_routed) sum = scale(sum);
     if (shares) {
       const auto shared = static_cast<std::ptrdiff_t>(layer_.operations.size());
       for (auto op = last + 1; op != shared_end; ++op) {
@@ -125,6 +142,11 @@ class ExpertRewriter {
       Operation& add = push("add_shared", Function::kAdd, {sum, made}, output);
       add.gradient = GradientRule::kAlias;
       add.released = {sum, made};
+      if (code_.scales_sum) {
+        const Index plain = tensor("experts_and_shared", hidden_);
+        add.outputs = {plain};
+        push("scale_sum", Function::kScale, {plain}, output).released = {plain};
+      }
     }
     if (code_.frozen_bias) {
       layer_.parameters.push_back({.name = "mlp.gate.moe_statics.e_score_correction_bias",
@@ -196,7 +218,7 @@ class ExpertRewriter {
   void route(Index logits, Function score, bool normalizes) {
     const std::int64_t experts = layer_.tensors[at(logits)].per_token;
     Index wide = logits;
-    if (scales_ || code_.fp32_router) {
+    if ((scales_ && !code_.plain_router) || code_.fp32_router) {
       widen_router();
     } else {
       wide = tensor("router_logits_fp32", experts, ElementType::kFp32);
@@ -211,29 +233,47 @@ class ExpertRewriter {
     topk.saved = {expert_};
     topk.backward_temporaries = {tensor("topk_zeros", experts, ElementType::kFp32)};
     Index chosen = best;
-    if (normalizes) {
-      const Index sum = tensor("score_sum", 1, ElementType::kFp32);
-      push("score_sum", Function::kAdd, {best}, sum).gradient = GradientRule::kAlias;
-      const Index normalized = tensor("normalized_scores", top_k_, ElementType::kFp32);
-      Operation& divide = push("normalize", Function::kMultiply, {best, sum}, normalized);
-      divide.saved = {best, sum};
-      divide.sums_last = true;
-      chosen = normalized;
-    }
+    if (normalizes) chosen = normalized(best);
     weights_ = tensor("expert_weights", top_k_, weights_type());
     push("weights_cast", scales_ ? Function::kScale : Function::kCast, {chosen}, weights_);
   }
 
-  // gpt-oss' softmax is over the chosen logits alone, in their dtype.
-  void route_chosen(Index logits) {
+  Index scale(Index rows) {
+    const Index output = tensor("scaled_rows", layer_.tensors[at(rows)].per_token);
+    push("scale_rows", Function::kScale, {rows}, output).released = {rows};
+    return output;
+  }
+
+  // gpt-oss' softmax is over the chosen logits alone, in their dtype; Cohere's scores of them are
+  // in fp32, or sigmoids.
+  void route_chosen(Index logits, Function score = Function::kSoftmax, bool normalizes = false) {
     const Index best = tensor("chosen_logits", top_k_);
     expert_ = tensor("expert", top_k_, ElementType::kInt64);
     Operation& topk = push("topk", Function::kTopK, {logits}, best);
     topk.outputs.push_back(expert_);
     topk.saved = {expert_};
     topk.backward_temporaries = {tensor("topk_zeros", layer_.tensors[at(logits)].per_token)};
-    weights_ = tensor("expert_weights", top_k_);
-    push("router_scores", Function::kSoftmax, {best}, weights_).saved = {weights_};
+    const bool casts = code_.chooses_logits && score == Function::kSoftmax;
+    const ElementType type = casts ? ElementType::kFp32 : ElementType::kCompute;
+    weights_ = tensor("expert_weights", top_k_, type);
+    push("router_scores", score, {best}, weights_).saved = {weights_};
+    if (score == Function::kSigmoid && normalizes) weights_ = normalized(weights_);
+    if (!casts) return;
+    const Index narrow = tensor("expert_weights_cast", top_k_);
+    push("weights_cast", Function::kCast, {weights_}, narrow).released = {weights_};
+    weights_ = narrow;
+  }
+
+  // Divided by their sum.
+  Index normalized(Index scores) {
+    const ElementType type = layer_.tensors[at(scores)].type;
+    const Index sum = tensor("score_sum", 1, type);
+    push("score_sum", Function::kAdd, {scores}, sum).gradient = GradientRule::kAlias;
+    const Index divided = tensor("normalized_scores", top_k_, type);
+    Operation& divide = push("normalize", Function::kMultiply, {scores, sum}, divided);
+    divide.saved = {scores, sum};
+    divide.sums_last = true;
+    return divided;
   }
 
   // Llama 4: every expert is given every token, weighed by its score, which is 0 for all but the

@@ -737,7 +737,8 @@ void split_head_bias(ModelSpec& model, const Plan& plan) {
   auto transform = find(LayerRole::kInner);  // behind a last norm, or in its place
   if (transform == model.kinds.end()) transform = find(LayerRole::kFinalNorm);
   if (head == model.kinds.end() || transform == model.kinds.end()) return;
-  if (units.head != UnitPlacement::kOwn || head->parameters.size() < 2) return;
+  const bool is_unit = units.head == UnitPlacement::kOwn || units.head == UnitPlacement::kWithNorm;
+  if (!is_unit || head->parameters.size() < 2) return;
   const bool has_product =
       std::any_of(transform->operations.begin(), transform->operations.end(),
                   [](const Operation& op) { return op.kind == OperationKind::kGemm; });
