@@ -66,7 +66,8 @@ Exported exported(const ExportOptions& options, const Job& job) {
   const Plan& plan = job.resolved.plan;
   const ExportJob as_it_is{plan, job.model, job.cluster};
   const bool has_axes = !plan.mesh.is_plain() || plan.mesh.pp > 1;
-  if (has_axes && options.to != "fsdp2" && options.to != "torchtitan") {
+  const bool is_titans = options.to.starts_with("torchtitan");
+  if (has_axes && options.to != "fsdp2" && !is_titans) {
     throw Error(
         ExitCode::kMissingCapability,
         fmt::format("export --to {}: unsupported: mesh.tp, mesh.cp, mesh.ep and mesh.pp are "
@@ -83,8 +84,9 @@ Exported exported(const ExportOptions& options, const Job& job) {
     return is_zero(plan.runtime.kind) ? export_deepspeed(as_it_is)
                                       : export_nearest(job, "zero3", export_deepspeed);
   }
-  return plan.runtime.kind == RuntimeKind::kFsdp2 ? export_torchtitan(as_it_is)
-                                                  : export_nearest(job, "fsdp2", export_torchtitan);
+  const auto write = options.to == "torchtitan" ? export_torchtitan : export_torchtitan_registry;
+  return plan.runtime.kind == RuntimeKind::kFsdp2 ? write(as_it_is)
+                                                  : export_nearest(job, "fsdp2", write);
 }
 
 }  // namespace

@@ -57,4 +57,9 @@ ForeignPlan read_torchtitan(const ConfigNode& root);
 // The TOML form. Precondition: runtime fsdp2 (translate() makes one of the others).
 Exported export_torchtitan(const ExportJob& job);
 
+// A Python module for torchtitan's configuration registry, which took the TOML's place in February
+// 2026 (pytorch/torchtitan#2386); keys of August 2026, with the settings as JSON. Precondition as
+// above.
+Exported export_torchtitan_registry(const ExportJob& job);
+
 }  // namespace foreshard

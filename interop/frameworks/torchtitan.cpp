@@ -8,7 +8,6 @@
 #include "interop/frameworks/toml_config.h"
 #include "sim/base/parse.h"
 #include "sim/base/spelling.h"
-#include "sim/spec/plan_keys.h"
 
 namespace foreshard {
 namespace {
@@ -32,6 +31,25 @@ void read_model(ForeignReader& reader) {
   reader.unsupported(path, fmt::format("flavor {} of {} is no model that is known by name: give "
                                        "--model",
                                        flavor.empty() ? "?" : flavor, model));
+}
+
+// The saved JSON holds every module's settings; FlexAttention's are the ones with kernel options.
+void read_attention(ForeignReader& reader) {
+  static constexpr const char* kBackend = "attn_backend";  // of model_registry()
+  if (const ConfigNode* backend = reader.find(kBackend)) {
+    return backend->as_string() == "flex"
+               ? reader.map(kBackend, "attention", "flex")
+               : reader.ignore(kBackend, "FlashAttention over packed documents");
+  }
+  static constexpr const char* kLayers = "model_spec.model.layers";
+  const ConfigNode* node = reader.find(kLayers);
+  if (node == nullptr || !node->is_sequence() || node->elements().empty()) return;
+  node = &node->elements().front();
+  for (const char* key : {"attention", "inner_attention", "kernel_options"}) {
+    node = node->is_mapping() ? node->find(key) : nullptr;
+    if (node == nullptr) return;
+  }
+  reader.map(kLayers, "attention", "flex");
 }
 
 std::int64_t stages_of(ForeignReader& reader) {
@@ -84,6 +102,20 @@ void read_stages(ForeignReader& reader) {
   }
 }
 
+// Since July 2026 the batch comes cut, and says into how many.
+void read_cut_batch(ForeignReader& reader) {
+  static constexpr const char* kCount = "parallelism.num_pp_microbatches";
+  const ConfigNode* const count = reader.find(kCount);
+  if (count == nullptr) return;
+  if (stages_of(reader) == 1) return reader.ignore(kCount, "without stages");
+  reader.integer(kCount, "pipeline.microbatches");
+  const ConfigNode* const step = reader.find("training.num_tokens_per_train_step");
+  if (step == nullptr || step->as_int(-1) < 1) {
+    reader.assume("batch.accumulation", std::string(count->text()),
+                  "one call of the schedule each step");
+  }
+}
+
 void read_batch(ForeignReader& reader) {
   std::optional<std::int64_t> sequence;
   for (const char* key : {"training.seq_len", "training.max_context_length"}) {
@@ -114,6 +146,7 @@ void read_batch(ForeignReader& reader) {
       node != nullptr && node->as_int(-1) > 0) {
     reader.integer("training.global_batch_size", "batch.global");
   }
+  read_cut_batch(reader);
 }
 
 void read_parallelism(ForeignReader& reader) {
@@ -142,10 +175,25 @@ void read_parallelism(ForeignReader& reader) {
   reader.take("sharding");
 }
 
-void read_checkpointing(ForeignReader& reader) {
+// Since June 2026 a policy is a class whose settings do not name it (FullAC, SelectiveAC and
+// MemoryBudgetAC of distributed/activation_checkpoint.py); null: none.
+void read_policy(ForeignReader& reader, const ConfigNode& root) {
+  static constexpr const char* kPolicy = "activation_checkpoint";
+  const ConfigNode* const policy = root.find(kPolicy);
+  if (policy == nullptr) return;
+  if (policy->is_null()) return reader.map(kPolicy, "recompute", "none");
+  if (!policy->is_mapping() || !policy->has("determinism_check")) return;
+  if (policy->has("memory_budget")) {
+    return reader.unsupported(kPolicy, "a budget of memory, by which the compiler chooses");
+  }
+  reader.map(kPolicy, "recompute",
+             policy->has("force_recompute_mm_shapes_by_fqns") ? "selective" : "full");
+}
+
+void read_checkpointing(ForeignReader& reader, const ConfigNode& root) {
   const ConfigNode* mode = reader.find("activation_checkpoint.mode");
   const ConfigNode* option = reader.find("activation_checkpoint.selective_ac_option");
-  if (mode == nullptr) return;
+  if (mode == nullptr) return read_policy(reader, root);
   static constexpr std::string_view kWords[] = {"none", "full", "selective"};
   const std::size_t which = mode->as_choice(kWords);
   if (which < 2 || option == nullptr || option->text() == "op") {
@@ -197,6 +245,65 @@ void read_optimizer(ForeignReader& reader) {
   reader.take("optimizer");
 }
 
+// Since May 2026 parameters are grouped by pattern, the first that matches: what the last group,
+// which takes the rest, says is that of the plan's optimizer.
+void read_groups(ForeignReader& reader) {
+  static constexpr const char* kGroups = "optimizer.param_groups";
+  const ConfigNode* const groups = reader.find(kGroups);
+  if (groups == nullptr || !groups->is_sequence() || groups->elements().empty()) return;
+  const ConfigNode& rest = groups->elements().back();
+  const ConfigNode* const name = rest.find("optimizer_name");
+  const bool is_adam =
+      name != nullptr && (name->as_string() == "AdamW" || name->as_string() == "Adam");
+  if (!is_adam || groups->elements().size() > 1) {
+    reader.unsupported(kGroups, "one group of AdamW is modelled for this trainer");
+  }
+  const ConfigNode* const settings = rest.find("optimizer_kwargs");
+  if (!is_adam || settings == nullptr) return;
+  reader.map(kGroups, "optimizer.kind", "adamw");
+  for (const auto& [theirs, ours] :
+       {std::pair{"lr", "learning_rate"}, {"eps", "epsilon"}, {"weight_decay", "weight_decay"}}) {
+    if (const ConfigNode* node = settings->find(theirs)) {
+      reader.map(kGroups, fmt::format("optimizer.{}", ours), std::string(node->text()));
+    }
+  }
+  const ConfigNode* const betas = settings->find("betas");
+  if (betas == nullptr || !betas->is_sequence() || betas->elements().size() != 2) return;
+  reader.map(kGroups, "optimizer.beta1", std::string(betas->elements().front().text()));
+  reader.map(kGroups, "optimizer.beta2", std::string(betas->elements().back().text()));
+}
+
+// components/loss.py, ChunkedLossWrapper: the head's product, the loss and its gradient for a part
+// of the tokens at a time.
+bool read_chunked_loss(ForeignReader& reader) {
+  if (reader.find("loss.num_chunks") == nullptr) return false;
+  reader.map("loss.num_chunks", "loss", "fused-linear");
+  reader.unsupported("loss.num_chunks",
+                     "the head and the loss by chunks of tokens; fused-linear, "
+                     "which keeps no logits either, is nearest");
+  return true;
+}
+
+void read_compile(ForeignReader& reader) {
+  const bool chunked = read_chunked_loss(reader);
+  const ConfigNode* const node = reader.find("compile.enable");
+  if (node == nullptr) return;
+  reader.map("compile.enable", "compile", node->as_bool() ? "blocks" : "none");
+  const ConfigNode* const parts = reader.find("compile.components");
+  bool of_loss = node->as_bool() && parts == nullptr;
+  if (parts != nullptr && parts->is_sequence()) {
+    for (const ConfigNode& part : parts->elements()) {
+      of_loss = of_loss || (node->as_bool() && part.text() == "loss");
+    }
+  }
+  if (chunked) return;
+  if (parts != nullptr) {
+    reader.map("compile.components", "loss", of_loss ? "compiled" : "eager");
+  } else if (of_loss) {
+    reader.assume("loss", "compiled", "compile.components: model and loss by default");
+  }
+}
+
 }  // namespace
 
 bool looks_like_torchtitan(const ConfigNode& root) {
@@ -214,177 +321,23 @@ ForeignPlan read_torchtitan(const ConfigNode& root) {
   reader.assume("runtime", "fsdp2", "TorchTitan shards with fully_shard");
   reader.assume("trainer", "torchtitan", "the file is TorchTitan's");
   read_model(reader);
+  read_attention(reader);
   read_batch(reader);
   read_parallelism(reader);
   read_precision(reader);
-  read_checkpointing(reader);
-  if (const ConfigNode* node = reader.find("compile.enable")) {
-    reader.map("compile.enable", "compile", node->as_bool() ? "blocks" : "none");
-    const ConfigNode* parts = reader.find("compile.components");
-    bool of_loss = node->as_bool() && parts == nullptr;
-    if (parts != nullptr && parts->is_sequence()) {
-      for (const ConfigNode& part : parts->elements()) {
-        of_loss = of_loss || (node->as_bool() && part.text() == "loss");
-      }
-    }
-    if (parts != nullptr) {
-      reader.map("compile.components", "loss", of_loss ? "compiled" : "eager");
-    } else if (of_loss) {
-      reader.assume("loss", "compiled", "compile.components: model and loss by default");
-    }
+  read_checkpointing(reader, root);
+  read_compile(reader);
+  if (const ConfigNode* off = reader.find("training.disable_cuda_graphs")) {
+    static constexpr const char* kGraphs = "training.disable_cuda_graphs";
+    off->as_bool() ? reader.ignore(kGraphs, "as it is forecast")
+                   : reader.unsupported(kGraphs,
+                                        "a CUDA graph of forward and backward, which the "
+                                        "host launches at once");
   }
   read_optimizer(reader);
+  read_groups(reader);
   reader.finish();
   return plan;
-}
-
-// --- the way back ---
-
-namespace {
-
-const char* torch_name(DType dtype) {
-  return dtype == DType::kBf16 ? "bfloat16" : dtype == DType::kFp16 ? "float16" : "float32";
-}
-
-std::string recompute_lines(const Plan& plan) {
-  const Json written = find_plan_key("recompute")->write(plan);
-  std::string mode = "none", option = "op";
-  if (written.is_string()) {
-    mode = written.get<std::string>();
-    if (mode.starts_with("every-")) {
-      option = mode.substr(6);
-      mode = "selective";
-    }
-  }
-  return fmt::format("[activation_checkpoint]\nmode = \"{}\"\nselective_ac_option = \"{}\"\n", mode,
-                     option);
-}
-
-std::int64_t local_batch(const Plan& plan) {
-  if (plan.mesh.pp == 1) return plan.batch.micro_batch;
-  const std::int64_t each = plan.pipeline.microbatches;
-  return plan.batch.micro_batch * (each > 0 ? each : plan.batch.accumulation);
-}
-
-std::string pipeline_lines(const ExportJob& job) {
-  const Plan& plan = job.plan;
-  std::string text = fmt::format("pipeline_parallel_degree = {}\n", plan.mesh.pp);
-  if (plan.mesh.pp == 1) return text;
-  const PipelineParallel& pipeline = plan.pipeline;
-  text += fmt::format(R"(pipeline_parallel_schedule = "{}"
-pipeline_parallel_microbatch_size = {}
-pipeline_parallel_first_stage_less_layers = {}
-pipeline_parallel_last_stage_less_layers = {}
-)",
-                      to_string(pipeline.schedule), plan.batch.micro_batch, pipeline.first_less,
-                      pipeline.last_less);
-  if (pipeline.stages_per_rank > 2) {  // else as by default
-    const std::int64_t stages = plan.mesh.pp * pipeline.stages_per_rank;
-    const std::int64_t layers = job.model.block_count() + pipeline.first_less + pipeline.last_less;
-    text +=
-        fmt::format("pipeline_parallel_layers_per_stage = {}\n", (layers + stages - 1) / stages);
-  }
-  return text;
-}
-
-// As TOML and Python write it.
-std::string number(double value) {
-  const std::string text = fmt::format("{}", value);
-  return text.find_first_of(".e") == std::string::npos ? text + ".0" : text;
-}
-
-std::string text_of(const ExportJob& job, const char* reshard) {
-  const Plan& plan = job.plan;
-  const Optimizer& o = plan.optimizer;
-  std::string model = "# model: none of TorchTitan's flavors; name yours\n";
-  const ConfigNode flavors = settings_of("torchtitan").at("flavors");
-  for (const ConfigItem& name : flavors.items()) {
-    for (const ConfigItem& flavor : name.value.items()) {
-      if (flavor.value.text() != plan.model) continue;
-      model = fmt::format("[model]\nname = \"{}\"\nflavor = \"{}\"\n", name.key, flavor.key);
-    }
-  }
-  const char* implementation = o.implementation == Optimizer::Implementation::kFused ? "fused"
-                               : o.implementation == Optimizer::Implementation::kForeach
-                                   ? "foreach"
-                                   : "for-loop";
-  std::string text = fmt::format(
-      R"({}
-[training]
-local_batch_size = {}
-global_batch_size = {}
-seq_len = {}
-max_norm = {}
-dtype = "{}"
-mixed_precision_param = "{}"
-mixed_precision_reduce = "{}"
-enable_cpu_offload = {}
-seed = {}
-
-[parallelism]
-data_parallel_replicate_degree = {}
-data_parallel_shard_degree = {}
-fsdp_reshard_after_forward = "{}"
-tensor_parallel_degree = {}
-disable_loss_parallel = {}
-{}context_parallel_degree = {}
-expert_parallel_degree = {}
-expert_tensor_parallel_degree = {}
-
-{}
-[compile]
-enable = {}
-)",
-      model, local_batch(plan),
-      plan.batch.micro_batch * plan.batch.accumulation * plan.mesh.data_parallel(),
-      plan.batch.sequence, number(o.clip_norm.value_or(1e9)), torch_name(plan.master_dtype),
-      torch_name(plan.param_dtype), torch_name(plan.reduce_dtype), plan.offload == Offload::kCpu,
-      plan.seed, plan.mesh.replicate, plan.mesh.shard, reshard, plan.mesh.tp,
-      !plan.tensor_parallel.loss, pipeline_lines(job), plan.mesh.cp, plan.mesh.ep, plan.mesh.etp,
-      recompute_lines(plan), plan.compile == Compile::kBlocks);
-  if (plan.compile == Compile::kBlocks) {
-    text += fmt::format("components = [\"model\"{}]\n",
-                        plan.loss.kind == Loss::Kind::kCompiled ? ", \"loss\"" : "");
-  }
-  text += fmt::format(R"(
-[optimizer]
-name = "AdamW"
-lr = {}
-beta1 = {}
-beta2 = {}
-eps = {}
-weight_decay = {}
-implementation = "{}"
-
-[lr_scheduler]
-warmup_steps = {}
-)",
-                      number(o.learning_rate), number(o.beta1), number(o.beta2), number(o.epsilon),
-                      number(o.weight_decay), implementation, o.warmup_steps);
-  if (plan.float8 != Float8::kNone && plan.float8 < Float8::kDelayed) {
-    const char* recipe = plan.float8 == Float8::kTensorwise ? "tensorwise"
-                         : plan.float8 == Float8::kRowwise  ? "rowwise"
-                                                            : "rowwise_with_gw_hp";
-    text += fmt::format("\n[float8]\nrecipe_name = \"{}\"\n", recipe);
-    if (plan.float8_all_gather) {
-      text +=
-          "enable_fsdp_float8_all_gather = true\n"
-          "precompute_float8_dynamic_scale_for_fsdp = true\n";
-    }
-  }
-  return text;
-}
-
-}  // namespace
-
-Exported export_torchtitan(const ExportJob& job) {
-  FORESHARD_CHECK(job.plan.runtime.kind == RuntimeKind::kFsdp2, "a plan of FSDP2");
-  std::vector<std::string> texts;
-  for (const char* reshard : {"default", "always", "never"}) texts.push_back(text_of(job, reshard));
-  const auto read = [](const std::string& text) {
-    return read_torchtitan(parse_toml(text, "torchtitan.toml"));
-  };
-  return exported_as(job, texts, read);
 }
 
 }  // namespace foreshard

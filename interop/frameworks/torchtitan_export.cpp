@@ -230,6 +230,7 @@ Json settings_json(const ExportJob& job, const char* reshard) {
              {"weight_decay", o.weight_decay}}}}}}}},
       {"lr_scheduler", {{"warmup_steps", o.warmup_steps}}},
       {"debug", {{"seed", plan.seed}}}};
+  json["attn_backend"] = plan.attention == AttentionKernel::kFlex ? "flex" : "varlen";
   if (const std::optional<Flavor> flavor = flavor_of(plan.model)) {
     json["model_spec"] = {{"name", flavor->model}, {"flavor", flavor->name}};
   }
@@ -244,7 +245,6 @@ constexpr const char* kSettings = "SETTINGS = json.loads(r\"\"\"";
 
 std::string module_of(const ExportJob& job, const char* reshard) {
   const std::optional<Flavor> flavor = flavor_of(job.plan.model);
-  const bool is_flex = job.plan.attention == AttentionKernel::kFlex;
   return fmt::format(
       R"PY("""A plan of Foreshard for torchtitan since August 2026 (torchtitan/config/README.md); add the data:
 
@@ -269,7 +269,7 @@ def plan():
     if "float8" in SETTINGS:
         compiled = SETTINGS["compile"]["enable"]
         converters.append(Float8LinearConverter.Config(model_compile_enabled=compiled, **SETTINGS["float8"]))
-    spec = model_registry("{}", attn_backend="{}", converters=converters)
+    spec = model_registry("{}", attn_backend=SETTINGS["attn_backend"], converters=converters)
     loss = CrossEntropyLoss.Config(global_vocab_size=decoder_vocab_size(spec))
     if "loss" in SETTINGS:
         loss = ChunkedLossWrapper.Config(loss_fn=loss, **SETTINGS["loss"])
@@ -288,7 +288,7 @@ def plan():
     return config
 )PY",
       flavor ? flavor->model : "YOURS", kSettings, settings_json(job, reshard).dump(1),
-      flavor ? flavor->name : "YOURS", is_flex ? "flex" : "varlen");
+      flavor ? flavor->name : "YOURS");
 }
 
 std::string settings_in(const std::string& module) {

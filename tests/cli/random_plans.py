@@ -27,7 +27,7 @@ CLUSTERS = ["1xh100", "4xl40s", "8xh100", "8xrtx-4090", "8xb200", "16xmi300x", "
 RUNTIMES = ["fsdp2", "fsdp2@2.6", "fsdp2@2.11", "fsdp1", "fsdp1@2.4", "ddp", "zero1", "zero2", "zero3", "megatron",
             "native"]
 DECIDED = {"model", "cluster", "runtime", "trainer", "mesh.shard", "mesh.replicate", "batch.global", "batch.sequence"}
-EXPORTS = ["fsdp2", "accelerate", "deepspeed", "torchtitan", "launch"]
+EXPORTS = ["fsdp2", "accelerate", "deepspeed", "torchtitan", "torchtitan-registry", "launch"]
 
 
 def leaves(node, path=()):

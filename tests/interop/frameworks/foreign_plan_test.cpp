@@ -48,6 +48,13 @@ using Read = ForeignPlan (*)(const std::string&);
 ForeignPlan titan(const std::string& text) {
   return read_torchtitan(parse_toml(text, "titan.toml"));
 }
+// The settings in a module of torchtitan's registry.
+ForeignPlan registry(const std::string& text) {
+  const std::string begins = "json.loads(r\"\"\"", ends = "\"\"\")";
+  const std::size_t begin = text.find(begins) + begins.size();
+  return read_torchtitan(
+      parse_json(text.substr(begin, text.find(ends, begin) - begin), "saved.json"));
+}
 ForeignPlan accelerate(const std::string& text) {
   return read_accelerate(parse_yaml(text, "accelerate.yaml"));
 }
@@ -115,6 +122,10 @@ RC_GTEST_PROP(ForeignPlanProperty, TorchTitanBringsBackWhatItHolds, ()) {
                    "float8_all_gather"};
   if (plan.optimizer.clip_norm) holds.push_back("optimizer.clip_norm");
   expect_round_trip(plan, step.model, file, titan, holds);
+  std::erase_if(holds, [](const auto& key) { return std::string_view(key).starts_with("float8"); });
+  if (plan.float8 == Float8::kRowwise) holds.push_back("float8");
+  expect_round_trip(plan, step.model, export_torchtitan_registry({plan, step.model, cluster}),
+                    registry, holds);
 }
 
 // Axes go with FSDP2 of 2.11 and later, in the compute dtype and on the GPU.
@@ -156,6 +167,12 @@ RC_GTEST_PROP(ForeignPlanProperty, TorchTitanBringsBackEveryDegree, ()) {
     if (size > 1) holds.push_back(key);
   }
   expect_round_trip(plan, step.model, file, titan, holds);
+  std::erase_if(holds, [](const auto& key) {  // gone since April and June 2026
+    return key == std::string_view("mesh.etp") || key == std::string_view("tensor_parallel.loss");
+  });
+  expect_round_trip(plan, step.model,
+                    export_torchtitan_registry({plan, step.model, cluster_of(plan)}), registry,
+                    holds);
 }
 
 RC_GTEST_PROP(ForeignPlanProperty, AccelerateBringsBackWhatItHolds, ()) {
@@ -330,6 +347,47 @@ TEST(TorchTitan, ReadsTheSavedJsonOfTokens) {
   EXPECT_EQ(plan.value("batch.micro_batch"), "4");
   EXPECT_EQ(plan.value("batch.global"), "256");
   EXPECT_EQ(plan.value("mesh.shard"), "8");
+}
+
+// As debug.save_config_file of August 2026 has them (b5bcd76c): a policy that is not named, one
+// group of parameters, a batch that is cut for the pipeline.
+TEST(TorchTitan, ReadsTheSavedJsonOfPolicies) {
+  const auto saved = [](const std::string& policy) {
+    return read_torchtitan(parse_json(
+        R"({"training": {"max_context_length": 4096, "num_tokens_per_microbatch_per_dp_rank": 8192,
+            "num_tokens_per_train_step": -1, "disable_cuda_graphs": false},
+            "parallelism": {"pipeline_parallel_degree": 2, "num_pp_microbatches": 6,
+                            "enable_sequence_parallel": false},
+            "compile": {"enable": true, "enable_async_tensor_parallel": true, "components": ["model"]},
+            "loss": {"num_chunks": 8, "loss_fn": {"global_vocab_size": 128256}},
+            "optimizer": {"implementation": "foreach", "param_groups": [{"pattern": ".*",
+                "optimizer_name": "AdamW", "optimizer_kwargs": {"lr": 0.001, "betas": [0.9, 0.99],
+                "eps": 1e-06, "weight_decay": 0.2}}]},
+            "activation_checkpoint": )" +
+            policy + "}",
+        "saved.json"));
+  };
+  const std::string common = R"("preserve_rng_state": true, "determinism_check": "default")";
+  const ForeignPlan plan = saved("{" + common + "}");
+  EXPECT_EQ(plan.value("recompute"), "full");
+  EXPECT_EQ(plan.value("batch.micro_batch"), "2");
+  EXPECT_EQ(plan.value("pipeline.microbatches"), "6");
+  EXPECT_EQ(plan.value("batch.accumulation"), "6");
+  EXPECT_EQ(plan.value("tensor_parallel.async"), "true");
+  EXPECT_EQ(plan.value("tensor_parallel.sequence"), "false");
+  EXPECT_EQ(plan.value("loss"), "fused-linear");
+  EXPECT_EQ(plan.value("optimizer.learning_rate"), "0.001");
+  EXPECT_EQ(plan.value("optimizer.beta2"), "0.99");
+  EXPECT_EQ(plan.value("optimizer.weight_decay"), "0.2");
+  EXPECT_EQ(plan.value("optimizer.implementation"), "foreach");
+  EXPECT_EQ(entry(plan.ledger, "training.disable_cuda_graphs").mapping, Mapping::kUnsupported);
+  EXPECT_EQ(
+      saved("{" + common + R"(, "force_recompute_mm_shapes_by_fqns": []})").value("recompute"),
+      "selective");
+  EXPECT_EQ(saved("null").value("recompute"), "none");
+  const ForeignPlan budget = saved("{" + common + R"(, "memory_budget": 0.5})");
+  EXPECT_FALSE(budget.has("recompute"));
+  EXPECT_EQ(entry(budget.ledger, "activation_checkpoint").mapping, Mapping::kUnsupported);
 }
 
 TEST(Accelerate, ReadsFsdp2) {
