@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 #include <string>
 
+#include "calibration/machines.h"
 #include "interop/capture/capture_import.h"
 #include "models/yaml/model_yaml.h"
 #include "sim/base/error.h"
@@ -75,7 +76,16 @@ TEST(ModuleCalls, TwoViewsAreOneCallForAllSamples) {
     EXPECT_EQ(model.kinds[at(model.order[l].kind)].tensors,
               once.kinds[at(once.order[l].kind)].tensors);
   }
+  // Under sharded parameters each call would gather: refused, and only that.
   EXPECT_EQ(model.calls, 2);
+  Plan plan;
+  plan.mesh.shard = 8;
+  plan.batch.sequence = model.fixed_sequence;
+  const Cluster cluster = load_cluster("8xh100");
+  const auto problem = find_problem(plan, model, cluster);
+  ASSERT_TRUE(problem.has_value());
+  EXPECT_NE(problem->what_is_wrong.find("calls its layers 2 times"), std::string::npos);
+  EXPECT_FALSE(find_problem(plan, once, cluster).has_value());
   Json three = called_document(3, 3);
   EXPECT_EQ(fold_calls(three), 3);
 }
