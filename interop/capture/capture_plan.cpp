@@ -8,10 +8,13 @@
 #include <limits>
 #include <map>
 #include <nlohmann/json.hpp>
+#include <set>
 #include <string_view>
 #include <utility>
 
 #include "interop/capture/capture_import.h"
+#include "interop/capture/module_calls.h"
+#include "interop/capture/module_layers.h"
 #include "interop/frameworks/frameworks.h"
 #include "models/yaml/model_yaml.h"
 #include "sim/base/config.h"
@@ -93,6 +96,9 @@ struct OwnModel {
   std::vector<bool> checkpointed;  // of its blocks
   bool makes_loss = false;         // itself
   std::int64_t unread = 0;         // elements of parameters that no operation was seen to read
+  std::int64_t calls = 1;          // of its layers in a step
+  std::int64_t others = 0;         // bytes of other models and of averages of weights
+  std::vector<std::string> again;  // modules of products whose weight an earlier product had
 };
 
 class KeyWriter {
@@ -220,19 +226,36 @@ void add_adapters(const Json& document, KeyWriter& out) {
            "peft_config");
 }
 
+// How many each parameter has, over all optimizers: those of one's own and Lion's are known by them
+// alone.
+std::int64_t states_of(const Json& optimizers) {
+  std::int64_t elements = 0, held = 0;
+  for (const Json& optimizer : optimizers) {
+    const std::string name = optimizer.value("class", "");
+    const bool is_adam = name.find("Adam") != name.npos || !optimizer.contains("elements");
+    const std::int64_t states =
+        is_adam && name != "SGD" ? 2 : optimizer.value("states", std::int64_t{0});
+    const std::int64_t numel = optimizer.value("elements", std::int64_t{1});
+    elements += numel;
+    held += numel * states;
+  }
+  return elements > 0 ? (held + elements / 2) / elements : 2;
+}
+
 void add_optimizer(const Json& document, const Steps& steps, KeyWriter& out) {
   const Json optimizers = document.value("optimizers", Json::array());
   if (optimizers.empty()) return;
   const Json& optimizer = optimizers.front();
   const std::string name = optimizer.value("class", "");
   const Json foreach = optimizer.value("foreach", Json());
-  const std::int64_t states = name == "SGD" ? optimizer.value("states", std::int64_t{0}) : 2;
+  const std::int64_t states = states_of(optimizers);
   const bool is_loop = foreach.is_boolean() && !foreach.get<bool>();
   out.line("optimizer",
            fmt::format("{{kind: {}, implementation: {}, clip_norm: {}}}",
-                       states == 0   ? "sgd"
-                       : states == 1 ? "sgd-momentum"
-                                     : "adamw",
+                       name == "Adafactor" ? "adafactor"
+                       : states == 0       ? "sgd"
+                       : states == 1       ? "sgd-momentum"
+                                           : "adamw",
                        optimizer.value("fused", false) ? "fused"
                        : is_loop                       ? "loop"
                                                        : "foreach",
@@ -258,6 +281,7 @@ CapturedModules modules_of(const Capture& capture) {
                     ": the program differentiates a gradient (create_graph), which layers have no "
                     "words for; foreshard predict --capture forecasts the step as it is");
   }
+  made.document["calls"] = fold_calls(made.document);
   return made;
 }
 
@@ -328,6 +352,44 @@ bool makes_loss(const Json& operations) {
   return true;
 }
 
+// Layers have a weight in one product; what a module computes when it is called again has no
+// weight.
+std::vector<std::string> products_again(const Json& operations) {
+  std::set<std::string> seen;
+  std::vector<std::string> made;
+  for (const Json& operation : operations) {
+    if (!operation.contains("n")) continue;
+    for (const Json& in : operation.at("in")) {
+      if (!in.is_string() || !in.get<std::string>().ends_with("weight")) continue;
+      if (!seen.insert(in).second) made.push_back(place_of(operation));
+    }
+  }
+  return made;
+}
+
+std::int64_t numel_of(const Json& parameter) {
+  std::int64_t numel = 1;
+  for (const Json& extent : parameter.at("shape")) numel *= extent.get<std::int64_t>();
+  return numel;
+}
+
+// Layers are one model's: what optimizers step is no more than that has.
+void check_alone(const CapturedModules& modules, const Json& optimizers) {
+  std::int64_t trained = 0, stepped = 0;
+  for (const Json& parameter : modules.document.at("parameters")) {
+    if (parameter.value("trainable", true)) trained += numel_of(parameter);
+  }
+  for (const Json& optimizer : optimizers) stepped += optimizer.value("elements", std::int64_t{0});
+  if (stepped <= trained) return;
+  throw Error(
+      ExitCode::kMissingCapability,
+      fmt::format("{}: {} has {} parameters to train, and the program's optimizers step {}: "
+                  "it trains another model beside it; make them members of one module that "
+                  "is called once, or capture a step of each alone; foreshard predict "
+                  "--capture forecasts the step as it is",
+                  modules.path, modules.document.at("class").get<std::string>(), trained, stepped));
+}
+
 OwnModel own_model(const Capture& capture, const std::vector<Capture>& others) {
   std::vector<CapturedModules> all = {modules_of(capture)};
   for (const Capture& other : others) all.push_back(modules_of(other));
@@ -336,6 +398,7 @@ OwnModel own_model(const Capture& capture, const std::vector<Capture>& others) {
     const Json document =
         read_json_document(std::filesystem::path(each.path).replace_filename("model.json"));
     inputs.push_back(document.value("inputs", Json::object()));
+    check_alone(each, document.value("optimizers", Json::array()));
   }
   const std::vector<Extents> extents = extents_of(inputs, all);
   for (std::size_t c = 0; c < all.size(); ++c) {
@@ -344,15 +407,15 @@ OwnModel own_model(const Capture& capture, const std::vector<Capture>& others) {
   }
   OwnModel own;
   if (!inputs[0].empty()) own.extents = extents[0];
+  own.again = products_again(all[0].document.at("operations"));
+  own.calls = all[0].document.at("calls");
+  own.others = all[0].document.value("others", std::int64_t{0});
   own.makes_loss = makes_loss(all[0].document.at("operations"));
   own.text = model_of_modules(all, capture.model);
   try {
     const ModelSpec model = parse_model_yaml(parse_yaml(own.text, "the model made"));
-    for (const Json& parameter : all[0].document.at("parameters")) {
-      std::int64_t numel = 1;
-      for (const Json& extent : parameter.at("shape")) numel *= extent.get<std::int64_t>();
-      own.unread += numel;
-    }
+    for (const Json& parameter : all[0].document.at("parameters"))
+      own.unread += numel_of(parameter);
     own.unread -= model.parameters();
     const Json again = all[0].document.value("checkpoints", Json::array());
     for (const LayerInstance& layer : model.order) {
@@ -495,6 +558,27 @@ CapturedPlan plan_of_capture(const Capture& capture, const std::string& model_na
   if (own.unread > 0) {
     out.made_.ledger.push_back({Mapping::kUnsupported, fmt::format("{} parameters", own.unread), "",
                                 "no operation was seen to read them", "", 0});
+  }
+  if (own.calls > 1) {
+    out.made_.ledger.push_back(
+        {Mapping::kDefaulted, fmt::format("{} calls of its layers", own.calls),
+         "one, for all samples", "gradients of each call's activations count as those of all", "",
+         0});
+  }
+  for (const std::string& product : own.again) {
+    out.made_.ledger.push_back(
+        {Mapping::kUnsupported, product, "",
+         "a module that is called again: its product is priced as a pass over "
+         "memory, its weight's gradient counts once",
+         "", 0});
+  }
+  if (own.others > 0) {
+    out.made_.ledger.push_back(
+        {Mapping::kUnsupported,
+         fmt::format("{} bytes of other tensors (models that are not trained, averages)",
+                     own.others),
+         "", "each rank has them whole; what a forward of theirs keeps and gathers is in no plan",
+         "", 0});
   }
   out.line("cluster", fmt::format("{}x{}", capture.world, capture.gpu), "--world, --gpu");
   const std::string runtime = runtime_words(capture, document);

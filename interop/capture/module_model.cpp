@@ -62,6 +62,19 @@ class ModuleWriter {
   ModuleWriter(const std::vector<CapturedModules>& captures, const std::string& name)
       : captures_(captures), document_(captures[0].document), sizes_(captures), name_(name) {
     for (const CapturedModules& other : captures) check_same(other);
+    for (const Json& operation : document_.at("operations")) {
+      for (const Json& in : operation.at("in")) {
+        if (in.is_string() && is_differentiated(operation)) differentiated_.insert(in);
+      }
+    }
+    const Json& operations = document_.at("operations");
+    for (std::size_t i = 0; i < operations.size(); ++i) {
+      if (!operations[i].at("in").empty() || operations[i].at("op") == "arange") continue;
+      for (std::size_t out = 0; out < operations[i].at("out").size(); ++out)
+        constants_[operations[i]["out"][out].at("tensor")] = {i, out};
+    }
+    first_differentiated_ =
+        at(std::ranges::find_if(operations, is_differentiated) - operations.begin());
   }
 
   std::string write() {
@@ -88,7 +101,8 @@ class ModuleWriter {
     if (i == both && theirs.size() == ours.size()) return;
     throw Error(ExitCode::kInvalidInput,
                 fmt::format("{}: computes other operations than {} from {} on; expected captures "
-                            "of one program that differ in batch and sequence alone",
+                            "of one program that differ in batch and sequence alone (of one that "
+                            "loops over positions: two batches of the sequence that you train at)",
                             other.path, captures_[0].path,
                             i < ours.size() ? place_of(ours[i]) : std::string("its end")));
   }
@@ -196,7 +210,6 @@ class ModuleWriter {
       for (const CapturedModules& capture : captures_)
         shapes.push_back(capture.document.at("operations")[i].at("out")[out].at("shape"));
       tensor = sizes_.shaped(shapes, elements(i, out), made.at("dtype"));
-      if (tensor.is_boolean()) refuse(operation, "its result grows with the square of the batch");
     }
     if (tensor.is_null()) tensor = sizes_.tensor(elements(i, out), made.at("dtype"), width);
     if (tensor.is_null()) refuse(operation, growth_of(elements(i, out)));
@@ -217,6 +230,7 @@ class ModuleWriter {
     const bool hands_on = layers_.size() > 1 && tensor == handed_ &&
                           layers_[layers_.size() - 2].names.contains(tensor);
     if (auto name = stand_in(tensor, false)) return name;
+    if (auto name = constant(tensor)) return name;
     if ((!is_batch && !hands_on) || layer.tensors.contains(kInput)) return given_name(tensor);
     Json first = Json::object();
     if (is_batch) {
@@ -237,6 +251,23 @@ class ModuleWriter {
         is_batch ? document_.at("given").at(number).at("elements").get<std::int64_t>()
                  : found_.elements.at(tensor);
     return layer.names[tensor] = kInput;
+  }
+
+  // What the layer itself makes of nothing (zeros that a mask is written into) is there, too.
+  std::optional<std::string> constant(std::int64_t tensor) {
+    constexpr std::int64_t kLeast = 1 << 12;  // elements: scalars and indices are no matter
+    const auto made = constants_.find(tensor);
+    if (made == constants_.end()) return std::nullopt;
+    const auto [i, out] = made->second;
+    const std::size_t part = layers_.size() - 1;
+    const Json& operation = document_.at("operations")[i];
+    if (part >= found_.parts.size() || i < found_.parts[part].begin ||
+        operation.at("out")[out].at("elements") < kLeast)
+      return std::nullopt;
+    const std::string name = add_tensor(i, operation, out, "made");
+    layers_.back().operations.push_back(
+        {{"op", "copy"}, {"name", name}, {"outputs", {name}}, {"gradient", "none"}});
+    return name;
   }
 
   void add_parameter(const std::string& parameter, const Json& operation) {
@@ -275,8 +306,11 @@ class ModuleWriter {
     for (const Json& in : operation.at("in")) {
       if (in.is_string()) {
         const std::string weight = in.get<std::string>();
-        // Used again it is a constant, but for a tied head.
-        const bool again = seen_parameters_.contains(weight) && layer.role != "head";
+        // Used again it is a constant, but for the table in the head; and where another use has its
+        // gradient.
+        const bool is_table = layer.role == "head" && layers_[0].parameters.contains(weight);
+        const bool again = (seen_parameters_.contains(weight) && !is_table) ||
+                           (!is_differentiated(operation) && differentiated_.contains(weight));
         const bool has = layer.parameters.contains(short_name(weight)) ||
                          std::ranges::find(weights, weight) != weights.end();
         if (!again && !has) weights.push_back(weight);
@@ -290,7 +324,10 @@ class ModuleWriter {
       if (!inputs.empty() || !in.is_number()) continue;
       if (const auto name = stand_in(in.get<std::int64_t>(), true)) inputs.push_back(*name);
     }
-    if (inputs.empty() && (weights.empty() || !is_differentiated(operation))) return;
+    // Before all that is differentiated (a tower under no_grad) gradients go as they would.
+    const bool is_frozen = layers_.size() > 1 && i < first_differentiated_;
+    const bool counts = is_differentiated(operation) || is_frozen;
+    if (inputs.empty() && (weights.empty() || !counts)) return;
     std::string op = word_of(aten);
     if (inputs.empty() && op != "embedding") op = "scale";  // of parameters alone
     if (op == "linear" && (weights.empty() || inputs.empty())) op = "multiply";
@@ -324,7 +361,7 @@ class ModuleWriter {
         {"inputs", inputs},
         {"outputs", outputs}};
     if (!parameters.empty()) made["parameters"] = parameters;
-    if (op == "attention") made["attention"] = attention(operation);
+    if (op == "attention") add_attention(operation, made);
     if (op == "linear") {
       add_product(operation, made);
       widen(inputs[0], made.value("k", std::int64_t{1}));
@@ -334,7 +371,7 @@ class ModuleWriter {
     const bool is_alias = is_differentiated(operation) && op != "embedding" && op != "cast" &&
                           !inputs.empty() && (operation.at("backward").empty() || op == "add");
     if (!is_differentiated(operation)) {
-      made["gradient"] = "none";
+      if (!is_frozen) made["gradient"] = "none";
     } else if (view) {
       const bool is_part = outputs.size() == 1 && size(result) < size(inputs[0]);
       if (is_part) made["gradient"] = "alias_first";
@@ -360,8 +397,14 @@ class ModuleWriter {
     }
     if (aten == "bmm") add_head_product(made);
     add_workspace(i, "workspace", "forward_workspace", made);
-    if (is_differentiated(operation) && !view)
+    // What a bias's gradient takes is known, and grows less than the rows that it is summed over.
+    const bool is_biased = aten == "addmm" && parameters.size() == 2;
+    const bool is_bias = aten == "add" && parameters.size() == 1;
+    if (is_bias) {
+      add_column_sums(i, parameters[0], result, made);
+    } else if (is_differentiated(operation) && !view && !is_biased) {
       add_workspace(i, "backward_workspace", "backward_workspace", made);
+    }
     if (!view && op != "cast") layer.owned.insert(outputs.begin(), outputs.end());
     if (view || op == "cast") layer.owned.erase(inputs.empty() ? result : inputs[0]);
     layer.operations.push_back(made);
@@ -382,7 +425,7 @@ class ModuleWriter {
   std::optional<std::string> given_name(std::int64_t tensor) {
     Layer& layer = layers_.back();
     const bool is_loss = layer.role == "loss";
-    if (!is_loss && layers_.size() > 1) return std::nullopt;
+    if (!is_loss && layer.role != "inner" && layers_.size() > 1) return std::nullopt;
     const std::string number = std::to_string(tensor);
     const Json& given = document_.at("given");
     if (!given.contains(number) || (is_loss && given.at(number).at("dtype") == "torch.int64")) {
@@ -466,10 +509,19 @@ class ModuleWriter {
     const Json& tensors = layers_.back().tensors;
     if (made.at("inputs").size() != 2) return;
     const std::string left = made["inputs"][0], right = made["inputs"][1], out = made["outputs"][0];
+    std::int64_t pairs = 1;  // of the batch's positions for one of the scores
+    for (const std::string& name : {left, right, out}) {
+      const Json& tensor = tensors.at(name);
+      if (tensor.contains("by_pairs")) pairs = tensor.value("split", std::int64_t{1});
+    }
+    std::int64_t split = 1;
+    while (split * split < pairs) ++split;
+    if (split * split > pairs) return;
     const auto each = [&](const std::string& name, bool of_pairs) {
       const Json& tensor = tensors.at(name);
-      return tensor.contains("by_pairs") == of_pairs ? tensor.value("per_token", std::int64_t{0})
-                                                     : 0;
+      if (tensor.contains("by_pairs") != of_pairs) return std::int64_t{0};
+      const std::int64_t of = tensor.value("per_token", std::int64_t{0});
+      return of_pairs ? of : of * split / tensor.value("split", std::int64_t{1});
     };
     const std::int64_t scores = std::max({each(left, true), each(right, true), each(out, true)});
     const std::int64_t wide = std::max(each(left, false), each(out, false));
@@ -477,6 +529,7 @@ class ModuleWriter {
     made["op"] = "linear";
     made["kind"] = "attention";
     made["attention"] = {{"heads", scores}, {"head_dim", wide / scores}};
+    if (split > 1) made["split"] = split;
     made["kept_by_selective"] = false;
   }
 
@@ -492,6 +545,26 @@ class ModuleWriter {
     const std::string name = fmt::format("workspace_{}", layers_.back().tensors.size());
     layers_.back().tensors[name] = tensor;
     made[key] = {name};
+  }
+
+  // Of a bias that is added by itself: a workspace that model.yaml has by this name
+  // (sim/graph/layers/column_sums.h).
+  void add_column_sums(std::size_t i, const std::string& bias, const std::string& result,
+                       Json& made) {
+    Layer& layer = layers_.back();
+    const Json& shape = layer.parameters.at(bias).at("shape");
+    const bool has_any = document_.at("operations")[i].value("backward_workspace", 0) > 0;
+    if (shape.size() != 1 || !has_any) return;
+    const std::int64_t columns = shape[0];
+    Json rows = layer.tensors.at(result);
+    if (rows.value("fixed", 0) != 0) return;
+    rows["split"] = rows.value("split", std::int64_t{1}) * columns;
+    rows["fixed"] = columns;
+    rows["type"] = "byte";
+    rows["name"] = "column sums";
+    const std::string name = fmt::format("workspace_{}", layer.tensors.size());
+    layer.tensors[name] = rows;
+    made["backward_workspace"] = {name};
   }
 
   // Of a convolution each result is a row.
@@ -530,12 +603,19 @@ class ModuleWriter {
     return layer.names[tensor] = "positions";
   }
 
-  static Json attention(const Json& operation) {
+  // Over fewer positions than the samples have, or over several runs of them each.
+  void add_attention(const Json& operation, Json& made) const {
     const Json& q = operation.at("query");
-    return {{"heads", q[1]},
-            {"kv_heads", operation.at("key")[1]},
-            {"head_dim", q[3]},
-            {"causal", operation.at("causal")}};
+    made["attention"] = {{"heads", q[1]},
+                         {"kv_heads", operation.at("key")[1]},
+                         {"head_dim", q[3]},
+                         {"causal", operation.at("causal")}};
+    const std::int64_t samples = q[0], positions = q[2];
+    const std::int64_t runs = std::max<std::int64_t>(1, samples / captures_[0].batch);
+    const std::int64_t each = runs * positions;
+    const std::int64_t split = (captures_[0].sequence + each / 2) / each;
+    if (runs > 1) made["attention"]["documents"] = runs;
+    if (split > 1) made["split"] = split;
   }
 
   void finish_layer() {
@@ -582,6 +662,8 @@ class ModuleWriter {
                   {"layers", kinds},
                   {"order", order}};
     if (is_tied_) model["tied_embeddings"] = true;
+    if (const auto calls = document_.value("calls", std::int64_t{1}); calls > 1)
+      model["calls"] = calls;
     if (const auto length = sizes_.fixed_sequence()) model["fixed_sequence"] = length;
     std::string text =
         "# What the modules of a captured program compute: foreshard schema model has every key.\n";
@@ -627,7 +709,9 @@ class ModuleWriter {
   std::int64_t handed_ = -1;  // by the layer before
   std::set<std::int64_t> positions_;
   std::map<std::int64_t, Json> described_;
-  std::set<std::string> seen_parameters_;
+  std::set<std::string> seen_parameters_, differentiated_;
+  std::size_t first_differentiated_ = 0;                                   // operation
+  std::map<std::int64_t, std::pair<std::size_t, std::size_t>> constants_;  // operation, output
 };
 
 }  // namespace

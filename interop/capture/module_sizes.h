@@ -21,7 +21,7 @@ class ModuleSizes {
   // Element counts of one tensor in all captures: a model.yaml's tensor.
 
   // Of a tensor by its extents, where these tell what grows: batch and sequence may do so alike.
-  // Nothing where they do not; false where no form is of them.
+  // Null where they do not.
   Json shaped(const std::vector<std::vector<std::int64_t>>& shapes,
               const std::vector<std::int64_t>& elements, const std::string& dtype) const;
   // Null where nothing fits. `width`: of the rows that they are, where that is known.

@@ -425,9 +425,17 @@ std::int64_t accumulator_width(const AttentionShape& shape) {
 
 void add_workspace(LayerSpec& layer, Operation& op) {
   const AttentionShape& shape = op.attention;
-  const auto workspace = [&](const char* name, std::int64_t per_token, ElementType type) {
-    op.backward_workspace.push_back(
-        add_tensor(layer, {.name = name, .per_token = per_token, .type = type}));
+  const TensorSpec rows = tensor(layer, op.outputs.front());  // of fewer positions: their sizes
+  const std::int64_t width = shape.heads * shape.values();
+  const bool is_of_tokens = rows.per_token % width == 0 && rows.per_sequence == 0;
+  const auto workspace = [&](const char* name, std::int64_t each, ElementType type) {
+    TensorSpec made = {.name = name, .per_token = each, .type = type};
+    if (!is_of_tokens) {
+      made.per_token = checked_multiply(rows.per_token, each);
+      made.per_sequence = checked_multiply(rows.per_sequence, each);
+      made.split = checked_multiply(rows.split, width);
+    }
+    op.backward_workspace.push_back(add_tensor(layer, std::move(made)));
   };
   workspace("dq_accumulator", accumulator_width(shape), ElementType::kFp32);
   workspace("softmax_d", shape.heads, ElementType::kFp32);

@@ -766,21 +766,33 @@ void split_head_bias(ModelSpec& model, const Plan& plan) {
 // Of biases, and of the weights of eager norms, for which the product of every row is made first.
 void add_column_sums(LayerSpec& layer) {
   for (Operation& op : layer.operations) {
-    const bool is_bias =
+    const bool is_product =
         op.kind == OperationKind::kGemm && op.parameters.size() == 2 && op.groups == 1;
+    // (What a convolution was seen to take is in its layer.)
+    const bool is_bias = is_product && op.backward_workspace.empty();
     const bool is_weight = op.eager_norm && !op.parameters.empty();
     if (!is_bias && !is_weight) continue;
     const ParameterSpec& summed = layer.parameters[static_cast<std::size_t>(op.parameters.back())];
     if (!summed.trainable || summed.shape.size() != 1) continue;
     const std::int64_t columns = summed.shape.front();
     TensorSpec product = tensor(layer, op.outputs.front());
-    const std::int64_t rows = std::max<std::int64_t>(1, product.per_token / columns);
+    TensorSpec rows = {.name = std::string(kColumnSums),
+                       .per_token = product.per_token,
+                       .per_position = product.per_position,
+                       .fixed = columns,
+                       .type = ElementType::kByte,
+                       .per_sequence = product.per_sequence,
+                       .split = product.split,
+                       .by_pairs = product.by_pairs};
+    if (product.per_token % columns == 0 && product.per_sequence % columns == 0 &&
+        product.per_position % columns == 0) {
+      rows.per_token /= columns, rows.per_sequence /= columns, rows.per_position /= columns;
+    } else {
+      rows.split *= columns;
+    }
     product.name = op.name + " of each row";
     if (is_weight) op.backward_workspace.push_back(add_tensor(layer, std::move(product)));
-    op.backward_workspace.push_back(add_tensor(layer, {.name = std::string(kColumnSums),
-                                                       .per_token = rows,
-                                                       .fixed = columns,
-                                                       .type = ElementType::kByte}));
+    op.backward_workspace.push_back(add_tensor(layer, std::move(rows)));
   }
 }
 

@@ -111,17 +111,20 @@ class LayerReader {
       TensorSpec spec;
       spec.name = item.key;
       if (node.is_mapping()) {
-        node.allow_only({"per_token", "per_position", "by_pairs", "per_sequence", "per_image",
-                         "fixed", "split", "type", "name"});
+        node.allow_only({"per_token", "per_position", "by_pairs", "per_sequence", "by_samples",
+                         "per_image", "fixed", "split", "type", "name"});
         spec.name = read_text(node, "name", item.key);
         spec.per_token = read_size(node, "per_token", 0, model_limits::kPerToken, 0);
         spec.per_position = read_size(node, "per_position", 0, model_limits::kPerToken, 0);
         spec.by_pairs = read_flag(node, "by_pairs", false);
         spec.per_sequence =
-            read_size(node, "per_sequence", spec.per_token > 0 ? -spec.per_token : 0,
+            read_size(node, "per_sequence", spec.per_token > 0 ? -model_limits::kElements : 0,
                       model_limits::kElements, 0);
+        const bool is_less = spec.per_token > 0 || spec.per_position > 0;
+        spec.by_samples = read_flag(node, "by_samples", false);
         spec.per_image = read_size(node, "per_image", 0, model_limits::kPerToken, 0);
-        spec.fixed = read_size(node, "fixed", 0, model_limits::kElements, 0);
+        spec.fixed = read_size(node, "fixed", is_less ? -model_limits::kElements : 0,
+                               model_limits::kElements, 0);
         spec.split = read_size(node, "split", 1, 1 << 24, 1);
         if (spec.per_image > 0 && (spec.per_sequence > 0 || layer_.domain.of_images)) {
           throw node.at("per_image")

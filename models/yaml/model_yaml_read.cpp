@@ -133,7 +133,7 @@ ModelSpec parse_model_yaml(const ConfigNode& root) {
     throw root.error("no model stands here", "'key: value' lines, for example model: my-model");
   }
   root.allow_only({"model", "family", "source", "hidden", "vocabulary", "positions",
-                   "fixed_sequence", "image_tokens", "tied_embeddings", "head_first",
+                   "fixed_sequence", "image_tokens", "calls", "tied_embeddings", "head_first",
                    "block_prefix", "numerics", "layers", "order"});
   ModelSpec model;
   model.name = root.at("model", "the model's name").as_string();
@@ -145,6 +145,7 @@ ModelSpec parse_model_yaml(const ConfigNode& root) {
                             .as_int(1, model_limits::kPositions);
   model.fixed_sequence = read_size(root, "fixed_sequence", 1, model_limits::kDomain, 0);
   model.image_tokens = read_size(root, "image_tokens", 1, model_limits::kDomain, 0);
+  model.calls = read_size(root, "calls", 1, model_limits::kCalls, 1);
   model.tied_embeddings = read_flag(root, "tied_embeddings", false);
   model.head_first = read_flag(root, "head_first", false);
   model.block_prefix = read_text(root, "block_prefix", "");

@@ -107,6 +107,7 @@ class LayerText {
     size("per_position", spec.per_position);
     if (spec.by_pairs) parts.emplace_back("by_pairs: true");
     if (spec.per_image == 0) size("per_sequence", spec.per_sequence);
+    if (spec.by_samples) parts.emplace_back("by_samples: true");
     size("per_image", spec.per_image);
     size("fixed", spec.fixed);
     if (spec.split != 1) size("split", spec.split);
@@ -317,6 +318,7 @@ std::string to_model_yaml(const ModelSpec& model) {
   size("positions", model.max_positions);
   size("fixed_sequence", model.fixed_sequence);
   size("image_tokens", model.image_tokens);
+  if (model.calls > 1) size("calls", model.calls);
   if (model.tied_embeddings) text += "tied_embeddings: true\n";
   if (model.head_first) text += "head_first: true\n";
   if (!model.block_prefix.empty()) {

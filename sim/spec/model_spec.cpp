@@ -120,10 +120,11 @@ double share_in_window(double positions, double window) {
 
 Flops forward_flops(const Operation& operation, std::int64_t batch, std::int64_t sequence) {
   const double b = as_double(batch);
-  const double s = as_double(sequence);
-  if (operation.kind == OperationKind::kGemm) {
-    return Flops(2.0 * b * s * as_double(operation.rows) * as_double(operation.n) *
-                 as_double(operation.k));
+  const bool is_product = operation.kind == OperationKind::kGemm;
+  const double s = as_double(sequence) / (is_product ? 1.0 : as_double(operation.split));
+  if (is_product) {
+    return Flops(2.0 * b * s * as_double(operation.rows) / as_double(operation.split) *
+                 as_double(operation.n) * as_double(operation.k));
   }
   if (operation.kind == OperationKind::kAttention) {
     const AttentionShape& shape = operation.attention;
@@ -155,13 +156,14 @@ Flops forward_flops(const Operation& operation, std::int64_t batch, std::int64_t
 
 std::int64_t elements(const TensorSpec& tensor, std::int64_t batch, std::int64_t sequence) {
   const std::int64_t positions = tensor.by_pairs ? checked_multiply(sequence, sequence) : sequence;
+  const std::int64_t samples = tensor.by_samples ? checked_multiply(batch, batch) : batch;
   const std::int64_t by_token =
-      checked_multiply(tensor.per_token, checked_multiply(batch, positions));
+      checked_multiply(tensor.per_token, checked_multiply(samples, positions));
   const std::int64_t by_position = checked_multiply(tensor.per_position, positions);
-  const std::int64_t by_sequence = checked_multiply(tensor.per_sequence, batch);
+  const std::int64_t by_sequence = checked_multiply(tensor.per_sequence, samples);
   const std::int64_t all =
       checked_add(checked_add(by_token, by_position), checked_add(by_sequence, tensor.fixed));
-  return all / tensor.split;
+  return std::max<std::int64_t>(0, all) / tensor.split;  // (of less than a kernel's width: none)
 }
 
 ModelSpec with_images(ModelSpec model, std::int64_t images) {

@@ -50,6 +50,7 @@ struct TensorSpec {
   bool held = false;          // beyond its layer, by who made it: its name does not end
   std::int64_t split = 1;     // ranks that hold a part of it each: elements are divided by it
   bool by_pairs = false;      // per_token and per_position are once more per position (scores)
+  bool by_samples = false;    // per_token and per_sequence are once more per sample (contrasts)
   bool operator==(const TensorSpec&) const = default;
 };
 
@@ -427,6 +428,9 @@ struct ModelSpec {
   // > 0: samples come with batch.images images each, of which each takes so many positions of the
   // sequence.
   std::int64_t image_tokens = 0;
+  // Of the layers in one step (two views of a sample): they stand for all of them, and their
+  // tensors are those of all.
+  std::int64_t calls = 1;
 
   std::int64_t parameters() const;            // tied weights once
   std::int64_t block_count() const;           // layers with role kBlock

@@ -243,12 +243,11 @@ def trace_of(torch, root, path):
                 operation["saved"] = [n for n in (self.number(t) for t in kept if address(t) in self.tensors) if isinstance(n, int)]
 
         def others(self):
-            """Bytes of what other models hold (a teacher, a reference)."""
-            seen = {address(p) for p in root.parameters()}
-            found = {}
-            for module in [m for m in gc.get_objects() if issubclass(type(m), torch.nn.Module)]:
-                found.update({address(p): p.numel() * p.element_size() for p in module.parameters(recurse=False) if p.is_cuda})
-            return sum(size for at, size in found.items() if at not in seen)
+            """Bytes of what is there and no part of the step's forward: other models (a teacher, a reference), averages of weights."""
+            own = {address(t) for p in root.parameters() for t in (p, p.grad) if t is not None}
+            seen = {torch.nn.Parameter: own, torch.Tensor: own | set(self.tensors)}
+            there = [t for t in gc.get_objects() if type(t) in seen and t.is_cuda and address(t) not in seen[type(t)]]
+            return sum({address(t): t.untyped_storage().nbytes() for t in there}.values())
 
         def document(self):
             lists = [

@@ -244,7 +244,7 @@ def hook_optimizers(module):
             sys.modules["torch"].cuda.reset_peak_memory_stats()
         if id(optimizer) not in numbers:
             said = optimizer.defaults
-            SEEN.setdefault("optimizers", []).append({"class": type(optimizer).__name__, "fused": bool(said.get("fused")), "foreach": said.get("foreach"), "states": states_of(optimizer)})
+            SEEN.setdefault("optimizers", []).append({"class": type(optimizer).__name__, "fused": bool(said.get("fused")), "foreach": said.get("foreach"), "states": states_of(optimizer), "elements": sum(p.numel() for g in optimizer.param_groups for p in g["params"])})
         number = numbers.setdefault(id(optimizer), len(numbers))
         if number == 0:
             guarded(read_processor)

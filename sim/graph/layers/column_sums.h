@@ -6,8 +6,8 @@
 
 namespace foreshard {
 
-// A workspace of this name is such a buffer: its `per_token` rows for each token are summed over
-// `fixed` columns. (Not linear in the tokens, which a TensorSpec's sizes are.)
+// A workspace of this name is such a buffer: the rows that its sizes are, but for `fixed`, are
+// summed over `fixed` columns. (Not linear in the rows, which a TensorSpec's sizes are.)
 inline constexpr std::string_view kColumnSums = "column sums";
 
 // Bytes that PyTorch's sum over `rows` of `columns` elements takes beside its result: 0 where a

@@ -21,8 +21,10 @@ LayerAutograd::LayerAutograd(const LayerSpec& layer, const ProgramOptions& optio
     if (spec.in_registers) {
       bytes_.push_back(0);
     } else if (spec.name == kColumnSums) {
-      const std::int64_t tokens = checked_multiply(options.batch, options.sequence);
-      bytes_.push_back(column_sum_bytes(checked_multiply(tokens, spec.per_token), spec.fixed));
+      TensorSpec rows = spec;
+      rows.fixed = 0;
+      bytes_.push_back(
+          column_sum_bytes(elements(rows, options.batch, options.sequence), spec.fixed));
     } else {
       bytes_.push_back(
           checked_multiply(elements(spec, options.batch, options.sequence), elements_[t].size()));

@@ -172,7 +172,7 @@ void add_gemm(const KernelCounts& counts, Pass pass, const Product& product,
 // has one of each kind where scores are made or read.
 void add_head_product(const KernelCounts& counts, const Operation& op, Pass pass,
                       LayerPhaseProgram& phase) {
-  const std::int64_t rows = counts.options.sequence;
+  const std::int64_t rows = std::max<std::int64_t>(1, counts.options.sequence / op.split);
   const std::int64_t heads = checked_multiply(counts.options.batch, op.attention.heads);
   const std::int64_t all = checked_multiply(heads, rows);
   const std::int16_t out = op.outputs.front();
@@ -204,7 +204,8 @@ void add_attention(const KernelCounts& counts, const Operation& op, Pass pass,
   kernel.fp32 = counts.options.compute == DType::kFp32;
   const AttentionShape& shape = op.attention;
   kernel.m = checked_multiply(counts.options.batch, shape.documents);
-  kernel.n = std::max<std::int64_t>(1, counts.options.sequence * shape.key_ranks / shape.documents);
+  kernel.n = std::max<std::int64_t>(
+      1, counts.options.sequence * shape.key_ranks / shape.documents / op.split);
   kernel.k = shape.head_dim;
   kernel.heads = shape.heads;
   // Forward: q k and p v. Backward: q k again, dp = do v, dv, dq and dk.

@@ -110,6 +110,17 @@ Problem problem_of_batch(const Plan& plan, const ModelSpec& model) {
                                      model.name, model.fixed_sequence, plan.batch.sequence),
                          std::to_string(model.fixed_sequence));
   }
+  const RuntimeKind runtime = plan.runtime.kind;
+  const bool gathers = plan.mesh.shard > 1 && runtime != RuntimeKind::kDdp &&
+                       runtime != RuntimeKind::kZero1 && runtime != RuntimeKind::kZero2;
+  if (model.calls > 1 && (gathers || runtime == RuntimeKind::kNative)) {
+    return contradiction("runtime",
+                         fmt::format("{} calls its layers {} times in a step, and each call would "
+                                     "gather their parameters, which no plan says",
+                                     model.name, model.calls),
+                         "ddp, zero1 or zero2, or a program that calls its model once, for all "
+                         "samples; or foreshard predict --capture of the program as it is sharded");
+  }
   if (model.image_tokens == 0 && images > 0) {
     return contradiction("batch.images",
                          fmt::format("{} has no images among its words", model.name),

@@ -10,6 +10,7 @@
 
 #include "models/families.h"
 #include "models/zoo.h"
+#include "sim/graph/layers/column_sums.h"
 #include "sim/graph/layers/given_mask.h"
 #include "sim/graph/layers/layer_program.h"
 
@@ -53,6 +54,37 @@ std::int64_t saved(const Plan& plan, Recompute recompute = Recompute::kNone) {
     if (bytes > 512) per_token += bytes;
   }
   return per_token / kTokens;
+}
+
+// Rows that the gradient of a product's bias is summed over.
+std::int64_t rows_summed(TensorSpec product, std::int64_t batch, std::int64_t sequence) {
+  LayerSpec layer;
+  layer.role = LayerRole::kBlock;
+  layer.tensors = {product, product};
+  layer.parameters = {{.name = "weight", .shape = {8, 8}}, {.name = "bias", .shape = {8}}};
+  Operation op;
+  op.kind = OperationKind::kGemm;
+  op.inputs = {0};
+  op.outputs = {1};
+  op.parameters = {0, 1};
+  layer.operations = {op};
+  ModelSpec model;
+  model.kinds = {layer};
+  model = with_variants(model, plan_with(Compile::kNone));
+  TensorSpec sums = model.kinds[0].tensors.back();
+  EXPECT_EQ(sums.name, kColumnSums);
+  EXPECT_EQ(sums.fixed, 8);
+  sums.fixed = 0;
+  return elements(sums, batch, sequence);
+}
+
+TEST(Variants, ABiasIsSummedOverTheRowsOfItsProduct) {
+  EXPECT_EQ(rows_summed({.name = "", .per_token = 8}, 2, 16), 2 * 16);
+  EXPECT_EQ(rows_summed({.name = "", .per_token = 24}, 2, 16), 3 * 2 * 16);
+  EXPECT_EQ(rows_summed({.name = "", .per_token = 8, .by_pairs = true}, 2, 16), 2 * 16 * 16);
+  EXPECT_EQ(rows_summed({.name = "", .per_sequence = 8}, 2, 16), 2);
+  // Of every fourth position one, less half a one of each sequence.
+  EXPECT_EQ(rows_summed({.name = "", .per_token = 2, .per_sequence = -4}, 2, 16), 2 * 16 / 4 - 1);
 }
 
 TEST(Variants, EagerSavesWhatAutogradDoes) { EXPECT_EQ(saved(plan_with(Compile::kNone)), kEager); }
