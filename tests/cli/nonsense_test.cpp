@@ -114,6 +114,19 @@ TEST(Nonsense, UnitsOfWhatIsNotCalled) {
                   "units.min_parameters: "});
 }
 
+TEST(Nonsense, PartsOfConvolutions) {
+  const std::string model = write_temporary(
+      "config.json",
+      R"({"model_type": "lfm2", "vocab_size": 1000, "hidden_size": 256, "num_hidden_layers": 2,
+          "num_attention_heads": 8, "intermediate_size": 512, "layer_types": ["conv", "conv"]})");
+  for (const std::string key : {"mesh.tp", "mesh.cp"}) {
+    expect_refused({"predict --model " + model +
+                        " --cluster 8xh100 --runtime fsdp2 --sequence 512 " +
+                        "--set mesh.shard=4 --set " + key + "=2",
+                    6, key + ": linear attention and short convolutions", key + ": 1"});
+  }
+}
+
 TEST(Nonsense, ProfilesOfOtherGpus) {
   const std::string t4 = write_temporary("t4.json", to_text(to_json(load_profile("t4"))));
   expect_refused({on("8xh100", "batch.sequence=512") + " --profile " + t4, 3,
