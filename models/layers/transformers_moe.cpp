@@ -34,6 +34,7 @@ struct MixtureCode {
   bool shared_first = false;  // the shared expert runs in front of router and experts
   // ... multiplies fp32 copies where autocast is off, though its scores have no factor.
   bool fp32_router = false;
+  bool narrow_router = false;   // ... none, though its scores have one
   bool frozen_bias = false;     // what corrects the scores is a parameter that is not trained
   bool plain_router = false;    // scores have a factor, and the router multiplies rows as they are
   bool chooses_logits = false;  // the best logits alone are given scores
@@ -58,6 +59,7 @@ constexpr MixtureCode kMixtureCode[] = {
     {.family = "dots1", .router_last = true},
     {.family = "exaone_moe", .router_last = true},
     {.family = "kimi_linear", .router_last = true},
+    {.family = "lfm2_moe", .narrow_router = true, .router_last = true},
     {.family = "llama4", .router_last = true},
     {.family = "gpt_neox", .norms_first = true},
     {.family = "bloom", .as_used = true},
@@ -91,7 +93,7 @@ class ExpertRewriter {
     has_biases_ = std::any_of(old.begin(), old.end(), [&](const Operation& op) {
       return is_grouped(op) && op.parameters.size() != 1;
     });
-    scales_ = named("scale_scores") != old.end();
+    scales_ = named("scale_scores") != old.end() && !code_.narrow_router;
     const bool has_two = std::count_if(old.begin(), old.end(), is_grouped) == 2;
     const auto last_grouped = std::find_if(old.rbegin(), old.rend(), is_grouped);
     is_gated_ = !has_two || first->n != last_grouped->k;
@@ -220,7 +222,7 @@ class ExpertRewriter {
     Index wide = logits;
     if ((scales_ && !code_.plain_router) || code_.fp32_router) {
       widen_router();
-    } else {
+    } else if (!code_.narrow_router) {
       wide = tensor("router_logits_fp32", experts, ElementType::kFp32);
       push("router_to_fp32", Function::kCast, {logits}, wide);
     }

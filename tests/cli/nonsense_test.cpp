@@ -114,6 +114,17 @@ TEST(Nonsense, UnitsOfWhatIsNotCalled) {
                   "units.min_parameters: "});
 }
 
+TEST(Nonsense, PartsOfConvolutions) {
+  const std::string model = write_temporary(
+      "config.json",
+      R"({"model_type": "lfm2", "vocab_size": 1000, "hidden_size": 256, "num_hidden_layers": 2,
+          "num_attention_heads": 8, "intermediate_size": 512, "layer_types": ["conv", "conv"]})");
+  const std::string job =
+      "predict --cluster 8xh100 --runtime fsdp2 --sequence 512 --set mesh.shard=4 --model " + model;
+  expect_refused({job + " --set mesh.tp=2", 6, "mesh.tp: linear attention", "mesh.tp: 1"});
+  expect_refused({job + " --set mesh.cp=2", 6, "mesh.cp: linear attention", "mesh.cp: 1"});
+}
+
 TEST(Nonsense, ProfilesOfOtherGpus) {
   const std::string t4 = write_temporary("t4.json", to_text(to_json(load_profile("t4"))));
   expect_refused({on("8xh100", "batch.sequence=512") + " --profile " + t4, 3,

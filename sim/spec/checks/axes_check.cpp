@@ -146,13 +146,15 @@ std::string nearest(std::int64_t n, std::int64_t x) {
 Problem problem_of_scans(const Plan& plan, const ModelSpec& model) {
   for (const LayerSpec& layer : model.kinds) {
     for (const Operation& op : layer.operations) {
-      if (op.scan.heads == 0) continue;
-      if (op.function == Function::kDeltaRule && (plan.mesh.tp > 1 || plan.mesh.cp > 1)) {
+      const bool whole = op.function == Function::kDeltaRule || op.function == Function::kConvolve;
+      if (whole && (plan.mesh.tp > 1 || plan.mesh.cp > 1)) {
         const char* key = plan.mesh.tp > 1 ? "mesh.tp" : "mesh.cp";
-        return missing_capability(
-            key, "linear attention is not modelled over parts of its heads or of a sequence",
-            fmt::format("{}: 1", key));
+        return missing_capability(key,
+                                  "linear attention and short convolutions are not modelled over "
+                                  "parts of their channels or of a sequence",
+                                  fmt::format("{}: 1", key));
       }
+      if (op.scan.heads == 0) continue;
       if (plan.mesh.cp > 1) {
         return missing_capability(
             "mesh.cp", "Mamba-2's scan is not modelled over parts of a sequence", "mesh.cp: 1");

@@ -596,79 +596,46 @@ TEST(HfConfigTest, LayersOfSeveralKinds) {
                  "a layer that is not known");
 }
 
-// Parameters of the classes of transformers 5.17, as above: linear attention in three of four
-// layers, as the file lists them or as the class does.
-TEST(HfConfigTest, LinearAttention) {
-  const auto parameters = [](const std::string& rest) {
-    return build_hf_model(
-               parse("{\"vocab_size\": 1000, \"hidden_size\": 256, \"num_hidden_layers\": 4, "
-                     "\"num_attention_heads\": 4, \"head_dim\": 64, \"linear_num_value_heads\": 8, "
-                     "\"linear_num_key_heads\": 4, \"linear_value_head_dim\": 64, "
-                     "\"linear_key_head_dim\": 32, " +
-                     rest + "}"))
-        .parameters();
+// The same of linear attention and short convolutions, in layers that the file lists or the class.
+TEST(HfConfigTest, LinearAttentionAndConvolutions) {
+  const auto file = [](const std::string& rest) {
+    return R"({"vocab_size": 1000, "hidden_size": 256, "num_hidden_layers": 4,
+               "num_attention_heads": 4, "intermediate_size": 512, )" +
+           rest + "}";
   };
-  const std::string experts =
-      "\"num_key_value_heads\": 2, \"intermediate_size\": 512, \"num_experts\": 8, "
-      "\"num_experts_per_tok\": 2, \"moe_intermediate_size\": 128, "
-      "\"shared_expert_intermediate_size\": 192, ";
-  EXPECT_EQ(parameters(experts + "\"model_type\": \"qwen3_next\""), 5'919'344);
-  EXPECT_EQ(parameters(experts + "\"model_type\": \"qwen3_next\", \"mlp_only_layers\": [1]"),
-            5'376'368);
-  EXPECT_EQ(parameters(experts + "\"model_type\": \"qwen3_5_moe_text\""), 5'919'344);
-  const std::string types =
-      "\"layer_types\": [\"linear_attention\", \"linear_attention\", \"linear_attention\", "
-      "\"full_attention\"]";
-  EXPECT_EQ(parameters("\"model_type\": \"qwen3_5_text\", \"num_key_value_heads\": 2, "
-                       "\"intermediate_size\": 512, " +
-                       types),
-            3'747'440);
-  const std::string olmo =
-      "\"model_type\": \"olmo_hybrid\", \"num_key_value_heads\": 4, \"intermediate_size\": 512";
-  EXPECT_EQ(parameters(olmo + ", " + types), 3'747'824);
-  EXPECT_EQ(parameters(olmo), 3'747'824);
-  expect_failure(
-      "{\"model_type\": \"qwen3_5_text\", \"vocab_size\": 1000, \"hidden_size\": 256, "
-      "\"num_hidden_layers\": 3, \"num_attention_heads\": 4, \"intermediate_size\": 512, " +
-          types + "}",
-      "there are 3 layers");
-}
-
-// The same: Kimi Linear as transformers writes it and as it was published, LFM2.
-TEST(HfConfigTest, ChannelsAndConvolutions) {
-  const auto parameters = [](const std::string& rest) {
-    return build_hf_model(
-               parse("{\"vocab_size\": 1000, \"hidden_size\": 256, \"num_hidden_layers\": 4, "
-                     "\"num_attention_heads\": 4, \"intermediate_size\": 512, " +
-                     rest + "}"))
-        .parameters();
-  };
-  const std::string kimi =
-      "\"model_type\": \"kimi_linear\", \"num_key_value_heads\": 4, \"q_lora_rank\": null, "
-      "\"kv_lora_rank\": 64, \"qk_nope_head_dim\": 32, \"qk_rope_head_dim\": 16, "
-      "\"v_head_dim\": 32, \"moe_intermediate_size\": 128, \"num_experts\": 8, "
-      "\"num_experts_per_token\": 2, ";
-  EXPECT_EQ(parameters(kimi + "\"linear_num_heads\": 8, \"linear_head_dim\": 32, "
-                              "\"layer_types\": [\"linear_attention\", \"linear_attention\", "
-                              "\"linear_attention\", \"full_attention\"]"),
-            4'587'704);
-  EXPECT_EQ(parameters(kimi + "\"linear_attn_config\": {\"full_attn_layers\": [4], \"kda_layers\": "
-                              "[1, 2, 3], \"num_heads\": 8, \"head_dim\": 32, "
-                              "\"short_conv_kernel_size\": 4}"),
-            4'587'704);
-  const std::string types =
-      "\"num_key_value_heads\": 2, \"layer_types\": [\"conv\", \"full_attention\", \"conv\", "
-      "\"conv\"], ";
-  EXPECT_EQ(parameters(types + "\"model_type\": \"lfm2\""), 2'816'640);
-  EXPECT_EQ(parameters("\"model_type\": \"lfm2\", \"num_key_value_heads\": 2, "
-                       "\"full_attn_idxs\": [1], \"block_ff_dim\": 512"),
-            2'816'640);
-  EXPECT_EQ(parameters(types + "\"model_type\": \"lfm2\", \"conv_bias\": true, "
-                               "\"block_auto_adjust_ff_dim\": false"),
-            2'820'480);
-  EXPECT_EQ(parameters(types + "\"model_type\": \"lfm2_moe\", \"moe_intermediate_size\": 128, "
-                               "\"num_experts\": 8, \"num_experts_per_tok\": 2"),
-            3'607'168);
+  const std::string heads = R"("head_dim": 64, "linear_num_value_heads": 8,
+      "linear_num_key_heads": 4, "linear_value_head_dim": 64, "linear_key_head_dim": 32, )";
+  const std::string experts = R"("num_experts": 8, "num_experts_per_tok": 2,
+      "num_experts_per_token": 2, "moe_intermediate_size": 128, )";
+  const std::string qwen = heads + experts + R"("shared_expert_intermediate_size": 192,
+      "num_key_value_heads": 2, "model_type": )";
+  const std::string dense = heads + R"("num_key_value_heads": 2, "model_type": "qwen3_5_text")";
+  const std::string types = R"(, "layer_types": ["linear_attention", "linear_attention",
+      "linear_attention", "full_attention"])";
+  const std::string kimi = experts + R"("q_lora_rank": null, "kv_lora_rank": 64,
+      "qk_nope_head_dim": 32, "qk_rope_head_dim": 16, "v_head_dim": 32, "num_key_value_heads": 4,
+      "model_type": "kimi_linear", )";
+  const std::string lfm2 = R"("num_key_value_heads": 2, "model_type": "lfm2)";
+  const std::string convolutions = R"(, "layer_types": ["conv", "full_attention", "conv", "conv"])";
+  const std::pair<std::string, std::int64_t> kParameters[] = {
+      {qwen + R"("qwen3_next")", 5'919'344},
+      {qwen + R"("qwen3_next", "mlp_only_layers": [1])", 5'376'368},
+      {qwen + R"("qwen3_5_moe_text")", 5'919'344},
+      {dense + types, 3'747'440},
+      {heads + R"("num_key_value_heads": 4, "model_type": "olmo_hybrid")", 3'747'824},
+      {kimi + R"("linear_num_heads": 8, "linear_head_dim": 32)" + types, 4'587'704},
+      {kimi + R"("linear_attn_config": {"full_attn_layers": [4], "num_heads": 8, "head_dim": 32,
+                                        "short_conv_kernel_size": 4})",
+       4'587'704},
+      {lfm2 + "\"" + convolutions, 2'816'640},
+      {lfm2 + R"(", "full_attn_idxs": [1], "block_ff_dim": 512)", 2'816'640},
+      {lfm2 + R"(", "conv_bias": true, "block_auto_adjust_ff_dim": false)" + convolutions,
+       2'820'480},
+      {experts + lfm2 + "_moe\"" + convolutions, 3'607'168}};
+  for (const auto& [rest, parameters] : kParameters) {
+    EXPECT_EQ(build_hf_model(parse(file(rest))).parameters(), parameters) << rest;
+  }
+  expect_failure(file(dense + R"(, "layer_types": ["linear_attention"])"), "there are 4 layers");
 }
 
 TEST(HfConfigTest, Overflow) {

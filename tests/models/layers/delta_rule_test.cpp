@@ -144,5 +144,46 @@ TEST(DeltaRuleTest, Kernels) {
                           2 * (3 * keys + row)));
 }
 
+// Kimi Linear's decays are as wide as keys, in fp32: before their sums and behind them; pairs of
+// queries and keys stay beside the inverse.
+TEST(DeltaRuleTest, DecaysOfChannels) {
+  ModelDims dims = small("kimi_linear");
+  dims.kv_heads = dims.heads;
+  dims.latent = {.kv_rank = 64, .nope = 48, .rope = 16, .value = 32};
+  dims.delta.scan = {
+      .heads = kHeads, .head_dim = kKey, .state = kKey, .groups = kHeads, .chunk = kChunk};
+  Plan plan;
+  plan.batch = {kSequence, kBatch, 1};
+  const LayerSpec layer = with_variants(build_model(dims), plan).kinds[1];
+  // q, k, v and the way back; two products around a head's width for each gate; beta; a number of
+  // each channel and head, the convolution, the norm of a head; norms and feed-forward layer.
+  constexpr std::int64_t kWidth = kHeads * kKey;
+  EXPECT_EQ(layer.numel(), 4 * kHidden * kWidth + 2 * (kHidden * kKey + kKey * kWidth) +
+                               kHidden * kHeads + kWidth + kHeads + 4 * 3 * kWidth + kKey +
+                               2 * kHidden + 3 * kHidden * kFfn);
+  const Operation& op =
+      *std::ranges::find(layer.operations, Function::kDeltaRule, &Operation::function);
+  std::int64_t kept = 0;
+  for (const std::int16_t t : op.saved) {
+    const TensorSpec& spec = layer.tensors[static_cast<std::size_t>(t)];
+    kept += spec.per_token * (spec.type == ElementType::kFp32 ? 4 : 2);
+  }
+  EXPECT_EQ(kept, 3 * 2 * kWidth + 2 * 4 * kHeads + 2 * 4 * kWidth + 2 * kHeads +
+                      2 * 2 * kHeads * kChunk);
+  const std::int64_t rows = kTokens * kHeads, keys = 2 * rows * kKey, row = 4 * rows,
+                     decays = row * kKey, pairs = 2 * rows * kChunk,
+                     states = 2 * kBatch * (kSequence / kChunk) * kHeads * kKey * kKey;
+  std::int64_t moved = 0;
+  for (const Kernel& kernel : program(layer).forward.kernels) {
+    if (kernel.function == Function::kDeltaRule) moved += kernel.bytes.count();
+  }
+  // Unit q and k; sums; zeros; pairs with the inverse's diagonals of 16 positions in fp32, then the
+  // rest of it; w, u and decayed keys; states and corrected values; the result.
+  EXPECT_EQ(moved, 2 * (2 * keys + row) + 2 * decays + pairs +
+                       2 * (2 * keys + decays + row + 16 * row) + 3 * pairs +
+                       (5 * keys + row + decays + pairs) + (4 * keys + row + states) +
+                       (3 * keys + decays + pairs + states));
+}
+
 }  // namespace
 }  // namespace foreshard::delta_rule_test
