@@ -63,7 +63,8 @@ enum class Naming : std::uint8_t {
   kBioGpt,
   kModernBertDecoder,
   kXlmRobertaXl,
-  kRobertaPreLayerNorm
+  kRobertaPreLayerNorm,
+  kGemma4
 };
 
 // RoBERTa's, whose positions begin behind that of padding.
@@ -148,6 +149,7 @@ struct BlockParts {
   bool attention_norm = false;  // of what attention's output projection reads (BitNet)
   bool ffn_norm = false;        // of what the feed-forward layer's second product reads (BitNet)
   bool mixture_norm = false;    // behind the experts (A.X-K1)
+  bool experts_beside = false;  // ... stand beside a feed-forward layer, with norms of their own
   bool value_norm = false;      // of each head of v, without weights (Gemma 4)
   bool output_scale = false;    // a block's output times a buffer's number (Gemma 4)
   bool plain_head = false;      // an encoder's head multiplies what its last norm makes (EuroBERT)

@@ -97,7 +97,9 @@ constexpr std::string_view kMissing = "missing";
 std::string missing_of(std::string_view model_type) {
   const std::string wanted = squeezed(without_text(model_type));
   for (const auto& cells : rows_of_table(hf_family_files().front().content)) {
-    if (cells.at(1) == kMissing && squeezed(cells.at(0)) == wanted) {
+    if (cells.at(1) != kMissing) continue;
+    for (std::string_view types = cells.at(0); !types.empty();) {
+      if (squeezed(cut(types, " ")) != wanted) continue;
       return fmt::format(": it has {}, which is not modelled", cells.at(2));
     }
   }
