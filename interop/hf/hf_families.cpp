@@ -180,11 +180,11 @@ const HfFamily& hf_family_of(KeyReader& keys, const ConfigNode* fallback) {
            is_class_of(stem, family->model_type);
   };
   if (named != nullptr && (family == nullptr || stem.empty() || !is_class() || is_other_head)) {
-    const std::string what =
-        type == nullptr
-            ? "architecture \"" + architecture + "\" is not supported"
-            : "architecture \"" + architecture + "\" of model_type " + word + " is not supported";
+    std::string what = type == nullptr ? "architecture \"" + architecture + "\" is not supported"
+                                       : "architecture \"" + architecture + "\" of model_type " +
+                                             word + " is not supported";
     if (family == nullptr) refuse(*named, what, stem, keys.node());
+    if (causal && two_stacks) what += ": a decoder alone, whose cross attention reads nothing";
     throw named->error(what, "the language model with its head, for example LlamaForCausalLM");
   }
   return *family;
