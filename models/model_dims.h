@@ -160,9 +160,9 @@ struct BlockParts {
   std::int64_t full_head_dim = 0, full_kv_heads = 0;
   bool keys_are_values = false;          // ... which project keys alone, and take them as values
   std::int64_t windowed_rotary_dim = 0;  // of layers within a window; 0: as the others (Laguna)
-  // Latent attention to the best `index_top_k` positions by scores of these heads, which nothing
-  // learns (DeepSeek-V3.2); 0: to all.
-  std::int64_t index_heads = 0, index_dim = 0, index_top_k = 0;
+  // Latent attention to the best positions by scores of these heads, which nothing learns
+  // (DeepSeek-V3.2); 0: to all. (How many are best costs nothing: a mask has every pair.)
+  std::int64_t index_heads = 0, index_dim = 0;
   bool operator==(const BlockParts&) const = default;
 };
 

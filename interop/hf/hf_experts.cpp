@@ -96,7 +96,6 @@ void read_ranks(KeyReader& keys, ModelDims& dims) {
 void read_index(KeyReader& keys, ModelDims& dims) {
   dims.parts.index_heads = keys.size({"index_n_heads"});
   dims.parts.index_dim = keys.size_or({"index_head_dim"}, 128);
-  dims.parts.index_top_k = keys.size_or({"index_topk"}, 2048);
   const ConfigNode* types = keys.find({"indexer_types"});
   if (types == nullptr) return;
   for (const ConfigNode& type : types->elements()) {
