@@ -55,10 +55,15 @@ constexpr std::pair<std::string_view, bool Experts::*> kSwitchesOfExperts[] = {
     {"fused_gate_up", &Experts::fused_gate_up}};
 
 constexpr std::pair<std::string_view, bool BlockParts::*> kSwitchesOfParts[] = {
-    {"gate_of_heads", &BlockParts::gate_of_heads}, {"attention_norm", &BlockParts::attention_norm},
-    {"ffn_norm", &BlockParts::ffn_norm},           {"mixture_norm", &BlockParts::mixture_norm},
-    {"value_norm", &BlockParts::value_norm},       {"output_scale", &BlockParts::output_scale},
-    {"plain_head", &BlockParts::plain_head},       {"transforms", &BlockParts::transforms},
+    {"gate_of_heads", &BlockParts::gate_of_heads},
+    {"attention_norm", &BlockParts::attention_norm},
+    {"ffn_norm", &BlockParts::ffn_norm},
+    {"mixture_norm", &BlockParts::mixture_norm},
+    {"experts_beside", &BlockParts::experts_beside},
+    {"value_norm", &BlockParts::value_norm},
+    {"output_scale", &BlockParts::output_scale},
+    {"plain_head", &BlockParts::plain_head},
+    {"transforms", &BlockParts::transforms},
     {"every_bias", &BlockParts::every_bias}};
 
 // Words of enumerations, in their order.

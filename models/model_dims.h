@@ -66,7 +66,8 @@ enum class Naming : std::uint8_t {
   kBioGpt,
   kModernBertDecoder,
   kXlmRobertaXl,
-  kRobertaPreLayerNorm
+  kRobertaPreLayerNorm,
+  kGemma4
 };
 
 // RoBERTa's, whose positions begin behind that of padding.
@@ -151,6 +152,7 @@ struct BlockParts {
   bool attention_norm = false;  // of what attention's output projection reads (BitNet)
   bool ffn_norm = false;        // of what the feed-forward layer's second product reads (BitNet)
   bool mixture_norm = false;    // behind the experts (A.X-K1)
+  bool experts_beside = false;  // ... stand beside a feed-forward layer, with norms of their own
   bool value_norm = false;      // of each head of v, without weights (Gemma 4)
   bool output_scale = false;    // a block's output times a buffer's number (Gemma 4)
   bool plain_head = false;      // an encoder's head multiplies what its last norm makes (EuroBERT)
@@ -161,9 +163,9 @@ struct BlockParts {
   std::int64_t full_head_dim = 0, full_kv_heads = 0;
   bool keys_are_values = false;          // ... which project keys alone, and take them as values
   std::int64_t windowed_rotary_dim = 0;  // of layers within a window; 0: as the others (Laguna)
-  // Latent attention to the best `index_top_k` positions by scores of these heads, which nothing
-  // learns (DeepSeek-V3.2); 0: to all.
-  std::int64_t index_heads = 0, index_dim = 0, index_top_k = 0;
+  // Latent attention to the best positions by scores of these heads, which nothing learns
+  // (DeepSeek-V3.2); 0: to all. (How many are best costs nothing: a mask has every pair.)
+  std::int64_t index_heads = 0, index_dim = 0;
   bool operator==(const BlockParts&) const = default;
 };
 

@@ -58,6 +58,8 @@ constexpr std::pair<std::string_view, std::string_view ParameterNames::*> kMembe
     {"sinks", &ParameterNames::sinks},
     {"attention_gate", &ParameterNames::attention_gate},
     {"correction", &ParameterNames::correction},
+    {"router_scale", &ParameterNames::router_scale},
+    {"expert_scale", &ParameterNames::expert_scale},
     {"token_types", &ParameterNames::token_types},
     {"head_transform", &ParameterNames::head_transform},
     {"head_norm", &ParameterNames::head_norm},

@@ -31,9 +31,10 @@ struct ParameterNames {
   std::string_view sinks = "self_attn.sinks";
   std::string_view attention_gate = "self_attn.gate_proj",
                    attention_norm = "self_attn.attn_sub_norm", ffn_norm = "mlp.ffn_sub_norm",
-                   correction = "",  // of the router's scores, where it is a parameter
-      mixture_norm = "mlp.post_mlp_layernorm",
+                   mixture_norm = "mlp.post_mlp_layernorm",
                    index = "self_attn.indexer";  // (BlockParts)
+  // Parameters of a router: what corrects its scores, and what it and its scores are multiplied by.
+  std::string_view correction = "", router_scale = "", expert_scale = "";
   std::string_view token_types = "", head_transform = "", head_norm = "", head_bias = "";
   std::string_view mamba = "mamba";                    // the module of Mamba-2's mixer
   std::string_view latent_in = "", latent_out = "";    // around Experts::latent

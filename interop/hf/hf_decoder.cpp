@@ -16,7 +16,7 @@
 //   experts           as wide as intermediate_size, in every layer; sparse_experts: Qwen's keys;
 //                     late_experts: DeepSeek's; spread_experts: ERNIE's; interleaved_experts: Llama
 //                     4's
-//   listed_experts    Cohere's
+//   listed_experts    Cohere's; enable_moe_block: Gemma 4's
 //   shared_as_wide    beside them one that all tokens go through, as wide as they are;
 //                     shared_intermediate_size: as wide as that key says
 //   softcap, partial_rotary, multipliers, use_qk_norm, qk_layernorm, parallel_residual,
@@ -30,6 +30,7 @@
 //   full_heads        layers that attend to all have heads of global_head_dim,
 //   num_global_key_value_
 //                     heads (per_layer_config), and keys for values where attention_k_eq_v says so
+//   floor_heads       heads need not divide the hidden size
 //   plain_heads       a qk_layernorm is refused
 //   masked_head       an encoder's, with biases of its own keys; windows of local_attention reach
 //                     half of it to either side
@@ -71,7 +72,7 @@ void refuse_experts(KeyReader& keys) {
   }
 }
 
-void read_heads(KeyReader& keys, ModelDims& dims) {
+void read_heads(KeyReader& keys, const FamilyWords& words, ModelDims& dims) {
   // Null is stored by configurations that leave a size to the reader.
   const bool null_dim = keys.node().has("head_dim"),
              null_kv = keys.node().has("num_key_value_heads");
@@ -80,7 +81,8 @@ void read_heads(KeyReader& keys, ModelDims& dims) {
   } else if (!null_dim && keys.provides("head_dim")) {
     dims.head_dim = keys.size({"head_dim"});
   } else {
-    dims.head_dim = std::max<std::int64_t>(1, dims.hidden / dims.heads);  // as the classes do
+    dims.head_dim = words.has("floor_heads") ? std::max<std::int64_t>(1, dims.hidden / dims.heads)
+                                             : even_head_dim(keys, dims);
     keys.assume("head_dim", std::to_string(dims.head_dim));
   }
   if (const ConfigNode* value = keys.find({"num_key_value_heads", "num_kv_heads"})) {
@@ -201,6 +203,9 @@ std::int64_t window_of(KeyReader& keys) {
 void read_windows(KeyReader& keys, const FamilyWords& words, ModelDims& dims) {
   std::vector<std::string> types = layer_types(keys);
   if (words.has("window_in_some") && types.empty()) types = usual_types(keys, words, dims);
+  if (words.has("full_heads") && std::ssize(types) >= dims.layers) {  // as Gemma 4's class does
+    types[static_cast<std::size_t>(dims.layers - 1)] = kFull;
+  }
   const bool any = std::any_of(types.begin(), types.end(),
                                [](const std::string& type) { return type != kFull; });
   const auto each_of = [&](auto is_meant, std::vector<std::int64_t>& layers) {
@@ -328,7 +333,6 @@ void read_full_heads(KeyReader& keys, ModelDims& dims) {
                   "0");
     }
   }
-  keys.refuse_if_set("enable_moe_block", "experts beside a feed-forward layer are not supported");
   const std::int64_t kv_heads = parts.full_kv_heads > 0 ? parts.full_kv_heads : dims.kv_heads;
   if (dims.heads % kv_heads != 0) {
     keys.refuse("num_global_key_value_heads", "they do not divide the heads", "a divisor of them");
@@ -362,6 +366,10 @@ void read_mixture(KeyReader& keys, const FamilyWords& words, ModelDims& dims) {
   }
   if (words.has("sparse_experts")) return read_sparse_experts(keys, dims);
   if (words.has("late_experts")) return read_late_experts(keys, dims);
+  if (words.has("enable_moe_block")) {
+    if (keys.flag_or("enable_moe_block", false)) read_experts_beside(keys, dims);
+    return;
+  }
   if (words.has("listed_experts")) return read_listed_experts(keys, dims);
   if (words.has("spread_experts")) return read_spread_experts(keys, dims);
   if (words.has("interleaved_experts")) return read_interleaved_experts(keys, dims);
@@ -374,7 +382,7 @@ void read_decoder(KeyReader& keys, const HfFamily& family, ModelDims& dims) {
   const FamilyWords words(family.reads);
   provide_layers(keys, family);
   read_common(keys, dims);
-  read_heads(keys, dims);
+  read_heads(keys, words, dims);
   read_dropouts(keys, {}, dims);
   dims.ffn = keys.size({"block_ff_dim", "intermediate_size", "ffn_dim", "ffn_hidden_size"});
   dims.max_positions = keys.size_or({"max_position_embeddings", "n_positions"}, 2048);

@@ -27,8 +27,9 @@ std::int64_t one_for_all(const ConfigNode& value) {
 void read_counts(KeyReader& keys, ModelDims& dims) {
   dims.moe.experts =
       keys.size({"num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts"});
-  const KeyReader::Spellings kTopK = {"num_experts_per_tok", "num_experts_per_token",
-                                      "experts_per_token", "moe_topk", "moe_k"};
+  const KeyReader::Spellings kTopK = {
+      "num_experts_per_tok", "num_experts_per_token", "experts_per_token", "moe_topk", "moe_k",
+      "top_k_experts"};
   const ConfigNode* value = keys.find(kTopK);
   dims.moe.top_k = value != nullptr ? one_for_all(*value) : keys.size(kTopK);
   if (dims.moe.top_k > dims.moe.experts) {
@@ -95,7 +96,6 @@ void read_ranks(KeyReader& keys, ModelDims& dims) {
 void read_index(KeyReader& keys, ModelDims& dims) {
   dims.parts.index_heads = keys.size({"index_n_heads"});
   dims.parts.index_dim = keys.size_or({"index_head_dim"}, 128);
-  dims.parts.index_top_k = keys.size_or({"index_topk"}, 2048);
   const ConfigNode* types = keys.find({"indexer_types"});
   if (types == nullptr) return;
   for (const ConfigNode& type : types->elements()) {
@@ -186,6 +186,12 @@ void read_listed_experts(KeyReader& keys, ModelDims& dims) {
   const std::vector<bool> listed = listed_dense(keys, dims);
   list_dense_layers(
       dims, [&](std::int64_t i) { return !listed.empty() && listed[static_cast<std::size_t>(i)]; });
+}
+
+void read_experts_beside(KeyReader& keys, ModelDims& dims) {
+  check_layer_count(keys, dims);
+  read_counts(keys, dims);
+  dims.moe.ffn = keys.size({"moe_intermediate_size"});
 }
 
 void read_interleaved_experts(KeyReader& keys, ModelDims& dims) {

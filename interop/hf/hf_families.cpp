@@ -97,7 +97,9 @@ constexpr std::string_view kMissing = "missing";
 std::string missing_of(std::string_view model_type) {
   const std::string wanted = squeezed(without_text(model_type));
   for (const auto& cells : rows_of_table(hf_family_files().front().content)) {
-    if (cells.at(1) == kMissing && squeezed(cells.at(0)) == wanted) {
+    if (cells.at(1) != kMissing) continue;
+    for (std::string_view types = cells.at(0); !types.empty();) {
+      if (squeezed(cut(types, " ")) != wanted) continue;
       return fmt::format(": it has {}, which is not modelled", cells.at(2));
     }
   }
@@ -178,11 +180,11 @@ const HfFamily& hf_family_of(KeyReader& keys, const ConfigNode* fallback) {
            is_class_of(stem, family->model_type);
   };
   if (named != nullptr && (family == nullptr || stem.empty() || !is_class() || is_other_head)) {
-    const std::string what =
-        type == nullptr
-            ? "architecture \"" + architecture + "\" is not supported"
-            : "architecture \"" + architecture + "\" of model_type " + word + " is not supported";
+    std::string what = type == nullptr ? "architecture \"" + architecture + "\" is not supported"
+                                       : "architecture \"" + architecture + "\" of model_type " +
+                                             word + " is not supported";
     if (family == nullptr) refuse(*named, what, stem, keys.node());
+    if (causal && two_stacks) what += ": a decoder alone, whose cross attention reads nothing";
     throw named->error(what, "the language model with its head, for example LlamaForCausalLM");
   }
   return *family;

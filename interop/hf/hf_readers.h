@@ -91,6 +91,8 @@ void read_spread_experts(KeyReader& keys, ModelDims& dims);
 // As wide as intermediate_size, beside shared ones as wide, where mlp_layer_types says sparse; the
 // best logits are given scores (Cohere).
 void read_listed_experts(KeyReader& keys, ModelDims& dims);
+// In every layer, beside its feed-forward layer (Gemma 4).
+void read_experts_beside(KeyReader& keys, ModelDims& dims);
 // In every interleave_moe_layer_step-th layer, or those of moe_layers (Llama 4).
 void read_interleaved_experts(KeyReader& keys, ModelDims& dims);
 

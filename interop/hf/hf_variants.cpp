@@ -76,7 +76,7 @@ void read_encoder(KeyReader& keys, ModelDims& dims) {
   dims.tied = keys.flag_or("tie_word_embeddings", true);
   keys.refuse_if_set("use_task_id", "types of tasks are not supported");  // (ERNIE's)
   const ConfigNode* list = keys.node().find("architectures");
-  if (list != nullptr && !list->elements().empty() &&
+  if (list != nullptr && !list->is_null() && !list->elements().empty() &&
       is_causal_head(list->elements().front().as_string())) {
     dims.wide_loss = true;  // (ForCausalLMLoss)
     dims.parts.causal = keys.flag_or("is_decoder", false);

@@ -1,9 +1,10 @@
 // What scaled_dot_product_attention dispatches to (PyTorch 2.11,
 // aten/src/ATen/native/transformers/cuda/sdp_utils.cpp): flash and cuDNN take 16 bits, no mask, and
 // fewer key heads than query heads where they are told of groups (enable_gqa); the memory-efficient
-// kernel takes fp32, masks whose rows are contiguous and values narrower than keys (flash does
-// not), and no groups; the rest is computed by operations. transformers repeats keys and values
-// itself where there is a mask (integrations/sdpa_attention.py).
+// kernel takes fp32 and masks whose rows are contiguous, and no groups; the rest is computed by
+// operations. Values narrower than keys, which flash does not take, are cuDNN's, whose result lies
+// as flash's does (the memory-efficient kernel's, where cuDNN is off). transformers repeats keys
+// and values itself where there is a mask (integrations/sdpa_attention.py).
 //
 // By operations, math (aten/src/ATen/native/transformers/attention.cpp,
 // _scaled_dot_product_attention_math): in fp32, q and k each times the root of the scale, their
@@ -141,7 +142,6 @@ AttentionKernel dispatched(const Plan& plan, const FamilyCode& code, const Atten
       shape.kv_heads != shape.heads && plan.attention != AttentionKernel::kFlashAllHeads;
   if (groups && shape.broadcasts) return kMath;
   if (masked || bias == ScoreBias::kZeros) return kEfficient;
-  if (asked == kFlash && shape.values() != shape.head_dim) return kEfficient;
   const bool half = plan.compute_dtype() != DType::kFp32;
   if (half && shape.head_dim <= kWidestHead) return asked;
   // transformers repeats keys and values of wider heads itself (use_gqa_in_sdpa).

@@ -89,8 +89,9 @@ struct FeedForward {
 };
 Index feed_forward(LayerBuilder& layer, const ModelDims& dims, const FeedForward& mlp, Index input);
 
-// Router, experts, shared experts (moe.cpp).
-Index mixture(LayerBuilder& layer, const ModelDims& dims, const ParameterNames& names, Index input);
+// Router, experts, shared experts (moe.cpp). -1: the router reads what experts read.
+Index mixture(LayerBuilder& layer, const ModelDims& dims, const ParameterNames& names, Index input,
+              Index routed_by = -1);
 
 // Blocks and norms of an encoder and of the decoder behind it (encoder_decoder.cpp). The first
 // block of a stack makes the bias of positions; a decoder's first joins the encoder's result.

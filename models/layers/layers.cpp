@@ -89,6 +89,34 @@ Index mix(LayerBuilder& layer, const ModelDims& dims, const ParameterNames& name
   return down;
 }
 
+// A feed-forward layer and experts, which read the same stream by norms of their own (Gemma 4).
+Index mix_beside(LayerBuilder& layer, const ModelDims& dims, const ParameterNames& names,
+                 Index middle) {
+  const auto norm = [&](std::string_view base, const char* number, const char* result, Index of) {
+    return layer.norm(std::string(base) + number, result, dims.norm, dims.hidden, of);
+  };
+  const Index dense_input = layer.norm(names.norm2, "norm2", dims.norm, dims.hidden, middle);
+  const Index dense = mix(layer, dims, names, FeedForwardKind::kDense, dense_input);
+  const Index first = norm(names.post_mlp_norm, "_1", "post_mlp_norm_1", dense);
+  layer.release({dense});
+  const Index plain = layer.norm("", "router_norm", NormKind::kRmsUnweighted, dims.hidden, middle);
+  const Index weighed = layer.elementwise("router_scale", Function::kMultiply, {plain}, {plain},
+                                          layer.activation("router_weighed", dims.hidden));
+  layer.last().parameters = {layer.parameter(names.router_scale, "", {dims.hidden})};
+  layer.release({plain});
+  const Index scaled = layer.elementwise("router_root", Function::kScale, {weighed}, {},
+                                         layer.activation("router_input", dims.hidden));
+  layer.release({weighed});
+  const Index rows = norm(names.norm2, "_2", "norm2_2", middle);
+  const Index routed = mixture(layer, dims, names, rows, scaled);
+  layer.release(layer.held());
+  const Index second = norm(names.post_mlp_norm, "_2", "post_mlp_norm_2", routed);
+  layer.release({routed});
+  const Index sum = layer.residual_add("experts_and_mlp", dims.hidden, first, second);
+  layer.release({first, second});
+  return sum;
+}
+
 // Whether the caller lets go of what it hands in.
 enum class Input : std::uint8_t { kEnds, kStays };
 // A branch times the model's constant, where it has one.
@@ -358,9 +386,11 @@ LayerSpec decoder_block(const ModelDims& model, Stack stack, BlockKind kind) {
     layer.release({branch});
     return layer.finish(middle);
   }
+  const bool beside = dims.parts.experts_beside && kind.mlp == FeedForwardKind::kExperts;
   const Index norm2 =
-      before ? layer.norm(names.norm2, "norm2", dims.norm, dims.hidden, middle) : middle;
-  Index down = mix(layer, dims, names, kind.mlp, norm2);
+      before && !beside ? layer.norm(names.norm2, "norm2", dims.norm, dims.hidden, middle) : middle;
+  Index down =
+      beside ? mix_beside(layer, dims, names, middle) : mix(layer, dims, names, kind.mlp, norm2);
   if (behind) {
     down = layer.norm(names.post_mlp_norm, "post_mlp_norm", dims.norm, dims.hidden, down);
   }

@@ -86,6 +86,10 @@ Choice route(LayerBuilder& layer, const ModelDims& dims, const ParameterNames& n
   if (moe.scaled) {
     const Index scaled = layer.activation("scaled_scores", moe.top_k, ElementType::kFp32);
     layer.elementwise("scale_scores", Function::kScale, {choice.scores}, {}, scaled);
+    if (!names.expert_scale.empty()) {
+      layer.last().parameters = {layer.parameter(names.expert_scale, "", {moe.experts})};
+      layer.last().saved = {choice.scores};
+    }
     layer.release({choice.scores});
     choice.scores = scaled;
   }
@@ -247,8 +251,8 @@ Index shared_experts(LayerBuilder& layer, const ModelDims& dims, const Parameter
 
 }  // namespace
 
-Index mixture(LayerBuilder& layer, const ModelDims& dims, const ParameterNames& names,
-              Index input) {
+Index mixture(LayerBuilder& layer, const ModelDims& dims, const ParameterNames& names, Index input,
+              Index routed_by) {
   const Experts& moe = dims.moe;
   const std::int64_t width = moe.top_k * rows_width(dims);
   Index tokens = input;
@@ -256,7 +260,8 @@ Index mixture(LayerBuilder& layer, const ModelDims& dims, const ParameterNames& 
     tokens = layer.linear(
         {.name = names.latent_in, .result = "latent", .n = moe.latent, .k = dims.hidden}, input);
   }
-  const Choice choice = route(layer, dims, names, input);
+  const Choice choice = route(layer, dims, names, routed_by < 0 ? input : routed_by);
+  if (routed_by >= 0) layer.hold({routed_by});
   const Routed routed = reorder(layer, moe, choice);
   Index rows = layer.elementwise("gather_rows", Function::kGather, {tokens, routed.tokens},
                                  {routed.tokens}, layer.activation("rows", width));

@@ -69,6 +69,7 @@ constexpr MixtureCode kMixtureCode[] = {
     {.family = "mistral4", .router_last = true},
     {.family = "deepseek_v32", .router_last = true},
     {.family = "glm_moe_dsa", .router_last = true},
+    {.family = "gemma4", .plain_router = true},
     {.family = "afmoe", .shared_first = true, .plain_router = true},
     {.family = "laguna", .shared_first = true, .scales_routed = true},
     {.family = "cohere2_moe", .chooses_logits = true, .scales_sum = true},
@@ -94,6 +95,7 @@ class ExpertRewriter {
       return is_grouped(op) && op.parameters.size() != 1;
     });
     scales_ = named("scale_scores") != old.end() && !code_.narrow_router;
+    if (scales_) scale_parameters_ = named("scale_scores")->parameters;
     const bool has_two = std::count_if(old.begin(), old.end(), is_grouped) == 2;
     const auto last_grouped = std::find_if(old.rbegin(), old.rend(), is_grouped);
     is_gated_ = !has_two || first->n != last_grouped->k;
@@ -238,6 +240,7 @@ class ExpertRewriter {
     if (normalizes) chosen = normalized(best);
     weights_ = tensor("expert_weights", top_k_, weights_type());
     push("weights_cast", scales_ ? Function::kScale : Function::kCast, {chosen}, weights_);
+    layer_.operations.back().parameters = scale_parameters_;
   }
 
   Index scale(Index rows) {
@@ -482,6 +485,7 @@ class ExpertRewriter {
   Index expert_ = 0, sorted_ = 0, weights_ = 0, sorted_weights_ = 0, order_ = 0, rows_ = 0,
         offsets_ = 0, made_ = 0;
   Index removed_ = -1;
+  Indices scale_parameters_;
   std::int8_t part_ = 0;
 };
 

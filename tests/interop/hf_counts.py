@@ -83,6 +83,30 @@ FAMILIES = {
         num_key_value_heads=["heads"], n_routed_experts=[4, None], num_experts_per_tok=[2],
         moe_intermediate_size=[48, None], n_shared_experts=[None, 2], q_lora_rank=[24, "null"],
         kv_lora_rank=[32, None], first_k_dense_replace=[None, 1], n_group=[1], topk_group=[1])],
+    "bitnet": [KV, BIAS],
+    "nanochat": [KV, TIE, BIAS],
+    "granite_swa": [KV, TIE, BIAS, MLP],
+    "granitemoe_swa": [KV, TIE, BIAS, EXPERTS, dict(shared_intermediate_size=[None, 80])],
+    "afmoe": [KV, TIE, BIAS, dict(head_dim=[16, None], num_experts=[4, None], num_experts_per_tok=[2],
+                                  moe_intermediate_size=[48, None], num_shared_experts=[None, 1],
+                                  num_dense_layers=[None, 2])],
+    "laguna": [KV, TIE, BIAS, dict(head_dim=[16, None], num_experts=[4, None], num_experts_per_tok=[2],
+                                   moe_intermediate_size=[48, None], gating=[None, "per-element"],
+                                   shared_expert_intermediate_size=[80, None])],
+    "cohere2_moe": [KV, TIE, BIAS, dict(
+        head_dim=[16, None], num_experts=[4, None], num_experts_per_tok=[1, 2],
+        num_shared_experts=[None, 2], expert_selection_fn=[None, "sigmoid"])],
+    "minicpm3": [TIE, dict(num_key_value_heads=["heads"], q_lora_rank=[24, None, "null"],
+                           kv_lora_rank=[32, None], v_head_dim=[None, 16])],
+    "deepseek_v32": [TIE, LATE, dict(num_key_value_heads=["heads"], q_lora_rank=[24, None],
+                                     index_n_heads=[4, None], first_k_dense_replace=[None, 1])],
+    "axk1": [TIE, LATE, dict(num_key_value_heads=["heads"], q_lora_rank=[24, None],
+                             kv_lora_rank=[32, None])],
+    "gemma4_text": [KV, TIE, BIAS, dict(
+        head_dim=[16, 32], hidden_size_per_layer_input=[0], attention_k_eq_v=[None, True],
+        global_head_dim=[64], num_global_key_value_heads=[1], enable_moe_block=[None, True],
+        num_experts=[4], top_k_experts=[2], moe_intermediate_size=[48])],
+    "eurobert": [KV, TIE, BIAS, MLP],
     "gpt_neox": [TIE, dict(attention_bias=[None, False], use_parallel_residual=[None, False],
                            rotary_pct=[None, 0.5])],
     "exaone": [KV, TIE, BIAS, MLP],
@@ -159,7 +183,7 @@ def draw(model_type, rng):
 
 
 def parameters(config):
-    masked = config.model_type in ("bert", "roberta", "distilbert", "electra")
+    masked = config.model_type in ("bert", "roberta", "distilbert", "electra", "eurobert")
     auto = AutoModelForMaskedLM if masked else AutoModelForCausalLM
     with torch.device("meta"):
         model = auto.from_config(config)
@@ -178,7 +202,7 @@ def case(model_type, rng, index):
     config = AutoConfig.for_model(model_type, **keys, pad_token_id=0)
     experts = next((getattr(config, k) for k in ("num_local_experts", "num_experts",
                                                  "n_routed_experts") if hasattr(config, k)), None)
-    if experts is not None and (config.num_experts_per_tok or 0) > experts:
+    if experts is not None and (getattr(config, "num_experts_per_tok", 0) or 0) > experts:
         raise ValueError("more experts per token than experts")
     shapes = parameters(config)
     total = sum(torch.Size(s).numel() for s in shapes.values())
