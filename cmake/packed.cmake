@@ -1,8 +1,7 @@
 # Large tables that are read and seldom edited are tracked packed: FOLDER/NAME.tar.xz, whose files lie beside
 # it once configured (a fifth to a fortieth of their bytes: versions of a recording share most rows). A pack
 # that differs from what was unpacked last, or of which a file is gone, is unpacked again, whatever build folder asks;
-# `cmake -P cmake/packed.cmake` does it without a build. cmake/packed.py makes packs, and the
-# files of those that are packed by columns; without Python they are missing, and tried again each time.
+# `cmake -P cmake/packed.cmake` does it without a build. cmake/packed.py makes packs and unpacks them.
 function(foreshard_unpack)
   cmake_path(GET CMAKE_CURRENT_FUNCTION_LIST_DIR PARENT_PATH root)
   file(GLOB_RECURSE packs LIST_DIRECTORIES false "${root}/calibration/*.tar.xz" "${root}/reports/*.tar.xz"
@@ -37,8 +36,7 @@ function(foreshard_unpack)
         execute_process(COMMAND "${FORESHARD_PYTHON3}" "${root}/cmake/packed.py" --rows ${tables} RESULT_VARIABLE failure
                         OUTPUT_VARIABLE rows)
         if(failure)
-          message(WARNING "${pack} is packed by columns: the tests that read it need python3 (${failure})")
-          continue()
+          message(FATAL_ERROR "python3 unpacks ${pack}: ${failure}")
         endif()
         string(REGEX REPLACE "[^\n]+\\.columns\n" "" files "${files}")
         string(APPEND files "${rows}")

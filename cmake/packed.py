@@ -6,8 +6,7 @@ usage: cmake/packed.py FOLDER/NAME.tar.xz [FILE...]   packs FILEs of FOLDER (def
        cmake/packed.py --check FOLDER...              exit 1 where a file is not what its pack holds
        cmake/packed.py --rows FILE.columns...         writes the files that FILE holds by columns, and their names
 
-What only tests and reports read is one member, NAME.columns, which makes it a quarter to nine tenths as large: what
-configures the program itself needs no Python. It begins with a line of JSON, which says how to read the rest. Files of
+The files are one member, NAME.columns, which makes them a quarter to nine tenths as large. It begins with a line of JSON, which says how to read the rest. Files of
 one name (or else suffix) are a table: its lines are of kinds (how many words), and of each kind the columns stand one
 after the other. Numbers are differences to those above or left of them where that is shorter, since addresses, times
 and bytes in use hardly repeat, but their steps do. Columns that go together (an event's kind, unit, stream and bytes)
@@ -41,7 +40,6 @@ SEPARATORS = {".csv": b",", ".txt": b" ", ".json": b","}
 LISTS, PLACE = re.compile(rb"\[\[([^\[\]\n]*(?:\], \[[^\[\]\n]*)*)\]\]"), re.compile(rb"\[\[#([0-9]+)\]\]")
 QUOTED = re.compile(rb' ?"(?:[^"\\]|\\.)*"|[^,"]+')  # words in quotes are whole
 LEAST_ROWS = 64  # of a kind that is worth a look at which of its columns say the same
-ROOT = pathlib.Path(__file__).resolve().parent.parent
 
 
 def held(pack):
@@ -250,8 +248,7 @@ def write(pack, names):
         name = file.relative_to(folder).as_posix()
         is_table = name.endswith((".csv.gz", ".trace.json.gz"))  # others are as they are for a reason
         contents[name.removesuffix(".gz") if is_table else name] = gzip.decompress(data) if is_table else data
-    of_program = pack.resolve().relative_to(ROOT).parts[0] == "calibration"
-    members = contents if of_program else {pack.name.removesuffix(".tar.xz") + COLUMNS: file_of(contents)}
+    members = {pack.name.removesuffix(".tar.xz") + COLUMNS: file_of(contents)}
     text = io.BytesIO()
     with tarfile.open(fileobj=text, mode="w", format=tarfile.USTAR_FORMAT) as archive:
         for name in sorted(members, key=by_name):

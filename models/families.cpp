@@ -161,6 +161,16 @@ void add_biases(ModelDims& dims) {
   dims.qkv_bias = dims.output_bias = dims.mlp_bias = true;
 }
 
+bool apply_family_word(std::string_view word, ModelDims& dims) {
+  const std::string_view key = word.substr(0, word.find('='));
+  const bool is_switch =
+      std::ranges::any_of(kSwitches, [&](const auto& each) { return each.first == word; });
+  const bool is_norm =
+      key == "qk_norm" && std::ranges::count(kHeadNorms, word.substr(word.find('=') + 1)) > 0;
+  if (is_switch || is_norm) apply(word, dims);
+  return is_switch || is_norm;
+}
+
 std::optional<ModelDims> family_dims(std::string_view family) {
   for (const ModelDims& dims : families()) {
     if (dims.family == family) return dims;

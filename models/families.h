@@ -19,6 +19,9 @@ std::span<const std::string_view> family_names();
 // routes, its number of experts is a size.
 std::optional<ModelDims> family_dims(std::string_view family);
 
+// A switch of families.txt, or qk_norm=KIND, of one model; false: the word is none of these.
+bool apply_family_word(std::string_view word, ModelDims& dims);
+
 // Biases in every linear layer and norm of the blocks.
 void add_biases(ModelDims& dims);
 

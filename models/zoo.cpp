@@ -150,6 +150,7 @@ constexpr std::array<Constant, 3> kConstants = {{
   words.push_back("first_dense");
   words.push_back("unrotated_every");
   words.push_back("full_every");
+  words.push_back("attends_every");
   words.push_back("pattern");
   words.push_back("prediction");
   fail(line, kTraits, "unknown trait \"" + std::string(trait) + "\"",
@@ -171,7 +172,12 @@ void apply_value(const Line& line, std::string_view trait, ModelDims& dims) {
     (word == "pattern" ? dims.pattern : dims.prediction_pattern) = trait.substr(equals + 1);
     return;
   }
+  if (apply_family_word(trait, dims)) return;
   const std::int64_t value = number(line, trait.substr(equals + 1), kTraits);
+  if (word == "attends_every") {  // the others by the delta rule
+    for (std::int64_t i = 1; i <= dims.layers; ++i) dims.pattern += i % value == 0 ? 'a' : 'd';
+    return;
+  }
   if (word == "first_dense") {
     dims.moe.dense_layers.clear();
     for (std::int64_t i = 0; i < std::min(value, dims.layers); ++i) {
@@ -219,9 +225,12 @@ void apply_traits(const Line& line, const Cells& cells, ModelDims& dims) {
       dims.final_norm = false;
     } else if (trait == "dropout") {
       dims.dropout = dims.embedding_dropout = dims.attention_dropout = true;
-    } else {
+    } else if (!apply_family_word(trait, dims)) {
       fail_trait(line, trait);
     }
+  }
+  if (dims.pattern.find('d') != std::string::npos) {
+    dims.delta.scan = std::exchange(dims.mamba.scan, {});
   }
 }
 

@@ -127,7 +127,7 @@ TEST(Naming, ModelsByRepositoryFolderAndCache) {
 
 TEST(Naming, PartsOfNamesListModels) {
   const auto models = json_of(run("models qwen3 --json")).at("models");
-  EXPECT_EQ(models.size(), 8U);
+  EXPECT_EQ(models.size(), 10U);
   for (const auto& model : models) {
     EXPECT_EQ(model.at("name").get<std::string>().find("qwen3"), 0U);
   }
