@@ -39,7 +39,6 @@ constexpr std::pair<std::string_view, bool ModelDims::*> kSwitches[] = {
     {"wide_loss", &ModelDims::wide_loss},
     {"plain_first", &ModelDims::plain_first},
     {"sinks", &ModelDims::sinks},
-    {"gated_attention", &ModelDims::gated_attention},
     {"bidirectional", &ModelDims::bidirectional},
     {"dropout", &ModelDims::dropout},
     {"output_scale", &ModelDims::output_scale},
@@ -56,6 +55,7 @@ constexpr std::pair<std::string_view, bool Experts::*> kSwitchesOfExperts[] = {
 
 constexpr std::pair<std::string_view, bool BlockParts::*> kSwitchesOfParts[] = {
     {"gate_of_heads", &BlockParts::gate_of_heads},
+    {"gate_beside_queries", &BlockParts::gate_beside_queries},
     {"attention_norm", &BlockParts::attention_norm},
     {"ffn_norm", &BlockParts::ffn_norm},
     {"mixture_norm", &BlockParts::mixture_norm},

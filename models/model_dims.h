@@ -148,8 +148,9 @@ enum class OutputGate : std::uint8_t { kNone, kSigmoid, kSoftplus };
 // What some blocks have beside Llama's. The engine has a kernel for none of it.
 struct BlockParts {
   OutputGate gate = OutputGate::kNone;
-  bool gate_of_heads = false;   // one number for each head
-  bool attention_norm = false;  // of what attention's output projection reads (BitNet)
+  bool gate_beside_queries = false;  // a part of what makes them (Qwen3-Next)
+  bool gate_of_heads = false;        // one number for each head
+  bool attention_norm = false;       // of what attention's output projection reads (BitNet)
   bool ffn_norm = false;        // of what the feed-forward layer's second product reads (BitNet)
   bool mixture_norm = false;    // behind the experts (A.X-K1)
   bool experts_beside = false;  // ... stand beside a feed-forward layer, with norms of their own
@@ -278,7 +279,6 @@ struct ModelDims {
   bool embedding_dropout = false;  // of what the embedding layer makes
   bool attention_dropout = false;  // of attention's probabilities
   bool attention_softcap = false;  // scores are capped (Gemma 2)
-  bool gated_attention = false;    // by the sigmoid of a part of what makes queries (Qwen3-Next)
   bool broadcast_kv = false;       // one key head is broadcast to all (Falcon)
   std::int64_t window = 0;         // > 0: positions that each attends to, in these layers:
   std::vector<std::int64_t> windowed_layers = {};  // ascending; empty: all

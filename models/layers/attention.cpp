@@ -76,19 +76,6 @@ Index queries_beside_gate(LayerBuilder& layer, const ModelDims& dims, const Para
 
 }  // namespace
 
-Index weigh_by_gate(LayerBuilder& layer, const ModelDims& dims, Index attention) {
-  const Indices held = layer.held();
-  layer.hold(held);
-  const std::int64_t width = attention_width(dims);
-  const Index open = layer.activation("sigmoid_gate", width);
-  layer.elementwise("sigmoid_gate", Function::kSigmoid, {held.front()}, {open}, open);
-  const Index gated =
-      layer.elementwise("gated_attention", Function::kMultiply, {attention, open},
-                        {attention, open}, layer.activation("gated_attention", width));
-  layer.release({open, attention});
-  return gated;
-}
-
 Index weigh_by_sinks(LayerBuilder& layer, const ModelDims& dims, const ParameterNames& names,
                      Index attention) {
   // The sum of exponentials that attention divided by lacks the sink's: what is left of the weight
@@ -211,8 +198,8 @@ Index attend(LayerBuilder& layer, const ModelDims& dims, const ParameterNames& n
       layer.release({qkv});
     }
   } else {
-    q = dims.gated_attention ? queries_beside_gate(layer, dims, names, input)
-                             : project(names.q, "q", q_width);
+    q = dims.parts.gate_beside_queries ? queries_beside_gate(layer, dims, names, input)
+                                       : project(names.q, "q", q_width);
     k = project(names.k, "k", kv_width);
     v = dims.parts.keys_are_values ? k : project(names.v, "v", kv_width);
   }

@@ -68,9 +68,6 @@ Index convolve(LayerBuilder& layer, const std::string& name, Indices parameters,
 Index mix_by_convolution(LayerBuilder& layer, const ModelDims& dims, const ParameterNames& names,
                          Index input);
 
-// Attention's output by the gate that attend() holds (ModelDims::gated_attention).
-Index weigh_by_gate(LayerBuilder& layer, const ModelDims& dims, Index attention);
-
 // Linear attention by the gated delta rule, its projections included (delta_rule.cpp).
 Index mix_by_delta_rule(LayerBuilder& layer, const ModelDims& dims, const ParameterNames& names,
                         Index input);

@@ -146,7 +146,7 @@ Index weigh_by_gate(LayerBuilder& layer, const ModelDims& dims, Index attention,
   if (dims.parts.gate == OutputGate::kSigmoid) {
     weight = layer.activation("gate_sigmoid", width);
     layer.elementwise("gate_sigmoid", Function::kSigmoid, {gate}, {weight}, weight);
-    layer.release({gate});
+    if (!dims.parts.gate_beside_queries) layer.release({gate});
   } else {
     const Index wide = layer.activation("gate_fp32", width, ElementType::kFp32);
     layer.elementwise("gate_to_fp32", Function::kCast, {gate}, {}, wide);
@@ -171,9 +171,15 @@ Index weigh_by_gate(LayerBuilder& layer, const ModelDims& dims, Index attention,
 Index attend_and_project(LayerBuilder& layer, const ModelDims& dims, const ParameterNames& names,
                          Index input, Input use) {
   const bool gates = dims.parts.gate != OutputGate::kNone;
-  const Index gate = gates ? project_gate(layer, dims, names, input) : Index{0};
+  const bool is_beside = dims.parts.gate_beside_queries;
+  Index gate = gates && !is_beside ? project_gate(layer, dims, names, input) : Index{0};
   Index attention = attend(layer, dims, names, input);
   Indices held = layer.last().inputs;  // q, k, v
+  if (is_beside) {
+    const Indices locals = layer.held();
+    layer.hold(locals);
+    gate = locals.front();
+  }
   if (gates) attention = weigh_by_gate(layer, dims, attention, gate);
   if (dims.parts.attention_norm) {
     held.push_back(attention);
@@ -181,7 +187,6 @@ Index attend_and_project(LayerBuilder& layer, const ModelDims& dims, const Param
                            attention);
   }
   if (dims.sinks) attention = weigh_by_sinks(layer, dims, names, attention);
-  if (dims.gated_attention) attention = weigh_by_gate(layer, dims, attention);
   const Index projected = layer.linear({.name = names.o,
                                         .result = "attention_projection",
                                         .n = dims.hidden,

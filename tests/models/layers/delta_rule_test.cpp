@@ -73,7 +73,8 @@ TEST(DeltaRuleTest, AttentionIsGated) {
   const std::int64_t width = 256;
   const auto kept = [](const LayerSpec& layer) { return program(layer).saved_bytes().count(); };
   ModelDims plain = small("qwen3_5");
-  plain.gated_attention = false;
+  plain.parts.gate = OutputGate::kNone;
+  plain.parts.gate_beside_queries = false;
   Plan plan;
   plan.batch = {kSequence, kBatch, 1};
   const ModelSpec model = with_variants(build_model(plain), plan);
