@@ -9,6 +9,11 @@
 namespace foreshard {
 namespace {
 
+// Megatron-Core's stages are even where nothing is said.
+bool cuts_evenly(const Plan& plan) {
+  return plan.mesh.pp > 1 && plan.runtime.kind == RuntimeKind::kMegatron;
+}
+
 constexpr std::array kEmbeddingPlacements = {UnitPlacement::kOwn, UnitPlacement::kRoot,
                                              UnitPlacement::kWithHead};
 constexpr std::array kBlockPlacements = {UnitPlacement::kOwn, UnitPlacement::kRoot};
@@ -93,9 +98,9 @@ constexpr PlanKey kShapeKeys[] = {
     FORESHARD_WORD(pipeline.schedule, kUpTo<PipelineSchedule::kCustom>, .quiet = true),
     FORESHARD_COUNT(pipeline.stages_per_rank, 1, plan_limits::kLayersPerUnit, .quiet = true),
     FORESHARD_COUNT_AT("pipeline.first_stage_less_layers", pipeline.first_less, 0,
-                       plan_limits::kLayersPerUnit, .quiet = true),
+                       plan_limits::kLayersPerUnit, .quiet = true, .told = cuts_evenly),
     FORESHARD_COUNT_AT("pipeline.last_stage_less_layers", pipeline.last_less, 0,
-                       plan_limits::kLayersPerUnit, .quiet = true),
+                       plan_limits::kLayersPerUnit, .quiet = true, .told = cuts_evenly),
     FORESHARD_COUNT(pipeline.microbatches, 0, plan_limits::kAccumulation, .quiet = true),
     FORESHARD_KEY("pipeline.orders", kOrders, d.plan.pipeline.orders = read_orders(n),
                   Json(p.pipeline.orders), .quiet = true),
