@@ -197,6 +197,10 @@ std::string from_folder(const std::filesystem::path& file, const std::filesystem
 void complete(Job& job) {
   job.open = open_stacks(job.document, job.model, job.cluster);
   job.resolved = resolve(with_usual_stack(job.document, job.open), job.model, job.cluster);
+  // The only code that runs so is printed with the plan, which is the same when it is read again.
+  if (job.open.size() == 1 && job.open.front().name != "none") {
+    job.resolved.plan.stack = job.open.front().name;
+  }
   check(job.resolved, job.model, job.cluster);
   job.plain_model = job.model;
   job.model = with_variants(std::move(job.model), job.resolved.plan);
@@ -260,9 +264,7 @@ TranslatedJob translate_job(const Job& job, const std::string& runtime) {
 }
 
 std::string_view told_stack(const Job& job) {
-  if (job.open.empty()) return job.document.stack;
-  if (job.open.size() > 1 || job.open.front().name == "none") return "";
-  return job.open.front().name;
+  return job.open.size() > 1 ? std::string_view() : job.resolved.plan.stack;
 }
 
 CostModel cost_model(const Job& job) {
