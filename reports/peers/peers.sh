@@ -1,10 +1,10 @@
 #!/bin/bash
 # Times one plan in Foreshard and in those peers that pip can install, interleaved; prints medians.
-#   reports/peers.sh [ROUNDS=5]     after ./x build and ./x bench; PyTorch takes 5 GB of disk
+#   reports/peers/peers.sh [ROUNDS=5]     after ./x build and ./x bench; PyTorch takes 5 GB of disk
 # WORK (default /tmp/foreshard-peers) keeps the virtual environments; BENCH and FORESHARD name the binaries.
 # LARGE=1 adds PyTorch's tracker on GPT-3 175B (minutes).
 set -euo pipefail
-cd "$(dirname "$0")/.."
+cd "$(dirname "$0")/../.."
 rounds=${1:-5}
 work=${WORK:-/tmp/foreshard-peers}
 bench=${BENCH:-build/release/tests/foreshard_bench}
