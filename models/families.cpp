@@ -61,7 +61,7 @@ constexpr std::pair<std::string_view, bool BlockParts::*> kSwitchesOfParts[] = {
     {"mixture_norm", &BlockParts::mixture_norm},
     {"experts_beside", &BlockParts::experts_beside},
     {"value_norm", &BlockParts::value_norm},
-    {"output_scale", &BlockParts::output_scale},
+    {"layer_scale", &BlockParts::layer_scale},
     {"plain_head", &BlockParts::plain_head},
     {"transforms", &BlockParts::transforms},
     {"every_bias", &BlockParts::every_bias}};

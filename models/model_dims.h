@@ -155,7 +155,7 @@ struct BlockParts {
   bool mixture_norm = false;    // behind the experts (A.X-K1)
   bool experts_beside = false;  // ... stand beside a feed-forward layer, with norms of their own
   bool value_norm = false;      // of each head of v, without weights (Gemma 4)
-  bool output_scale = false;    // a block's output times a buffer's number (Gemma 4)
+  bool layer_scale = false;     // a block's output times a buffer's number (Gemma 4)
   bool plain_head = false;      // an encoder's head multiplies what its last norm makes (EuroBERT)
   bool causal = false;          // an encoder's attention (BertLMHeadModel with is_decoder)
   bool transforms = false;      // a product and a norm in front of the head, as encoders have

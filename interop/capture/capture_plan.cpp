@@ -367,12 +367,6 @@ std::vector<std::string> products_again(const Json& operations) {
   return made;
 }
 
-std::int64_t numel_of(const Json& parameter) {
-  std::int64_t numel = 1;
-  for (const Json& extent : parameter.at("shape")) numel *= extent.get<std::int64_t>();
-  return numel;
-}
-
 // Layers are one model's: what optimizers step is no more than that has.
 void check_alone(const CapturedModules& modules, const Json& optimizers) {
   std::int64_t trained = 0, stepped = 0;

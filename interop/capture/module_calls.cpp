@@ -163,10 +163,7 @@ class CallFolder {
     std::multiset<std::int64_t> weights;
     for (const Json& in : one.at("in")) {
       if (!in.is_string()) continue;
-      std::int64_t numel = 1;
-      for (const Json& extent : document_.at("parameters").at(in.get<std::string>()).at("shape"))
-        numel *= extent.get<std::int64_t>();
-      weights.insert(numel);
+      weights.insert(numel_of(document_.at("parameters").at(in.get<std::string>())));
     }
     for (std::size_t i = 0; i < one["backward"].size(); ++i) {
       Json& made = one["backward"][i];

@@ -161,6 +161,12 @@ class LayerFinder {
 
 bool is_differentiated(const Json& operation) { return operation.contains("node"); }
 
+std::int64_t numel_of(const Json& parameter) {
+  std::int64_t numel = 1;
+  for (const Json& extent : parameter.at("shape")) numel *= extent.get<std::int64_t>();
+  return numel;
+}
+
 std::string place_of(const Json& operation) {
   const Json& module = operation.at("module");
   const std::string name = module.is_string() ? module.get<std::string>() : "";

@@ -39,6 +39,8 @@ struct ModuleLayers {
 ModuleLayers find_module_layers(const CapturedModules& capture);
 
 bool is_differentiated(const Json& operation);
+// Elements of one of modules.json's parameters.
+std::int64_t numel_of(const Json& parameter);
 // "addmm in blocks.0.mlp", for messages.
 std::string place_of(const Json& operation);
 // "blocks" of "blocks.0"

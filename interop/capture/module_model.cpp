@@ -458,10 +458,7 @@ class ModuleWriter {
     std::multiset<std::int64_t> gradients;
     for (const Json& in : operation.at("in")) {
       if (in.is_string()) {
-        std::int64_t numel = 1;
-        for (const Json& extent : document_.at("parameters").at(in.get<std::string>()).at("shape"))
-          numel *= extent.get<std::int64_t>();
-        gradients.insert(numel);
+        gradients.insert(numel_of(document_.at("parameters").at(in.get<std::string>())));
         continue;
       }
       const auto name = layer.names.find(in.get<std::int64_t>());

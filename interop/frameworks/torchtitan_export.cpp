@@ -56,10 +56,11 @@ std::string recompute_lines(const Plan& plan) {
                      option);
 }
 
-std::int64_t local_batch(const Plan& plan) {
-  if (plan.mesh.pp == 1) return plan.batch.micro_batch;
+// Of a call of the pipeline's schedule.
+std::int64_t microbatches_of(const Plan& plan) {
+  if (plan.mesh.pp == 1) return 1;
   const std::int64_t each = plan.pipeline.microbatches;
-  return plan.batch.micro_batch * (each > 0 ? each : plan.batch.accumulation);
+  return each > 0 ? each : plan.batch.accumulation;
 }
 
 std::int64_t layers_of_stage(const ExportJob& job) {
@@ -100,7 +101,6 @@ std::string text_of(const ExportJob& job, const char* reshard) {
   const std::string model =
       flavor ? fmt::format("[model]\nname = \"{}\"\nflavor = \"{}\"\n", flavor->model, flavor->name)
              : "# model: none of TorchTitan's flavors; name yours\n";
-  const char* implementation = implementation_of(o);
   std::string text = fmt::format(
       R"({}
 [training]
@@ -128,7 +128,7 @@ expert_tensor_parallel_degree = {}
 [compile]
 enable = {}
 )",
-      model, local_batch(plan),
+      model, plan.batch.micro_batch * microbatches_of(plan),
       plan.batch.micro_batch * plan.batch.accumulation * plan.mesh.data_parallel(),
       plan.batch.sequence, number(o.clip_norm.value_or(1e9)), torch_name(plan.master_dtype),
       torch_name(plan.param_dtype), torch_name(plan.reduce_dtype), plan.offload == Offload::kCpu,
@@ -153,10 +153,9 @@ implementation = "{}"
 warmup_steps = {}
 )",
                       number(o.learning_rate), number(o.beta1), number(o.beta2), number(o.epsilon),
-                      number(o.weight_decay), implementation, o.warmup_steps);
+                      number(o.weight_decay), implementation_of(o), o.warmup_steps);
   if (plan.float8 != Float8::kNone && plan.float8 < Float8::kDelayed) {
-    const char* recipe = recipe_of(plan);
-    text += fmt::format("\n[float8]\nrecipe_name = \"{}\"\n", recipe);
+    text += fmt::format("\n[float8]\nrecipe_name = \"{}\"\n", recipe_of(plan));
     if (plan.float8_all_gather) {
       text +=
           "enable_fsdp_float8_all_gather = true\n"
@@ -181,7 +180,7 @@ Json parallelism_json(const ExportJob& job, const char* reshard) {
   if (plan.mesh.pp == 1) return json;
   const PipelineParallel& pipeline = plan.pipeline;
   json["pipeline_parallel_schedule"] = to_string(pipeline.schedule);
-  json["num_pp_microbatches"] = local_batch(plan) / plan.batch.micro_batch;
+  json["num_pp_microbatches"] = microbatches_of(plan);
   json["pipeline_parallel_first_stage_less_layers"] = pipeline.first_less;
   json["pipeline_parallel_last_stage_less_layers"] = pipeline.last_less;
   if (pipeline.stages_per_rank > 2) {

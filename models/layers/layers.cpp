@@ -403,9 +403,9 @@ LayerSpec decoder_block(const ModelDims& model, Stack stack, BlockKind kind) {
   down = layer.dropout("mlp_dropout", dims.dropout, down);
   Index output = layer.residual_add("mlp_residual", dims.hidden, middle, down);
   layer.release({down, middle});
-  if (dims.parts.output_scale) {
+  if (dims.parts.layer_scale) {
     const Index sum = std::exchange(output, layer.activation("scaled_output", dims.hidden));
-    layer.elementwise("output_scale", Function::kScale, {sum}, {}, output);
+    layer.elementwise("layer_scale", Function::kScale, {sum}, {}, output);
     layer.release({sum});
   }
   return layer.finish(output);
