@@ -8,6 +8,7 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <filesystem>
 #include <memory>
 #include <utility>
 
@@ -159,6 +160,11 @@ class Tree {
       if (!o->runtimes.empty()) {
         if (o->plans.empty() && o->with.empty()) return;
         throw CLI::ValidationError("--runtimes", "does not go together with --with or plan files");
+      }
+      for (const std::string& plan : o->plans) {
+        if (plan.find('=') == std::string::npos || std::filesystem::exists(plan)) continue;
+        throw CLI::ValidationError(fmt::format("no plan file '{}'", plan),
+                                   fmt::format("did you mean --with {0} or --set {0}?", plan));
       }
       if (o->plans.size() == 1) {
         throw CLI::ValidationError("one plan file is there", "expected two, or --with KEY=VALUE");

@@ -90,8 +90,9 @@ std::string unexpected(CLI::App& app, CLI::App* verb, const std::string& word) {
   }
   if (verb != nullptr) {
     const bool is_plan = word.ends_with(".yaml") || word.ends_with(".yml");
+    const char* flag = is_plan ? "--plan" : word.find('=') != std::string::npos ? "--set" : nullptr;
     return fmt::format("unexpected argument {}{}", quote(word),
-                       is_plan ? fmt::format("; did you mean --plan {}?", word) : "");
+                       flag ? fmt::format("; did you mean {} {}?", flag, word) : "");
   }
   if (word == "help") return "no verb 'help'; did you mean --help?";
   std::vector<std::string> known;

@@ -273,6 +273,20 @@ Signals read_measured(const std::vector<std::string>& assignments, const Plan& p
   return signals;
 }
 
+std::vector<std::string> rate_findings(const Diagnosis& diagnosis, const Plan& plan) {
+  const auto gpus = as_double(plan.mesh.world());
+  if (diagnosis.explained || !diagnosis.step_ratio || gpus < 4) return {};
+  // Nearer to the number of GPUs than to one.
+  const double times = std::abs(std::log(*diagnosis.step_ratio)) / std::log(gpus);
+  if (times < 0.5 || times > 1.5) return {};
+  const double as_other =
+      *diagnosis.step_ratio > 1 ? *diagnosis.step_ratio / gpus : *diagnosis.step_ratio * gpus;
+  return {
+      fmt::format("tokens/s counts those of all {} GPUs, tokens/s/gpu those of one: by the "
+                  "other the step would take {:.2f} times its forecast",
+                  plan.mesh.world(), as_other)};
+}
+
 std::vector<std::string> memory_findings(const Job& job, const CauseForecast& right,
                                          const MessageFacts& facts) {
   constexpr double kGiB = 1024.0 * 1024 * 1024;

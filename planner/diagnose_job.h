@@ -51,6 +51,10 @@ Signals read_measured(const std::vector<std::string>& assignments, const Plan& p
 // The logarithm's standard deviation of a step that is as forecast, from its 90 % interval.
 double step_log_sd(const Quantity& seconds);
 
+// A rate that was measured and that nothing explains may be of one GPU where all are meant, or the
+// other way round.
+std::vector<std::string> rate_findings(const Diagnosis& diagnosis, const Plan& plan);
+
 // Findings about the failed allocation beside what the plan's tensors are the size of.
 struct MessageFacts {
   double tried = 0, allocated = 0, unallocated = 0;  // bytes, 0: not said

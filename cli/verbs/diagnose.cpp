@@ -159,14 +159,19 @@ ExitCode run_diagnose(const DiagnoseOptions& options) {
   }
   Diagnosis diagnosis =
       diagnose(measured, forecasts, step_log_sd(report_of(job, right, costs).seconds));
+  const auto add = [&](const std::vector<std::string>& found) {
+    diagnosis.findings.insert(diagnosis.findings.end(), found.begin(), found.end());
+  };
+  const bool has_rate = std::ranges::any_of(
+      options.measured, [](const std::string& said) { return said.starts_with("tokens/s"); });
+  if (has_rate) add(rate_findings(diagnosis, plan));
   if (log && log->out_of_memory) {
     const OutOfMemory& memory = *log->out_of_memory;
-    diagnosis.findings = memory_findings(
+    add(memory_findings(
         job, forecasts.front(),
-        {memory.tried, memory.allocated.value_or(0), memory.reserved_unallocated.value_or(0)});
+        {memory.tried, memory.allocated.value_or(0), memory.reserved_unallocated.value_or(0)}));
   }
-  const std::vector<std::string> found = snapshot_findings(snapshots, right);
-  diagnosis.findings.insert(diagnosis.findings.end(), found.begin(), found.end());
+  add(snapshot_findings(snapshots, right));
   if (options.output.form == Form::kJson) {
     write_answer(document("foreshard.diagnosis/1", to_json(diagnosis)));
   } else {

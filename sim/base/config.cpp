@@ -279,7 +279,10 @@ std::string ConfigNode::as_string() const {
 std::int64_t ConfigNode::as_int(std::int64_t min, std::int64_t max) const {
   const std::string expected = expected_integer(min, max);
   const std::string_view text = unquoted_text(*this, *data_, expected);
-  const std::optional<Decimal> decimal = parse_decimal(text);
+  // YAML 1.1, which PyYAML reads, has underscores between digits.
+  std::string digits(text);
+  if (!digits.starts_with('_') && !digits.ends_with('_')) std::erase(digits, '_');
+  const std::optional<Decimal> decimal = parse_decimal(digits);
   if (!decimal) throw error(quote(text) + " is not an integer", expected);
   const std::int64_t value = to_integer(*this, *decimal, expected);
   if (value < min || value > max) throw error(std::string(text) + " is out of range", expected);

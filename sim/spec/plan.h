@@ -628,6 +628,7 @@ struct Plan {
   MegatronOptions megatron;
   std::int64_t seed = 1;  // of the initial parameters and the order of the data
   HostKind host = HostKind::kFeedsDevice;
+  bool has_flash = true;  // scaled_dot_product_attention may pick it on the cluster's GPUs
 
   DType compute_dtype() const { return autocast.value_or(param_dtype); }
   bool operator==(const Plan&) const = default;

@@ -10,6 +10,7 @@
 
 #include "sim/spec/checks/plan_check.h"
 #include "sim/spec/fsdp2_version.h"
+#include "sim/spec/gpu_generation.h"
 #include "sim/spec/plan_config.h"
 #include "sim/spec/plan_keys.h"
 #include "sim/spec/preset.h"
@@ -27,15 +28,20 @@ Location location_of(const GivenKeys& given, std::string_view key) {
 
 using Reasons = std::map<std::string_view, std::string>;
 
-// CPU ranks compute in fp32, and their engine sums in micro-batch order.
+// CPU ranks compute in fp32, and their engine sums in micro-batch order. The engine has no fp16.
 void resolve_dtypes(const PlanDocument& document, const Cluster& cluster, Plan& plan,
                     Reasons& reasons) {
+  const bool is_native = plan.runtime.kind == RuntimeKind::kNative;
+  if (generation_of(cluster.gpu).is_before_ampere() && !is_native && !document.has("dtype.param")) {
+    plan.param_dtype = DType::kFp16;
+    reasons["dtype.param"] = fmt::format("{} has no bf16", cluster.gpu.name);
+  }
   if (!cluster.host_computes) return;
   if (!document.has("dtype.param")) {
     plan.param_dtype = DType::kFp32;
     reasons["dtype.param"] = "CPU ranks";
   }
-  if (plan.runtime.kind == RuntimeKind::kNative && !document.has("reduction_order")) {
+  if (is_native && !document.has("reduction_order")) {
     plan.reduction_order = ReductionOrder::kMicrobatch;
     reasons["reduction_order"] = "the engine on CPU ranks";
   }
@@ -298,6 +304,7 @@ ResolvedPlan resolve(const PlanDocument& written, const ModelSpec& model, const 
   }
   if (!document.has("batch.accumulation")) plan.batch.accumulation = 1;
   plan.host = cluster.host_computes ? HostKind::kComputes : HostKind::kFeedsDevice;
+  plan.has_flash = !generation_of(cluster.gpu).is_before_ampere();
   resolve_dtypes(document, cluster, plan, reasons);
   resolve_mesh(document, cluster, plan, reasons);
   resolve_batch(document, model, plan, reasons);

@@ -33,6 +33,11 @@ TEST(BadInput, Usage) {
   expect_refused("predict --model gpt2", 2, {"no cluster", "--cluster 64xh100"});
   expect_refused("predict --modle gpt2", 2, {"unknown option '--modle'", "did you mean --model?"});
   expect_refused("predict plan.yaml", 2, {"unexpected argument 'plan.yaml'", "--plan plan.yaml"});
+  expect_refused(kJob + "--set mesh.shard=8 recompute=full", 2,
+                 {"unexpected argument 'recompute=full'", "--set recompute=full"});
+  expect_refused(
+      kJob.substr(kJob.find(' ')).insert(0, "compare") + "--with mesh.shard=8 loss=fused", 2,
+      {"no plan file 'loss=fused'", "--with loss=fused"});
   expect_refused("predict --model", 2, {"--model"});
   expect_refused(kJob + "--color sometimes", 2, {"--color", "'sometimes'", "auto, always, never"});
   expect_refused("schema plam", 2, {"'plam'", "did you mean plan?"});

@@ -124,6 +124,21 @@ TEST(DiagnoseJob, WhatNoCauseMakesIsNotExplained) {
   EXPECT_FALSE(found.explained);
 }
 
+TEST(DiagnoseJob, ARateOfOneGpuIsNotThatOfAll) {
+  const Plan plan = job_of("llama-3.1-8b", "16xh100", "").resolved.plan;
+  Diagnosis diagnosis;
+  diagnosis.step_ratio = 20;  // 1.25 times, had it been of one of the 16
+  ASSERT_EQ(rate_findings(diagnosis, plan).size(), 1U);
+  EXPECT_NE(rate_findings(diagnosis, plan)[0].find("1.25 times"), std::string::npos);
+  diagnosis.step_ratio = 0.05;
+  EXPECT_NE(rate_findings(diagnosis, plan)[0].find("0.80 times"), std::string::npos);
+  diagnosis.step_ratio = 2;
+  EXPECT_TRUE(rate_findings(diagnosis, plan).empty());
+  diagnosis.step_ratio = 20;
+  diagnosis.explained = true;
+  EXPECT_TRUE(rate_findings(diagnosis, plan).empty());
+}
+
 TEST(DiagnoseJob, MeasuredFiguresNeedTheirUnits) {
   const Plan plan = job_of("llama-3.1-8b", "16xh100", "").resolved.plan;
   const Signals signals = read_measured({"tokens/s/gpu=4096", "memory=61GiB"}, plan);

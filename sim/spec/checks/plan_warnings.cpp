@@ -10,6 +10,7 @@
 #include "sim/spec/checks/plan_check.h"
 #include "sim/spec/checks/plan_runtime_check.h"
 #include "sim/spec/fsdp2_version.h"
+#include "sim/spec/gpu_generation.h"
 #include "sim/spec/network/cluster_layout.h"
 
 namespace foreshard {
@@ -114,6 +115,12 @@ std::vector<std::string> warnings(const Plan& plan, const ModelSpec& model,
   if (plan.accumulation == AccumulationMode::kKeepUnsharded && plan.batch.accumulation == 1) {
     texts.emplace_back(
         "accumulation.mode keep_unsharded has no effect while batch.accumulation is 1");
+  }
+  if (plan.compute_dtype() == DType::kBf16 && generation_of(cluster.gpu).is_before_ampere()) {
+    texts.push_back(fmt::format(
+        "{} has no bf16: PyTorch emulates it far slower than the fp16 that is forecast; "
+        "dtype.param fp16 is what it has",
+        cluster.gpu.name));
   }
   if (plan.param_dtype == DType::kFp16) {
     texts.emplace_back("dtype.param fp16 needs loss scaling, which is not modelled");

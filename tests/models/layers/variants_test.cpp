@@ -155,6 +155,21 @@ TEST(Variants, SelectiveRecomputeUnderCompileKeepsOnlyWhatBackwardNeeds) {
   EXPECT_EQ(saved(plan_with(Compile::kBlocks), Recompute::kSelective), kept - kWide);
 }
 
+// What scaled_dot_product_attention picks on a V100 (a capture there has it): its math for bf16
+// and, as these are, for groups of heads, which the memory-efficient kernel does not take.
+TEST(Variants, GpusWithoutFlashAttentionFallBack) {
+  for (const DType dtype : {DType::kBf16, DType::kFp16}) {
+    Plan plan = plan_with(Compile::kNone);
+    plan.param_dtype = dtype;
+    const std::int64_t flash = saved(plan, Recompute::kNone);
+    plan.has_flash = false;
+    const std::int64_t fallen = saved(plan, Recompute::kNone);
+    plan.attention = AttentionKernel::kMath;
+    EXPECT_EQ(fallen, saved(plan, Recompute::kNone));
+    EXPECT_GT(fallen, flash);
+  }
+}
+
 // Every product but down, which backward does not read, and attention stay: q, k, v, attention and
 // its logsumexp, output, gate, up. What runs again is bound by memory.
 TEST(Variants, DotsKeepEveryProductThatBackwardNeeds) {

@@ -102,6 +102,26 @@ TEST(PlanResolve, CompletesTheMesh) {
             "expected a divisor of 4, for example 4");
 }
 
+// A V100 has no bf16 and no FlashAttention; the engine has no fp16.
+TEST(PlanResolve, GpusBeforeAmpereComputeInFp16) {
+  const auto on = [](const char* architecture, std::string_view yaml) {
+    Cluster cluster = cluster_of_gpus(64);
+    cluster.gpu.architecture = architecture;
+    return resolve(document_of(yaml), small_model(), cluster);
+  };
+  const ResolvedPlan volta = on("volta", "model: m");
+  EXPECT_EQ(volta.plan.param_dtype, DType::kFp16);
+  EXPECT_FALSE(volta.plan.has_flash);
+  ASSERT_NE(assumed(volta, "dtype.param"), nullptr);
+  EXPECT_TRUE(assumed(volta, "dtype.param")->why.ends_with("has no bf16"));
+  EXPECT_EQ(on("turing", "dtype: {param: bf16}").plan.param_dtype, DType::kBf16);
+  EXPECT_EQ(on("turing", "runtime: native").plan.param_dtype, DType::kBf16);
+  for (const char* later : {"ampere", "hopper", "cdna2", ""}) {
+    EXPECT_EQ(on(later, "model: m").plan.param_dtype, DType::kBf16) << later;
+    EXPECT_TRUE(on(later, "model: m").plan.has_flash) << later;
+  }
+}
+
 // torchtitan's fsdp.py: reshard_after_forward is False with stages, whatever else is changed for
 // them (the head is with its norm).
 TEST(PlanResolve, KeepsStagesUnsharded) {
