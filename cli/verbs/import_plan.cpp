@@ -1,7 +1,10 @@
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <filesystem>
 #include <nlohmann/json.hpp>
 
+#include "calibration/machines.h"
 #include "cli/output.h"
 #include "cli/verbs/verbs.h"
 #include "interop/frameworks/frameworks.h"
@@ -29,7 +32,8 @@ Kind kind_of(const std::string& path) {
   const std::size_t first = text.find_first_not_of(" \t\r\n\xEF\xBB\xBF");
   if (first != std::string::npos && text[first] == '{') return Kind::kJson;
   for (const char* key :
-       {"distributed_type:", "compute_environment:", "tensor_model_parallel_size:"}) {
+       {"distributed_type:", "compute_environment:", "tensor_model_parallel_size:",
+        "per_device_train_batch_size:", "finetuning_type:", "model_name_or_path:", "base_model:"}) {
     if (text.find(key) != std::string::npos) return Kind::kYaml;
   }
   return Kind::kNone;
@@ -39,8 +43,8 @@ bool is_hf_config(const ConfigNode& root) {
   return root.is_mapping() && (root.has("model_type") || root.has("architectures"));
 }
 
-// Settings of a trainer as JSON.
-ForeignPlan read_json_plan(const ConfigNode& root) {
+// Settings of a runtime, or of a trainer with them.
+ForeignPlan read_settings(const ConfigNode& root) {
   if (looks_like_torchtitan(root)) return read_torchtitan(root);
   if (looks_like_accelerate(root)) return read_accelerate(root);
   if (looks_like_megatron(root)) return read_megatron(root);
@@ -49,7 +53,8 @@ ForeignPlan read_json_plan(const ConfigNode& root) {
     if (root.is_mapping() && root.has(key)) return read_deepspeed(root);
   }
   throw root.error("is of no known form",
-                   "Hugging Face's config.json, DeepSpeed's or TorchTitan's settings");
+                   "Hugging Face's config.json, settings of DeepSpeed, Accelerate, TorchTitan, "
+                   "Megatron-Bridge or transformers' Trainer");
 }
 
 // The keys of config.json with their lines.
@@ -80,43 +85,91 @@ struct Import {
   std::optional<std::string> weights;
 };
 
+// DeepSpeed's file that a trainer's settings name, as their path has it from their folder or one
+// above it.
+ForeignPlan named_deepspeed(const std::string& named, const std::string& settings) {
+  namespace fs = std::filesystem;
+  for (fs::path folder = fs::absolute(settings).parent_path();; folder = folder.parent_path()) {
+    const fs::path file = folder / named;
+    std::error_code ignored;
+    if (fs::is_regular_file(file, ignored)) {
+      const ConfigNode root = parse_json(read_text_file(file, kMaxJsonBytes), file.string());
+      return read_deepspeed(root);
+    }
+    if (folder == folder.root_path()) break;
+  }
+  throw ConfigError({settings, 0, 0, "deepspeed"}, fmt::format("there is no {}", named),
+                    "DeepSpeed's file named beside the settings: foreshard import SETTINGS FILE");
+}
+
+// Accelerate's file counts the processes of where it was written.
+void follow_cluster(std::int64_t gpus, ForeignPlan& plan) {
+  const std::string shard = plan.value("mesh.shard"), replicate = plan.value("mesh.replicate");
+  const auto entry = std::ranges::find_if(plan.ledger, [](const ImportEntry& each) {
+    return each.what.starts_with("num_processes") && each.mapping == Mapping::kMapped;
+  });
+  if (entry == plan.ledger.end() ||
+      std::stoll(shard) * (replicate.empty() ? 1 : std::stoll(replicate)) == gpus) {
+    return;
+  }
+  entry->mapping = Mapping::kIgnored;
+  entry->why = fmt::format("the cluster has {}", gpus);
+  std::erase_if(plan.keys, [](const auto& key) { return key.first.starts_with("mesh."); });
+}
+
 Import read_all(const ImportOptions& options) {
   Import import;
   import.model = options.model;
+  std::optional<ConfigNode> trainer;  // what may have a runtime's settings beside it
+  const auto take_name = [](std::string& file, const std::string& path) {
+    if (!file.empty()) {
+      throw Error(ExitCode::kUsage,
+                  fmt::format("{} and {} are both a trainer's settings", file, path));
+    }
+    file = path;
+  };
+  std::string trainer_file;
+  std::optional<ForeignPlan> plan;
   for (const std::string& path : options.files) {
     const Kind kind = kind_of(path);
     if (kind == Kind::kWeights) {
       import.weights = path;
       continue;
     }
-    std::optional<ForeignPlan> plan;
-    if (kind == Kind::kToml) {
-      plan = read_torchtitan(read_toml_file(path));
-    } else if (kind == Kind::kYaml) {
-      const ConfigNode root = read_yaml_file(path);
-      plan = looks_like_megatron(root) ? read_megatron(root) : read_accelerate(root);
-    } else if (kind == Kind::kJson) {
-      const ConfigNode root = parse_json(read_text_file(path, kMaxJsonBytes), path);
-      if (is_hf_config(root)) {
-        add_model(root, path, import.plan);
-        if (import.model.empty()) import.model = path;
-        continue;
-      }
-      plan = read_json_plan(root);
-    } else {
+    if (kind == Kind::kNone) {
       throw Error(ExitCode::kUsage,
                   fmt::format("{} describes a machine, other files a training job: import them in "
                               "two calls",
                               path));
     }
-    if (!import.settings.empty()) {
-      throw Error(ExitCode::kUsage,
-                  fmt::format("{} and {} are both a trainer's settings", import.settings, path));
+    if (kind == Kind::kToml) {
+      take_name(import.settings, path);
+      plan = read_torchtitan(read_toml_file(path));
+      continue;
     }
-    import.settings = path;
-    plan->ledger.insert(plan->ledger.end(), import.plan.ledger.begin(), import.plan.ledger.end());
-    import.plan = std::move(*plan);
+    const ConfigNode root = kind == Kind::kYaml
+                                ? read_yaml_file(path)
+                                : parse_json(read_text_file(path, kMaxJsonBytes), path);
+    if (looks_like_trainer(root)) {
+      take_name(trainer_file, path);
+      trainer = root;
+    } else if (is_hf_config(root)) {
+      add_model(root, path, import.plan);
+      if (import.model.empty()) import.model = path;
+    } else {
+      take_name(import.settings, path);
+      plan = read_settings(root);
+    }
   }
+  if (trainer) {
+    const std::string named = deepspeed_file_of(*trainer);
+    if (!plan && !named.empty()) plan = named_deepspeed(named, trainer_file);
+    plan = read_trainer(*trainer, plan ? &*plan : nullptr);
+  }
+  if (!plan) return import;
+  if (!options.cluster.empty()) follow_cluster(load_cluster(options.cluster).gpus, *plan);
+  plan->ledger.insert(plan->ledger.end(), import.plan.ledger.begin(), import.plan.ledger.end());
+  import.plan = std::move(*plan);
   return import;
 }
 
@@ -131,7 +184,10 @@ ExitCode import_training_files(const ImportOptions& options) {
   Import import = read_all(options);
   ForeignPlan& plan = import.plan;
   std::vector<std::pair<std::string, std::string>> beside;
-  if (!plan.has("model") && !import.model.empty()) beside.emplace_back("model", import.model);
+  if (!import.model.empty()) {
+    std::erase_if(plan.keys, [](const auto& key) { return key.first == "model"; });
+    beside.emplace_back("model", import.model);
+  }
   if (!options.cluster.empty()) beside.emplace_back("cluster", options.cluster);
   for (const auto& [key, given] : {std::pair("model", !import.model.empty() || plan.has("model")),
                                    std::pair("cluster", !options.cluster.empty())}) {
@@ -150,6 +206,13 @@ ExitCode import_training_files(const ImportOptions& options) {
     }
     const ImportLedger found = check_stored(read_safetensors(*import.weights), named_model(name));
     plan.ledger.insert(plan.ledger.end(), found.begin(), found.end());
+  }
+  const std::string model = import.model.empty() ? plan.value("model") : import.model;
+  if (plan.value("runtime").starts_with("zero") && !model.empty()) {
+    try {
+      fill_buckets(named_model(model).hidden, plan);
+    } catch (const Error&) {  // of no known name: --model will say
+    }
   }
   document_of(PlanDocument{}, plan);  // throws for a value that is none of the key's
   const std::string text = plan_text(plan, beside);

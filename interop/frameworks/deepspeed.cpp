@@ -20,11 +20,13 @@ bool is_on(ForeignReader& reader, const char* path) {
 
 void read_half_precision(ForeignReader& reader) {
   const bool bf16 = is_on(reader, "bf16.enabled"), fp16 = is_on(reader, "fp16.enabled");
+  const bool is_open =
+      !bf16 && !fp16 && (reader.is_auto("bf16.enabled") || reader.is_auto("fp16.enabled"));
   std::string compute = "fp32";
   if (bf16 || fp16) {
     compute = bf16 ? "bf16" : "fp16";
     reader.map(bf16 ? "bf16.enabled" : "fp16.enabled", "dtype.param", compute);
-  } else {
+  } else if (!is_open) {
     reader.assume("dtype.param", compute, "neither bf16 nor fp16 is enabled");
   }
   if (!reader.choice("communication_data_type", "dtype.reduce",
@@ -33,7 +35,8 @@ void read_half_precision(ForeignReader& reader) {
                       {"bfp16", "bf16"},
                       {"float32", "fp32"},
                       {"float16", "fp16"},
-                      {"bf16", "bf16"}})) {
+                      {"bf16", "bf16"}}) &&
+      !is_open) {
     reader.assume("dtype.reduce", compute, "no communication_data_type: that of the gradients");
   }
 }
@@ -93,7 +96,7 @@ ForeignPlan read_deepspeed(const ConfigNode& root) {
   read_batch_sizes(reader);
   read_half_precision(reader);
   // In DeepSpeed 0 switches clipping off, and is the default.
-  if (!reader.clipping("gradient_clipping")) {
+  if (!reader.clipping("gradient_clipping") && !reader.is_auto("gradient_clipping")) {
     reader.assume("optimizer.clip_norm", "none", "no gradient_clipping");
   }
   if (number > 0) {
@@ -123,6 +126,26 @@ ForeignPlan read_deepspeed(const ConfigNode& root) {
   reader.take("missing");
   reader.finish();
   return plan;
+}
+
+// transformers 5.17, integrations/deepspeed.py, trainer_config_finalize; Accelerate does the same.
+void fill_buckets(std::int64_t hidden, ForeignPlan& plan) {
+  const auto square = as_double(hidden) * as_double(hidden);
+  const std::pair<const char*, double> kBySize[] = {
+      {"reduce_bucket_size", square},
+      {"stage3_prefetch_bucket_size", 0.9 * square},
+      {"stage3_param_persistence_threshold", 10 * as_double(hidden)}};
+  for (const auto& [name, elements] : kBySize) {
+    const auto entry = std::ranges::find_if(plan.ledger, [&, name = name](const ImportEntry& each) {
+      return each.what == in_zero(name) + ": auto";
+    });
+    const bool is_stage3 = std::string_view(name).starts_with("stage3_");
+    if (entry == plan.ledger.end() || (is_stage3 && plan.value("runtime") != "zero3")) continue;
+    const std::string value = fmt::format("{}", static_cast<std::int64_t>(elements));
+    plan.set(fmt::format("zero.{}", name), value);
+    entry->to = fmt::format("zero.{}: {}", name, value);
+    entry->why = fmt::format("\"auto\": of a hidden size of {}", hidden);
+  }
 }
 
 Exported export_deepspeed(const ExportJob& job) {

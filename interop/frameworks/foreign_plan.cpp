@@ -10,6 +10,7 @@
 
 #include "sim/base/embedded.h"
 #include "sim/base/error.h"
+#include "sim/base/letters.h"
 #include "sim/base/parse.h"
 #include "sim/base/spelling.h"
 #include "sim/spec/plan_keys.h"
@@ -34,6 +35,23 @@ std::string ForeignPlan::value(std::string_view key) const {
 
 bool ForeignPlan::has(std::string_view key) const {
   return std::ranges::any_of(keys, [&](const auto& k) { return k.first == key; });
+}
+
+void ForeignPlan::set(std::string_view key, const std::string& value) {
+  const auto known = std::ranges::find_if(keys, [&](const auto& k) { return k.first == key; });
+  if (known == keys.end()) {
+    keys.emplace_back(key, value);
+  } else {
+    known->second = value;
+  }
+}
+
+bool flag_of(const ConfigNode& node) {
+  const std::string text = lower(std::string(node.text()));
+  if (node.is_quoted() || text == "true" || text == "yes" || text == "on") {
+    return !node.is_quoted() || node.as_bool();
+  }
+  return text == "false" || text == "no" || text == "off" ? false : node.as_bool();
 }
 
 std::string shown(const ConfigNode& node) {
@@ -69,11 +87,16 @@ const ConfigNode* ForeignReader::find(std::string_view path, std::string_view ot
   asked_.emplace_back(path);
   const ConfigNode* node = at(path);
   if (node == nullptr || node->is_null()) return nullptr;
-  if (node->is_scalar() && node->text() == "auto") {
+  if (is_auto(path)) {
     note(Mapping::kDefaulted, path, std::string(otherwise), "\"auto\": the trainer fills it in");
     return nullptr;
   }
   return node;
+}
+
+bool ForeignReader::is_auto(std::string_view path) {
+  const ConfigNode* node = at(path);
+  return node != nullptr && node->is_scalar() && node->text() == "auto";
 }
 
 void ForeignReader::note(Mapping mapping, std::string_view path, const std::string& to,
@@ -90,13 +113,17 @@ void ForeignReader::note(Mapping mapping, std::string_view path, const std::stri
 
 void ForeignReader::map(std::string_view path, std::string_view key, const std::string& value) {
   note(Mapping::kMapped, path, fmt::format("{}: {}", key, value), "");
-  plan_.keys.emplace_back(key, value);
+  plan_.set(key, value);
+  if (const auto known = plan_.assumed.find(key); known != plan_.assumed.end()) {
+    plan_.assumed.erase(known);
+  }
 }
 
 void ForeignReader::assume(std::string_view key, const std::string& value, const std::string& why) {
   plan_.ledger.push_back(
       {Mapping::kDefaulted, fmt::format("{}: {}", key, value), "", why, root_.location().file, 0});
-  plan_.keys.emplace_back(key, value);
+  plan_.set(key, value);
+  plan_.assumed.emplace(key);
 }
 
 void ForeignReader::ignore(std::string_view path, const std::string& why) {
@@ -118,7 +145,7 @@ bool ForeignReader::integer(std::string_view path, std::string_view key, std::in
 bool ForeignReader::flag(std::string_view path, std::string_view key, const char* yes,
                          const char* no) {
   const ConfigNode* node = find(path);
-  if (node != nullptr) map(path, key, node->as_bool() ? yes : no);
+  if (node != nullptr) map(path, key, flag_of(*node) ? yes : no);
   return node != nullptr;
 }
 
@@ -164,9 +191,9 @@ void ForeignReader::take_row(const std::string& path, const ConfigNode& row) {
   if (const ConfigNode* why = row.find("unsupported")) return unsupported(path, why->as_string());
   const ConfigNode* node = find(path);
   if (node == nullptr) return;
-  const std::string key = row.at("key").as_string();
   const ConfigNode* words = row.find("words");
   if (words == nullptr) {
+    const std::string key = row.at("key").as_string();
     const ConfigNode* above = row.find("above");
     if (above != nullptr && node->as_int(1) <= above->as_int()) return;
     integer(path, key, above != nullptr ? 1 : row.at("least").as_int());
@@ -174,12 +201,18 @@ void ForeignReader::take_row(const std::string& path, const ConfigNode& row) {
   }
   const std::vector<std::string> names = words->keys();
   const std::vector<std::string_view> theirs(names.begin(), names.end());
+  const bool is_known = std::ranges::find(theirs, node->text()) != theirs.end() ||
+                        std::ranges::find(theirs, lower(std::string(node->text()))) != theirs.end();
+  if (const ConfigNode* others = row.find("others"); others != nullptr && !is_known) {
+    return unsupported(path, others->as_string());
+  }
   const std::size_t which = names.front() == "true"
-                                ? (node->as_bool() ? 0 : 1)
+                                ? (flag_of(*node) ? 0 : 1)
                                 : node->as_choice(std::span<const std::string_view>(theirs));
   const ConfigNode& ours = words->items()[which].value;
-  ours.is_scalar() ? map(path, key, ours.as_string())
-                   : ignore(path, ours.at("ignored").as_string());
+  if (ours.is_scalar()) return map(path, row.at("key").as_string(), ours.as_string());
+  if (const ConfigNode* why = ours.find("ignored")) return ignore(path, why->as_string());
+  for (const ConfigItem& each : ours.items()) map(path, each.key, each.value.as_string());
 }
 
 void ForeignReader::finish() {
@@ -221,6 +254,39 @@ void ForeignReader::finish() {
         }
       };
   if (root_.is_mapping()) walk(root_, "");
+}
+
+ForeignPlan joined(ForeignPlan first, ForeignPlan second) {
+  for (auto& [key, value] : second.keys) {
+    const auto said =
+        std::ranges::find(first.keys, key, &std::pair<std::string, std::string>::first);
+    const bool is_assumed = second.assumed.contains(key);
+    if (said == first.keys.end()) {
+      if (is_assumed) first.assumed.insert(key);
+      first.keys.emplace_back(key, std::move(value));
+      continue;
+    }
+    if (said->second == value || is_assumed) continue;
+    if (first.assumed.erase(key) > 0) {
+      said->second = std::move(value);
+      continue;
+    }
+    const auto entry = std::ranges::find_if(second.ledger, [&, name = key](const auto& each) {
+      return each.to.starts_with(name + ": ");
+    });
+    if (entry == second.ledger.end()) continue;
+    entry->mapping = Mapping::kIgnored;
+    entry->why = fmt::format("{}'s settings say {}", first.format, said->second);
+  }
+  first.ledger.insert(first.ledger.end(), second.ledger.begin(), second.ledger.end());
+  std::erase_if(first.ledger, [&](const ImportEntry& each) {  // assumed, and said by the other
+    return each.mapping == Mapping::kDefaulted &&
+           std::ranges::any_of(first.keys, [&](const auto& key) {
+             return each.what.starts_with(key.first + ": ") &&
+                    each.what != fmt::format("{}: {}", key.first, key.second);
+           });
+  });
+  return first;
 }
 
 std::string plan_text(const ForeignPlan& plan,

@@ -28,11 +28,13 @@ struct ForeignPlan {
   // Dotted keys of a plan with their values as YAML on one line, in the order of the file's
   // reading.
   std::vector<std::pair<std::string, std::string>> keys;
+  std::set<std::string, std::less<>> assumed;  // of them, those that no line of the file says
   ImportLedger ledger;
 
   // "" where it says nothing of the key.
   std::string value(std::string_view key) const;
   bool has(std::string_view key) const;
+  void set(std::string_view key, const std::string& value);
 };
 
 // What settings.yaml says of a trainer, by section.
@@ -49,6 +51,9 @@ class ForeignReader {
 
   // nullptr where absent, null or "auto" (which the ledger notes once as `otherwise`).
   const ConfigNode* find(std::string_view path, std::string_view otherwise = "");
+
+  // Whether it is "auto", which somebody else fills in.
+  bool is_auto(std::string_view path);
 
   // The file's value, which is now `key: value` of the plan.
   void map(std::string_view path, std::string_view key, const std::string& value);
@@ -84,8 +89,14 @@ class ForeignReader {
   std::set<std::string> told_;      // of them, those with an entry
 };
 
+// true or false as PyYAML reads it: yes, on and capitals, too.
+bool flag_of(const ConfigNode& node);
+
 // A whole true, false or number as text; "auto" is none.
 std::string shown(const ConfigNode& node);
+
+// What two files of one job say: `first` where both say a key, which `second`'s ledger tells.
+ForeignPlan joined(ForeignPlan first, ForeignPlan second);
 
 // As a plan file: nested keys on a line each group. `beside`: keys that the file lacks ("model",
 // "cluster") with their values.

@@ -27,6 +27,9 @@ Exported export_accelerate(const ExportJob& job);
 // Throws ConfigError.
 ForeignPlan read_deepspeed(const ConfigNode& root);
 
+// Sizes that are "auto" of a model whose blocks are so wide, as transformers fills them in.
+void fill_buckets(std::int64_t hidden, ForeignPlan& plan);
+
 // Precondition: runtime zero1, zero2 or zero3 (translate() makes one of the others).
 Exported export_deepspeed(const ExportJob& job);
 
@@ -40,6 +43,18 @@ bool looks_like_megatron(const ConfigNode& root);
 
 // A plan of runtime megatron. Throws ConfigError.
 ForeignPlan read_megatron(const ConfigNode& root);
+
+// Settings of transformers' Trainer (TrainingArguments) as YAML or JSON: TRL's --config,
+// LLaMA-Factory's and Axolotl's files (sources: settings.yaml).
+
+bool looks_like_trainer(const ConfigNode& root);
+
+// The file with DeepSpeed's settings that it names; "": none.
+std::string deepspeed_file_of(const ConfigNode& root);
+
+// `sharding`: what DeepSpeed's or Accelerate's file beside it says, nullptr: there is none, so that
+// the settings' own deepspeed, fsdp and fsdp_config stand. Throws ConfigError.
+ForeignPlan read_trainer(const ConfigNode& root, const ForeignPlan* sharding);
 
 // TorchTitan's job configuration: TOML (until 2026), and the JSON that debug.save_config_file or
 // --job.save_config_file writes, whose keys are the same but for a few that were renamed.
