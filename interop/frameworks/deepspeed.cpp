@@ -118,6 +118,11 @@ ForeignPlan read_deepspeed(const ConfigNode& root) {
                  dtype->as_string() == "fp32" ? "true" : "false");
     }
   }
+  if (number == 0) {
+    for (const std::string& path : settings_of("deepspeed").at("zero").keys()) {
+      reader.ignore(path, "stage 0 partitions nothing");
+    }
+  }
   if (const ConfigNode* group = reader.find(in_zero("mics_shard_size"));
       group != nullptr && number == 3 && group->as_int(-1) > 0) {
     reader.map(in_zero("mics_shard_size"), "mesh.shard", fmt::format("{}", group->as_int()));

@@ -47,6 +47,7 @@ class TrainerReader {
     read_missing();
     read_checkpoints();
     read_adapters();
+    read_stored();
     read_batch();
     read_loss();
     reader_.finish();
@@ -79,7 +80,6 @@ class TrainerReader {
     return dialect_ == Dialect::kTrl && !is_told ? "bf16" : "";
   }
 
-  // Under DDP parameters stay as they were loaded; the others train in fp32.
   void read_dtypes() {
     const std::string compute = dtype();
     const bool by_sharding = sharding_ != nullptr && sharding_->has("dtype.param") &&
@@ -91,12 +91,19 @@ class TrainerReader {
     } else if (!by_sharding) {
       reader_.assume("dtype.param", "fp32", "neither bf16 nor fp16");
     }
-    if (runtime() != "ddp") return;
-    if (is_on("pure_bf16")) {
+  }
+
+  // Under DDP parameters stay as they were loaded, but for adapters, which PEFT makes in fp32; the
+  // others train in fp32.
+  void read_stored() {
+    const bool pure = is_on("pure_bf16");
+    const ConfigNode* loaded = find_first({"dtype", "torch_dtype"});
+    if (runtime() != "ddp" || plan_.has("lora.rank")) return;
+    if (pure) {
       reader_.map("pure_bf16", "dtype.master", "bf16");
-    } else if (dialect_ == Dialect::kAxolotl && compute == "bf16") {
+    } else if (dialect_ == Dialect::kAxolotl && plan_.value("dtype.param") == "bf16") {
       reader_.assume("dtype.master", "bf16", "Axolotl loads the model in bf16");
-    } else if (const ConfigNode* loaded = find_first({"dtype", "torch_dtype"})) {
+    } else if (loaded != nullptr) {
       const std::string word = loaded->as_string();
       const char* path = root_.has("dtype") ? "dtype" : "torch_dtype";
       if (word == "bfloat16") reader_.map(path, "dtype.master", "bf16");

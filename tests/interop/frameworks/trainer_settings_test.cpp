@@ -82,6 +82,13 @@ TEST(TrainerSettings, WhatDeepSpeedLeavesToTheTrainerIsTheTrainers) {
   document_of(PlanDocument{}, plan);
 }
 
+TEST(TrainerSettings, StageZeroHasNoPartitions) {
+  const ForeignPlan plan = read_deepspeed(
+      parse_json(R"({"zero_optimization": {"stage": 0, "overlap_comm": true}})", "zero.json"));
+  EXPECT_EQ(plan.value("runtime"), "ddp");
+  EXPECT_EQ(why(plan, "zero_optimization.overlap_comm"), "stage 0 partitions nothing");
+}
+
 TEST(TrainerSettings, AccelerateSaysTheRuntimeBesideThem) {
   const ForeignPlan sharding = read_accelerate(
       parse_yaml("distributed_type: FSDP\nmixed_precision: bf16\nnum_processes: 2\n"
@@ -159,6 +166,7 @@ TEST(TrainerSettings, TrlsDefaultsAreNotTransformers) {
   EXPECT_EQ(trl.value("lora.rank"), "16");
   EXPECT_EQ(trl.value("lora.targets"), "[q_proj, v_proj]");
   EXPECT_EQ(trl.value("lora.base"), "master");
+  EXPECT_FALSE(trl.has("dtype.master"));  // PEFT's adapters are fp32, whatever was loaded
   document_of(PlanDocument{}, trl);
 
   const ForeignPlan plain = trainer(
