@@ -38,7 +38,7 @@ struct ShownFigure {
 };
 std::vector<ShownFigure> shown_figures(const Cluster& cluster);
 
-// The figures into the JSON Schema of cluster files (cli/schemas/cluster.schema.json), which has
+// The figures into the JSON Schema of cluster files (cli/schemas/cluster.txt), which has
 // the rest.
 void add_figures(Json& schema);
 
