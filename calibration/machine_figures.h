@@ -13,8 +13,9 @@
 
 namespace foreshard {
 
-// What to do where a figure is not there: keep what `cluster` holds.
-enum class MissingFigures : std::uint8_t { kError, kKeep };
+// What to do where a figure is not there: keep what `cluster` holds, of all or of the server (node
+// and network) alone.
+enum class MissingFigures : std::uint8_t { kError, kKeepServer, kKeep };
 
 // All figures of `root` over what `cluster` already holds, each with its source. Throws
 // ConfigError.
