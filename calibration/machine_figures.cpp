@@ -34,7 +34,7 @@ class FigureReader {
   ConfigNode section(const ConfigNode& parent, std::string_view key) const {
     const ConfigNode* found = parent.find(key);
     if (found == nullptr) {
-      if (missing_ == MissingFigures::kKeep) return ConfigNode();
+      if (keeps(key)) return ConfigNode();
       return parent.at(key, "the figures of a machine, or machine: with a key of the catalogue");
     }
     if (!found->is_mapping()) {
@@ -48,7 +48,7 @@ class FigureReader {
               std::string_view expected, const std::function<void(const ConfigNode&)>& read) {
     const ConfigNode* found = section.is_mapping() ? section.find(key) : nullptr;
     if (found == nullptr) {
-      if (missing_ == MissingFigures::kKeep) return;
+      if (keeps(path)) return;
       section.at(key, expected);
       return;
     }
@@ -72,6 +72,11 @@ class FigureReader {
   }
 
  private:
+  bool keeps(std::string_view path) const {
+    return missing_ == MissingFigures::kKeep ||
+           (missing_ == MissingFigures::kKeepServer && !path.starts_with("gpu"));
+  }
+
   Cluster& cluster_;
   MissingFigures missing_;
 };

@@ -13,8 +13,9 @@
 
 namespace foreshard {
 
-// What to do where a figure is not there: keep what `cluster` holds.
-enum class MissingFigures : std::uint8_t { kError, kKeep };
+// What to do where a figure is not there: keep what `cluster` holds, of all or of the server (node
+// and network) alone.
+enum class MissingFigures : std::uint8_t { kError, kKeepServer, kKeep };
 
 // All figures of `root` over what `cluster` already holds, each with its source. Throws
 // ConfigError.
@@ -38,7 +39,7 @@ struct ShownFigure {
 };
 std::vector<ShownFigure> shown_figures(const Cluster& cluster);
 
-// The figures into the JSON Schema of cluster files (cli/schemas/cluster.schema.json), which has
+// The figures into the JSON Schema of cluster files (cli/schemas/cluster.txt), which has
 // the rest.
 void add_figures(Json& schema);
 

@@ -28,21 +28,6 @@ constexpr std::string_view kFolder = "calibration/machines/";
 constexpr std::string_view kSpecExample =
     "a count and a machine, such as 64xh100, or the path of a cluster file";
 
-Machine read_machine(const EmbeddedFile& file) {
-  const ConfigNode root = parse_yaml(file.content, file.path);
-  root.allow_only({"key", "aliases", "gpu", "node", "network", "memory_outside_allocator"});
-  Machine machine;
-  machine.key = root.at("key", "the machine's key").as_string();
-  const ConfigNode aliases = root.at("aliases", "a list, [] for none");
-  for (const ConfigNode& alias : aliases.elements()) machine.aliases.push_back(alias.as_string());
-  machine.node.gpu.key = machine.key;
-  read_figures(root, MissingFigures::kError, machine.node);
-  machine.node.gpus = machine.node.node.gpus;
-  machine.node.spec = fmt::format("{}x{}", machine.node.gpus, machine.key);
-  join_sources(machine.node);
-  return machine;
-}
-
 struct MachineFile {
   std::string_view key;  // its name
   const EmbeddedFile* file = nullptr;
@@ -63,6 +48,36 @@ std::vector<MachineFile> machine_files() {
     return std::string(a.key) + '.' < std::string(b.key) + '.';
   });
   return files;
+}
+
+Machine read_machine(const EmbeddedFile& file) {
+  const ConfigNode root = parse_yaml(file.content, file.path);
+  root.allow_only(
+      {"key", "aliases", "server", "gpu", "node", "network", "memory_outside_allocator"});
+  Machine machine;
+  auto missing = MissingFigures::kError;
+  if (const ConfigNode* server = root.find("server")) {
+    const std::vector<MachineFile> files = machine_files();
+    const auto other = std::ranges::find(files, server->text(), &MachineFile::key);
+    if (other == files.end()) throw server->error("is no machine", "the key of another one");
+    Cluster whole = read_machine(*other->file).node;
+    std::erase_if(whole.sources, [](const auto& source) {
+      return !source.first.starts_with("node.") && !source.first.starts_with("network.");
+    });
+    machine.node.node = std::move(whole.node);
+    machine.node.network = std::move(whole.network);
+    machine.node.sources = std::move(whole.sources);
+    missing = MissingFigures::kKeepServer;
+  }
+  machine.key = root.at("key", "the machine's key").as_string();
+  const ConfigNode aliases = root.at("aliases", "a list, [] for none");
+  for (const ConfigNode& alias : aliases.elements()) machine.aliases.push_back(alias.as_string());
+  machine.node.gpu.key = machine.key;
+  read_figures(root, missing, machine.node);
+  machine.node.gpus = machine.node.node.gpus;
+  machine.node.spec = fmt::format("{}x{}", machine.node.gpus, machine.key);
+  join_sources(machine.node);
+  return machine;
 }
 
 std::string_view aliases_line(std::string_view content) {

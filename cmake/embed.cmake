@@ -21,7 +21,8 @@ function(foreshard_embed target symbol)
     string(APPEND declarations
       "extern const char ${label}[];\nextern const std::uint64_t ${label}_size;\n")
     set(path "${file}")
-    if(path MATCHES "^\\.\\./")  # a file of the system: its name alone
+    cmake_path(IS_PREFIX PROJECT_BINARY_DIR "${PROJECT_SOURCE_DIR}/${file}" is_made)
+    if(is_made OR path MATCHES "^\\.\\./")  # made by the build, or the system's: its name alone
       cmake_path(GET path FILENAME path)
     endif()
     string(APPEND entries "      EmbeddedFile{\"${path}\", EmbeddedText({${label}, ${label}_size})},\n")

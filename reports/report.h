@@ -1,6 +1,6 @@
 // What we say about a step: derived from a graph, a timeline and a memory profile, predicted or
 // measured, by one function. Keys of the JSON form: DESIGN section 11, schema
-// cli/schemas/report.schema.json.
+// cli/schemas/report.txt.
 #pragma once
 
 #include <optional>

@@ -1,6 +1,5 @@
 // Parts run in the order of their use to a forecast; each is tried by itself, a failure is an extra
 // row of kind `failed`, and what was measured before stays.
-#include "calibration/measure/device.h"
 
 #include <ATen/Functions.h>
 #include <fmt/format.h>
@@ -11,7 +10,7 @@
 #include <nlohmann/json.hpp>
 
 #include "calibration/measure/bench.h"
-#include "calibration/measure/kernel_rows.h"
+#include "calibration/measure/measure.h"
 #include "exec/device/device_communicators.h"
 #include "exec/device/device_seconds.h"
 #include "exec/engine/engine.h"

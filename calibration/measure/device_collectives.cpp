@@ -1,8 +1,6 @@
 // As nccl-tests does it: after a few that do not count, events around a run of the same collective,
 // as many as the size asks for, and the run's time divided by them. Every rank does the same
 // number; before each run the ranks meet, so that none waits long in its first collective.
-#include "calibration/measure/device_collectives.h"
-
 #include <ATen/Functions.h>
 #include <fmt/format.h>
 
@@ -10,6 +8,7 @@
 #include <nlohmann/json.hpp>
 
 #include "calibration/measure/bench.h"
+#include "calibration/measure/measure.h"
 #include "exec/compute/operations.h"
 #include "exec/device/device_communicators.h"
 #include "exec/device/device_seconds.h"

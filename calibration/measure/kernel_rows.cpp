@@ -1,9 +1,8 @@
-#include "calibration/measure/kernel_rows.h"
-
 #include <nlohmann/json.hpp>
 #include <numeric>
 
 #include "calibration/measure/bench.h"
+#include "calibration/measure/measure.h"
 
 namespace foreshard {
 

@@ -12,8 +12,6 @@
 #include <thread>
 
 #include "calibration/local_profile.h"
-#include "calibration/measure/device_collectives.h"
-#include "calibration/measure/kernel_rows.h"
 #include "calibration/measure/measure.h"
 #include "exec/engine/engine.h"
 #include "sim/graph/axes/rank_part.h"

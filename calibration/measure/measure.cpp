@@ -17,7 +17,6 @@
 #include <numeric>
 #include <utility>
 
-#include "calibration/measure/device_collectives.h"
 #include "exec/comm/communicator.h"
 #include "exec/engine/stream.h"
 #include "exec/memory/allocator.h"

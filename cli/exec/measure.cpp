@@ -18,8 +18,6 @@
 #include <sstream>
 #include <thread>
 
-#include "calibration/measure/device.h"
-#include "calibration/measure/device_collectives.h"
 #include "cli/exec/exec_options.h"
 #include "cli/exec/ranks.h"
 #include "cli/output.h"

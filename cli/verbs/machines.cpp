@@ -12,7 +12,7 @@
 #include "calibration/machine_figures.h"
 #include "cli/output.h"
 #include "cli/verbs/verbs.h"
-#include "reports/view/network_view.h"
+#include "reports/view/views.h"
 #include "sim/base/unit_strings.h"
 
 namespace foreshard {

@@ -10,8 +10,6 @@
 #include "cli/verbs/verbs.h"
 #include "reports/sizing/machine_changes.h"
 #include "reports/validate/memory_snapshot.h"
-#include "reports/view/network_view.h"
-#include "reports/view/runtimes_view.h"
 #include "reports/view/views.h"
 #include "sim/memory/outside_allocator.h"
 

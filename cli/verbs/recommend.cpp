@@ -17,7 +17,6 @@
 #include "planner/search_space.h"
 #include "planner/sized_jobs.h"
 #include "reports/page/page.h"
-#include "reports/sizing/what_if.h"
 #include "sim/base/unit_strings.h"
 
 namespace foreshard {

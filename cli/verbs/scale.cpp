@@ -1,6 +1,4 @@
 // scale: one machine kind, several sizes.
-#include "reports/sizing/scale.h"
-
 #include <fmt/format.h>
 
 #include <nlohmann/json.hpp>
@@ -12,6 +10,7 @@
 #include "planner/amounts.h"
 #include "planner/sized_jobs.h"
 #include "reports/page/page.h"
+#include "reports/sizing/recommend.h"
 
 namespace foreshard {
 namespace {

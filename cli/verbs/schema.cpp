@@ -1,7 +1,5 @@
-// schema: the JSON Schemas of cli/schemas, which are built into the program; that of plans is made
+// schema: the JSON Schemas of cli/schemas/, which are built into the program; that of plans is made
 // by the table of their keys, and that of clusters completed by the table of their figures.
-#include <fmt/format.h>
-
 #include <nlohmann/json.hpp>
 #include <span>
 #include <string_view>
@@ -22,8 +20,7 @@ ExitCode run_schema(const SchemaOptions& options) {
     write_answer(to_text(plan_schema()));
     return ExitCode::kOk;
   }
-  const std::string path = fmt::format("cli/schemas/{}.schema.json", options.name);
-  const std::string_view text = file_named(path, schema_files()).content;
+  const std::string_view text = file_named(options.name + ".schema.json", schema_files()).content;
   if (options.name == "cluster") {
     Json schema = Json::parse(text);
     add_figures(schema);

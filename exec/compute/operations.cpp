@@ -16,7 +16,7 @@
 #include "exec/memory/flat_storage.h"
 #include "models/layers/layers.h"
 #include "sim/base/error.h"
-#include "sim/graph/axes/cut_loss.h"
+#include "sim/graph/axes/layer_cutter.h"
 
 namespace foreshard {
 namespace {

@@ -1,11 +1,10 @@
 // torchrun starts one agent per node, which starts the ranks; Slurm and Open MPI start ranks or
 // agents themselves. Environments are those of exec/launch and of the script of export_fsdp2.h.
-#include "interop/frameworks/launch_files.h"
-
 #include <fmt/format.h>
 
 #include <algorithm>
 
+#include "interop/frameworks/frameworks.h"
 #include "sim/base/error.h"
 
 namespace foreshard {

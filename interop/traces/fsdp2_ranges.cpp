@@ -1,8 +1,7 @@
 // A range is named by what runs, and in brackets by the modules of the unit.
-#include "interop/traces/fsdp2_ranges.h"
-
 #include <utility>
 
+#include "interop/traces/fsdp2_steps.h"
 #include "sim/base/parse.h"
 
 namespace foreshard {

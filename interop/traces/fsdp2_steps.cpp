@@ -19,7 +19,6 @@
 #include <optional>
 #include <utility>
 
-#include "interop/traces/fsdp2_ranges.h"
 #include "interop/traces/job_step_writer.h"
 #include "interop/traces/trace_items.h"
 #include "sim/base/error.h"

@@ -1,11 +1,10 @@
 // Names are looked at once each; then one pass over the operators. Which unit a packed gradient
 // belongs to is the innermost FSDP2 range around it on its thread.
-#include "interop/traces/trace_facts.h"
 
 #include <algorithm>
 #include <string_view>
 
-#include "interop/traces/fsdp2_ranges.h"
+#include "interop/traces/fsdp2_steps.h"
 
 namespace foreshard {
 namespace {

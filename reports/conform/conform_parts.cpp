@@ -10,8 +10,6 @@
 #include <map>
 #include <tuple>
 
-#include "reports/conform/conform_rows.h"
-
 namespace foreshard {
 namespace {
 

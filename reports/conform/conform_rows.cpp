@@ -1,8 +1,8 @@
-#include "reports/conform/conform_rows.h"
-
 #include <fmt/format.h>
 
 #include <algorithm>
+
+#include "reports/conform/conform_parts.h"
 
 namespace foreshard {
 namespace {

@@ -9,7 +9,7 @@
 #include <array>
 #include <string_view>
 
-#include "reports/conform/conform_rows.h"
+#include "reports/conform/conform_parts.h"
 
 namespace foreshard {
 namespace {

@@ -18,7 +18,7 @@ struct ShortSteps {
 };
 
 // summarize() of a step of LaidOut::count micro-batches, and what its timelines tell of the step
-// with LaidOut::fewer, if they do, to the nanosecond (sim/simulate/cut_runs.h).
+// with LaidOut::fewer, if they do, to the nanosecond (sim/simulate/repeats.h).
 ShortSteps summarize_short(const Forecast& laid_out, const CostModel& costs, int draws,
                            const std::vector<StackCase>& cases);
 

@@ -105,4 +105,53 @@ std::string short_number(double value);
 std::string recommend_text(const Recommendation& recommendation, Color color);
 Json to_json(const Recommendation& recommendation);
 
+// The same job on a cluster of which one property is another: which of them buys most.
+struct WhatIf {
+  std::string property;  // "node.nic_rate": a key of a cluster file
+  std::string change;    // "x2"
+  // Nothing: no plan fits, or a cluster without the property.
+  std::optional<SizedPlan> sized;
+  RunForecast run;
+  // USD per GPU and hour that the change may cost (below 0: must save) for the run to cost the
+  // same.
+  double worth_per_gpu_hour = 0;
+};
+
+// Of the machine as bought: faster and slower networks, links, memory and arithmetic. The best plan
+// is searched anew for each. The largest worth first.
+std::vector<WhatIf> what_ifs(const Choice& choice, const JobVariants& variants,
+                             const RunTerms& terms, const RecommendOptions& options);
+
+std::string what_if_text(const std::vector<WhatIf>& list, const Choice& choice, Color color);
+Json to_json(const std::vector<WhatIf>& list);
+
+// A scaling curve of one machine kind: the best plan at every size, each a forecast of its own.
+struct ScalePoint {
+  SizedPlan sized;
+  Price price;
+  double speedup = 1;     // in tokens/s over the smallest size
+  double efficiency = 1;  // tokens/s per GPU over those of the smallest size
+};
+
+struct ScalingCurve {
+  std::string model;
+  std::string machine;
+  bool weak = false;  // the step grows with the GPUs; strong: it stays
+  std::int64_t sequence = 0;
+  std::vector<ScalePoint> points;  // by GPUs
+  std::vector<Rejected> rejected;
+  std::optional<std::int64_t> knee;  // knee_of()
+};
+
+// Of at most so many sequences a step, weak: for every GPU. Threads as RecommendOptions.
+ScalingCurve scale(const std::vector<CandidateCluster>& sizes, const JobMaker& make, bool weak,
+                   const RecommendOptions& options);
+
+std::string scale_text(const ScalingCurve& curve, Color color);
+Json to_json(const ScalingCurve& curve);
+// gpus,global_batch,step_s,step_s_low,step_s_high,tokens_per_s,tokens_per_s_per_gpu,speedup,
+// efficiency,mfu,exposed_communication,shard,replicate,reshard,prefetch,recompute,micro_batch,
+// accumulation
+std::string scale_csv(const ScalingCurve& curve);
+
 }  // namespace foreshard

@@ -1,11 +1,10 @@
-#include "reports/sizing/scale.h"
-
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
+#include "reports/sizing/recommend.h"
 #include "reports/view/layout.h"
 #include "reports/view/plan_words.h"
 #include "sim/base/unit_strings.h"

@@ -1,6 +1,4 @@
 // Prices stay, so that dollars change with time alone.
-#include "reports/sizing/what_if.h"
-
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
@@ -8,6 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "reports/sizing/machine_changes.h"
+#include "reports/sizing/recommend.h"
 #include "reports/view/layout.h"
 #include "sim/spec/plan_config.h"
 

@@ -10,7 +10,6 @@
 #include <cmath>
 
 #include "reports/validate/measured.h"
-#include "reports/validate/validate_events.h"
 #include "reports/view/event_names.h"
 #include "reports/view/layout.h"
 

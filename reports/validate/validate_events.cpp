@@ -2,14 +2,13 @@
 // issue, what the host waits for, and, where the host itself computes, the last compute row have
 // all ended. Counted from there its time is its own: a slow event does not make those behind it
 // late.
-#include "reports/validate/validate_events.h"
-
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <array>
 
 #include "reports/accuracy/intervals.h"
+#include "reports/validate/validate.h"
 #include "reports/view/attribution.h"
 #include "reports/view/layout.h"
 #include "sim/base/quantile.h"

@@ -1,12 +1,11 @@
 // Gaps of the compute stream are put down to one collective each (attribution.h), so that exposed
 // times of all axes add up to what the waterfall says.
-#include "reports/view/axis_costs.h"
-
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
+#include "reports/view/views.h"
 #include "sim/base/error.h"
 
 namespace foreshard {

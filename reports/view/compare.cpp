@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
-#include "reports/view/axis_costs.h"
 #include "reports/view/layout.h"
 #include "reports/view/plan_words.h"
 #include "reports/view/views.h"

@@ -3,9 +3,9 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
-#include "reports/view/axis_costs.h"
 #include "reports/view/findings.h"
 #include "reports/view/layout.h"
+#include "reports/view/views.h"
 #include "sim/base/unit_strings.h"
 
 namespace foreshard {

@@ -1,13 +1,12 @@
-#include "reports/view/network_view.h"
-
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
+#include "reports/view/views.h"
 #include "sim/base/unit_strings.h"
 #include "sim/spec/network/routes.h"
-#include "sim/spec/network/topology_dot.h"
+#include "sim/spec/network/topology.h"
 
 namespace foreshard {
 namespace {

@@ -1,7 +1,5 @@
 // A column for each runtime. Bars of the waterfall are joined by name in the order in which they
 // first occur; a bar that only one runtime has is how an event that only it has shows up.
-#include "reports/view/runtimes_view.h"
-
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -9,6 +7,7 @@
 #include <nlohmann/json.hpp>
 
 #include "reports/view/layout.h"
+#include "reports/view/views.h"
 
 namespace foreshard {
 namespace {

@@ -7,7 +7,12 @@
 
 #include "reports/report.h"
 #include "reports/sizing/search_advice.h"
+#include "sim/base/json.h"
+#include "sim/graph/event_graph.h"
 #include "sim/search/search.h"
+#include "sim/simulate/forecast.h"
+#include "sim/spec/cluster.h"
+#include "sim/spec/plan_translate.h"
 
 namespace foreshard {
 
@@ -73,5 +78,68 @@ std::string search_text(const SearchStory& story, const Forecast* best, const Re
                         Color color);
 Json search_json(const SearchStory& story, const std::vector<Report>& pareto_reports,
                  const Report* best_report);
+
+// What each communicator of a step costs: an axis of the mesh, or several that share one.
+struct AxisCost {
+  std::string name;  // of the communicator: "shard", "tp", "ep"
+  GroupShape group;
+  std::int64_t nodes = 0;  // that a group spans (domains of NVLink where those join nodes); 0: the
+                           // group is none of the cluster's
+  int rows = 0;
+  Bytes bytes;   // whole unsharded buffers, as of a row
+  Time busy;     // sum of [arrive, end]
+  Time exposed;  // of it, in gaps of the compute stream that are put down to it
+  Time hidden() const { return busy - exposed; }
+};
+
+// In the order of their first rows. Empty where a step has no collectives.
+std::vector<AxisCost> axis_costs(const Forecast& forecast, const Cluster& cluster);
+
+// "inside a node", "4 nodes"
+std::string wire_words(const AxisCost& cost);
+Json to_json(const std::vector<AxisCost>& costs);
+
+// One job under several runtimes, side by side: time, memory, what travels, which events differ and
+// what that costs, and what became of the plan.
+struct RuntimeForecast {
+  std::string name;  // "zero3@0.19"
+  Forecast forecast;
+  Report report;
+  std::vector<LedgerEntry> ledger;  // against the first of the list
+  std::string refused;              // why there is no forecast; "": there is one
+};
+
+// Bytes that each rank sends in a step, by collective: of a buffer of B bytes over n ranks
+// B (n-1)/n, all-reduces twice that (ring algorithms; NCCL tests' bus bandwidth counts the same).
+struct WireBytes {
+  std::string collective;  // "all_gather"
+  std::int64_t calls = 0;
+  double bytes = 0;
+};
+std::vector<WireBytes> wire_bytes(const EventGraph& graph);
+
+// At least one. The first is what the others are held against.
+std::string runtimes_text(const std::vector<RuntimeForecast>& forecasts, Color color);
+Json runtimes_json(const std::vector<RuntimeForecast>& forecasts);
+
+// What the cluster's graph gives the communicators of a plan, and which wire binds each.
+
+// Communicators that a cluster is looked at with before there is a plan: all ranks, the ranks of a
+// node, and one rank of every node.
+std::vector<Communicator> usual_communicators(const Cluster& cluster);
+
+// {communicators: [{name, size, stride, placement, nodes, ranks_per_node, link_bytes_per_s,
+// network_bytes_per_s, tree_bytes_per_s, hop_s, narrowest: {from, to, bytes_per_s, used}}],
+//  nodes: [{name, gpus, machine, ports, leaves}],
+//  links: [{from, to, bytes_per_s, latency_s, background, used}]}: the links between switches and
+// the ports that bind, `used` by the busiest communicator, by falling share.
+Json network_json(const Cluster& cluster, const std::vector<Communicator>& communicators);
+
+// A line for every communicator: its bandwidths and its narrowest wire.
+std::vector<std::string> network_lines(const Cluster& cluster,
+                                       const std::vector<Communicator>& communicators);
+
+// The graph for Graphviz, its wires coloured by the load of the first communicator.
+std::string network_dot(const Cluster& cluster, const std::vector<Communicator>& communicators);
 
 }  // namespace foreshard

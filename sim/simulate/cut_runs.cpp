@@ -1,9 +1,9 @@
 // A simulation goes on as it stands (repeats.h), and where it stands is what the rows of the last
 // two runs do: no older one is at work any more. So where these are the same before and after what
 // is cut, relative to the time that a run takes, what follows is.
-#include "sim/simulate/cut_runs.h"
-
 #include <algorithm>
+
+#include "sim/simulate/repeats.h"
 
 namespace foreshard {
 namespace {

@@ -1,10 +1,11 @@
+#include "sim/spec/network/topology.h"
+
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include "calibration/machines.h"
 #include "sim/base/error.h"
 #include "sim/spec/network/routes.h"
-#include "sim/spec/network/topology_dot.h"
 
 namespace foreshard {
 namespace {

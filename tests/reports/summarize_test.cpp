@@ -1,17 +1,19 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
-#include <filesystem>
-#include <fstream>
 #include <nlohmann/json.hpp>
 
 #include "reports/accuracy/evidence.h"
 #include "reports/view/views.h"
+#include "sim/base/embedded.h"
 #include "sim/spec/checks/plan_check.h"
 #include "tests/reports/random_plans.h"
 #include "tests/support/fixtures.h"
 
 namespace foreshard {
+
+std::span<const EmbeddedFile> schema_files();
+
 namespace {
 
 Forecast tiny_forecast() { return forecast(tiny_model(2), tiny_plan(), round_costs(8)); }
@@ -182,11 +184,8 @@ class SchemaJudge {
 };
 
 TEST(ReportJson, HasEveryKeyOfItsSchema) {
-  const std::filesystem::path path =
-      std::filesystem::path(FORESHARD_SOURCE_DIR) / "cli/schemas/report.schema.json";
-  std::ifstream file(path);
-  ASSERT_TRUE(file) << path;
-  const Json schema = Json::parse(file);
+  const std::string_view text = file_named("report.schema.json", schema_files()).content;
+  const Json schema = Json::parse(text);
   RandomPlans plans(8);
   for (int i = 0; i < 10; ++i) {
     const Json report = to_json(summarize(plans.next_forecast(), round_costs(), 4));

@@ -1,9 +1,8 @@
-#include "sim/graph/axes/attention_cutter.h"
-
 #include <algorithm>
 #include <utility>
 
 #include "sim/base/integers.h"
+#include "sim/graph/axes/layer_part.h"
 #include "sim/spec/latent_attention.h"
 
 namespace foreshard {

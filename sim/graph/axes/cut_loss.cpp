@@ -9,7 +9,6 @@
 // twice, 4V each, of which one is kept, and one kernel makes the gradient of the logits from them.
 // Megatron-Core's (core/tensor_parallel/cross_entropy.py of 0.20) works on one fp32 copy in place,
 // which becomes the softmax that it keeps and then the gradient.
-#include "sim/graph/axes/cut_loss.h"
 
 #include <algorithm>
 #include <string>

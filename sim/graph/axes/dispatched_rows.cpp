@@ -1,7 +1,5 @@
 // Operations are found by what they do: the last grouped product's result is weighed by a product
 // with one value per row, between casts; tokens are gathered into the first one's input.
-#include "sim/graph/axes/dispatched_rows.h"
-
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
@@ -9,6 +7,8 @@
 #include <numeric>
 #include <utility>
 #include <vector>
+
+#include "sim/graph/axes/layer_cutter.h"
 
 namespace foreshard {
 namespace {

@@ -1,11 +1,10 @@
-#include "sim/graph/axes/expert_cutter.h"
-
 #include <algorithm>
 #include <utility>
 
 #include "sim/base/error.h"
 #include "sim/base/integers.h"
-#include "sim/graph/axes/dispatched_rows.h"
+#include "sim/graph/axes/layer_cutter.h"
+#include "sim/graph/axes/layer_part.h"
 
 namespace foreshard {
 namespace {

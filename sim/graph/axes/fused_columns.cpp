@@ -1,12 +1,11 @@
 // The first product of an input takes in the later ones: all that they read is there already.
-#include "sim/graph/axes/fused_columns.h"
-
 #include <algorithm>
 #include <cstddef>
 #include <utility>
 #include <vector>
 
 #include "sim/base/integers.h"
+#include "sim/graph/axes/layer_cutter.h"
 #include "sim/spec/latent_attention.h"
 
 namespace foreshard {

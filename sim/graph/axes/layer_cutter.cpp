@@ -6,9 +6,6 @@
 
 #include "sim/base/error.h"
 #include "sim/base/integers.h"
-#include "sim/graph/axes/attention_cutter.h"
-#include "sim/graph/axes/cut_loss.h"
-#include "sim/graph/axes/expert_cutter.h"
 #include "sim/graph/axes/layer_part.h"
 
 namespace foreshard {

@@ -3,11 +3,13 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include "sim/graph/axes/rank_part.h"
 #include "sim/spec/model_spec.h"
 #include "sim/spec/plan.h"
+#include "sim/spec/runtime_options.h"
 
 namespace foreshard {
 
@@ -29,5 +31,65 @@ CutLayer cut_layer(const LayerSpec& layer, const Plan& plan, Placement input, Pl
 // Elements of part `index` of `all` that are cut into `parts` as torch.chunk does: the last parts
 // may have fewer, or none.
 std::int64_t chunk_of(std::int64_t all, std::int64_t parts, std::int64_t index);
+
+// Products of one input that a library runs as one: Megatron-Core's linear_qkv and linear_fc1
+// (core/transformer/attention.py, mlp.py).
+
+// The products of a layer that read the same tensor become one, whose weight is theirs below each
+// other and whose result is split into theirs (views).
+LayerSpec fuse_columns(LayerSpec layer);
+
+// An attention that reads its packed projection reads three views of it instead, which ranks of cp
+// send round apart.
+LayerSpec unpack_attention(LayerSpec layer);
+
+// Selective recompute as Megatron-Core has it: of named modules.
+
+// Of a block as a rank executes it: Operation::kept_by_selective of all that no module of the list
+// computes (core/transformer/transformer_config.py, recompute_modules).
+void recompute_modules(LayerSpec& block, std::span<const MegatronOptions::Module> modules);
+
+// Cross entropy over logits that are cut by vocabulary (torch.distributed.tensor.parallel
+// loss_parallel): log-softmax with all-reduces of the greatest logit and of the sum of
+// exponentials, and one of the chosen log-probabilities, which only one rank has.
+LayerSpec cut_loss(const LayerSpec& layer, const Plan& plan);
+
+// The engine's: each slice of the vocabulary (TensorParallel::slices) has, of every token, its
+// greatest logit, the sum of exponentials from there, and the label's logit if it is one of its
+// own. They are gathered; from them every rank computes the loss, and the gradient of its own
+// logits in their place.
+inline constexpr std::int64_t kSliceStatistics = 3;  // fp32, of a token
+LayerSpec cut_native_loss(const LayerSpec& layer, const Plan& plan);
+
+// What other codes of mixtures than torchtitan's do around their experts, whose layers
+// models/layers/moe.cpp writes.
+
+// Whether the plan's dispatcher takes tokens. (torchtitan's tensor parallel cuts rows before them.)
+bool sends_tokens(const Plan& plan);
+
+// Scores are multiplied into the experts' activation instead of into their rows in fp32
+// (Megatron-Core, core/fusions/fused_bias_swiglu.py: WeightedSwiGLUFunction; DeepEP's users too).
+LayerSpec weigh_in_activation(LayerSpec layer);
+
+// A dispatcher that takes tokens and hands back their sums (DeepEP, HybridEP): no copy of a token
+// for each of its experts before they travel, and none is summed after (deep_ep/buffer.py:
+// dispatch, combine). What comes back is as wide as a token.
+LayerSpec send_tokens(LayerSpec layer);
+
+// What Megatron-Core's router and dispatcher launch besides models/layers/moe.cpp: routing maps,
+// scores of the auxiliary loss and its sums, rows of each expert for the host, selections by mask.
+LayerSpec route_by_maps(LayerSpec layer, const Plan& plan);
+
+// Rows (tokens times experts each goes to) that reach the rank of mesh.ep whose experts receive
+// most.
+
+struct ExpertGroup {
+  std::int64_t ranks = 1, experts = 1;
+};
+
+// `sent`: rows of each rank of the group. As listed; in proportion to the counts of experts, which
+// lie on the ranks in their order; or to a Zipf distribution of the experts dealt out to the ranks
+// like cards, for an expert's number says nothing about how often it is chosen.
+std::int64_t received_rows(const ExpertParallel& how, ExpertGroup group, std::int64_t sent);
 
 }  // namespace foreshard

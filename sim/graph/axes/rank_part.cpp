@@ -27,10 +27,7 @@
 #include <utility>
 
 #include "sim/base/error.h"
-#include "sim/graph/axes/dispatched_rows.h"
-#include "sim/graph/axes/fused_columns.h"
 #include "sim/graph/axes/layer_cutter.h"
-#include "sim/graph/axes/recompute_modules.h"
 #include "sim/spec/latent_attention.h"
 
 namespace foreshard {

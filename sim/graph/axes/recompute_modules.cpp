@@ -1,10 +1,10 @@
 // Modules are found by what feeds what: attention, the products of experts and the norms are known
 // by their kind, and whatever lies between two of them is their module's.
-#include "sim/graph/axes/recompute_modules.h"
-
 #include <algorithm>
 #include <cstddef>
 #include <vector>
+
+#include "sim/graph/axes/layer_cutter.h"
 
 namespace foreshard {
 namespace {

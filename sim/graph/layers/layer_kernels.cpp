@@ -23,7 +23,6 @@
 #include <algorithm>
 
 #include "sim/base/integers.h"
-#include "sim/graph/layers/scan_kernels.h"
 
 namespace foreshard {
 namespace {

@@ -34,4 +34,8 @@ void add_backward_kernels(const KernelCounts& counts, const Operation& op, Backw
 // slower than what one kernel does (calibration/fit/fit_memory.cpp).
 void mark_eager_norm(const Operation& op, std::size_t begin, LayerPhaseProgram& phase);
 
+// The kernels of Mamba-2's convolution and scan by chunks (scan_kernels.cpp).
+void add_scan_forward(const KernelCounts& counts, const Operation& op, LayerPhaseProgram& phase);
+void add_scan_backward(const KernelCounts& counts, const Operation& op, LayerPhaseProgram& phase);
+
 }  // namespace foreshard

@@ -5,9 +5,8 @@
 // 128 heads of 64 with a state of 128 took 0.65 ms forward on an H100 (vllm-project/vllm#27299:
 // 0.39 of its bandwidth by these bytes), kernels over strided rows reach 0.35 there. So all are
 // taken, backward too.
-#include "sim/graph/layers/scan_kernels.h"
-
 #include "sim/base/integers.h"
+#include "sim/graph/layers/layer_kernels.h"
 
 namespace foreshard {
 namespace {

@@ -9,6 +9,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -81,5 +82,12 @@ std::string device_name(const Topology& topology,
                         std::int64_t device);  // "n0.gpu3"
 std::string wire_name(const Topology& topology,
                       std::int64_t wire);  // "n0.nic3 - pod0.leaf3"
+
+// The graph of a cluster for Graphviz.
+
+// One undirected graph without sub-graphs; rates and latencies as edge labels. `used`
+// (AxisRoute::used) colours a wire by the share of it that is used in the busier direction: grey
+// for none, then green to red; empty: no colours.
+std::string to_dot(const Topology& topology, std::span<const float> used = {});
 
 }  // namespace foreshard

@@ -1,5 +1,3 @@
-#include "sim/spec/network/topology_dot.h"
-
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -9,6 +7,7 @@
 #include <sstream>
 
 #include "sim/base/unit_strings.h"
+#include "sim/spec/network/topology.h"
 
 namespace foreshard {
 namespace {

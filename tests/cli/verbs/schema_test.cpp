@@ -14,11 +14,15 @@
 #include "calibration/machines.h"
 #include "models/yaml/model_yaml.h"
 #include "sim/base/config.h"
+#include "sim/base/embedded.h"
 #include "sim/spec/plan_config.h"
 #include "sim/spec/plan_keys.h"
 #include "tests/support/temporary_folder.h"
 
 namespace foreshard {
+
+std::span<const EmbeddedFile> schema_files();
+
 namespace {
 
 using Texts = std::vector<std::string>;
@@ -29,8 +33,8 @@ std::string source_path(const std::string& path) {
 
 Json schema(const std::string& name) {
   if (name == "plan") return plan_schema();
-  std::ifstream file(source_path("cli/schemas/" + name + ".schema.json"));
-  Json json = Json::parse(file);
+  const std::string_view text = file_named(name + ".schema.json", schema_files()).content;
+  Json json = Json::parse(text);
   if (name == "cluster") add_figures(json);
   return json;
 }

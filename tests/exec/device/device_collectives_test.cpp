@@ -1,7 +1,5 @@
 // Curves of collectives between the threads that stand for ranks with a GPU each, and the profile
 // that calibrate makes of them.
-#include "calibration/measure/device_collectives.h"
-
 #include <gtest/gtest.h>
 
 #include <map>
@@ -9,6 +7,7 @@
 #include <tuple>
 
 #include "calibration/fit/fit_device.h"
+#include "calibration/measure/measure.h"
 #include "calibration/measurements.h"
 #include "exec/comm/rank_threads.h"
 #include "exec/device/host_accelerator.h"

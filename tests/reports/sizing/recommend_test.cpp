@@ -5,7 +5,6 @@
 
 #include <nlohmann/json.hpp>
 
-#include "reports/sizing/what_if.h"
 #include "sim/base/error.h"
 #include "sim/simulate/forecast.h"
 #include "tests/support/fixtures.h"

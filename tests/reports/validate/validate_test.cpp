@@ -3,7 +3,6 @@
 #include <nlohmann/json.hpp>
 
 #include "reports/validate/measured.h"
-#include "reports/validate/validate_events.h"
 #include "sim/base/error.h"
 #include "tests/reports/hand_made.h"
 #include "tests/reports/recorded.h"

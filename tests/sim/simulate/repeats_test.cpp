@@ -5,7 +5,6 @@
 #include <rapidcheck.h>
 #include <rapidcheck/gtest.h>
 
-#include "sim/simulate/cut_runs.h"
 #include "sim/simulate/simulate.h"
 #include "tests/support/generators.h"
 

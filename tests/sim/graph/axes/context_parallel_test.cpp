@@ -6,7 +6,7 @@
 #include "models/families.h"
 #include "models/layers/variants.h"
 #include "models/model_dims.h"
-#include "sim/graph/axes/dispatched_rows.h"
+#include "sim/graph/axes/layer_cutter.h"
 #include "sim/graph/training_step.h"
 #include "sim/memory/memory_profile.h"
 #include "sim/memory/reserved_forecast.h"

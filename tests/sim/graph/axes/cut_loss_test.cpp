@@ -1,10 +1,9 @@
 // The loss over tp, by whom it runs: what it keeps and holds, in fp32 copies of the rank's part of
 // the logits.
-#include "sim/graph/axes/cut_loss.h"
-
 #include <gtest/gtest.h>
 
 #include "models/zoo.h"
+#include "sim/graph/axes/layer_cutter.h"
 #include "sim/graph/training_step.h"
 #include "sim/memory/memory_profile.h"
 #include "tests/support/fixtures.h"

@@ -1,12 +1,11 @@
 // What each of Megatron-Core's modules runs again, and what its absence from memory is worth.
-#include "sim/graph/axes/recompute_modules.h"
-
 #include <gtest/gtest.h>
 
 #include <set>
 #include <string>
 
 #include "models/zoo.h"
+#include "sim/graph/axes/layer_cutter.h"
 #include "sim/graph/layers/layer_program.h"
 
 namespace foreshard::recompute_modules_test {
