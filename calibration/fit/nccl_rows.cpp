@@ -28,6 +28,7 @@ struct Family {
   double port = 0;                  // Gbit/s of network per GPU
   bool joins_hosts = false;         // its NVLink domain is of several hosts
   bool hangs_on_processor = false;  // by NVLink-C2C
+  BytesPerSecond host_memory;
 };
 
 Family usual_of(const Machine& machine) {
@@ -40,7 +41,8 @@ Family usual_of(const Machine& machine) {
           node.gpu_link.value() / 1e9,
           as_double(node.nics) * node.nic_rate.value() * 8 / 1e9 / gpus,
           node.gpus > kHost || node.link_domain > 1,
-          node.host_link.value() > kFastestSlot};
+          node.host_link.value() > kFastestSlot,
+          node.host_memory_bandwidth};
 }
 
 Family family_of(std::string_view gpu) {
@@ -231,7 +233,9 @@ PlacedSystem place_system(const NcclPlace& place) {
           : family.hangs_on_processor                                       ? CpuKind::kOther
                                                                             : CpuKind::kIntel;
   s.link = s.nvlink ? usable_link(s.generation, link, s.version) : link;
-  if (inside == Inside::kThroughHost) s.link = kThroughHost;
+  if (inside == Inside::kThroughHost) {
+    s.link = through_host(link, family.host_memory, as_double(s.ranks_per_node));
+  }
   placed.kind = s.nvlink ? FabricKind::kNvlink : FabricKind::kPcie;
   if (s.nodes <= 1) return placed;
   placed.kind = network_kind(network);

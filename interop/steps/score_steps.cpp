@@ -20,6 +20,7 @@
 #include "reports/report.h"
 #include "sim/base/error.h"
 #include "sim/base/quantile.h"
+#include "sim/cost/collective.h"
 #include "sim/memory/capacity.h"
 #include "sim/memory/memory_alternatives.h"
 #include "sim/spec/preset.h"
@@ -153,7 +154,9 @@ RowForecast forecast_row(TrainingRow row) {
     }
     if (is_first_look && may_exchange_through_host(job.cluster)) {
       links.push_back(job);
-      links.back().cluster.node.peer_access = false;
+      NodeKind& node = links.back().cluster.node;
+      node.peer_access = true;
+      node.gpu_link = BytesPerSecond(kSlowestThroughHost * 1e9);
     }
     result.report = StepForecaster(job, own).step(kDraws);
     result.fit = result.report.fit;

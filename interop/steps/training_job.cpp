@@ -206,7 +206,7 @@ bool leaves_network_open(const TrainingRow& row, const Cluster& cluster) {
 
 bool may_exchange_through_host(const Cluster& cluster) {
   const NodeKind& node = cluster.node;
-  return cluster.gpus_per_node() > 1 && node.peer_access && node.gpu_link_name.starts_with("PCIe");
+  return cluster.gpus_per_node() > 1 && node.gpu_link_name.starts_with("PCIe");
 }
 
 TrainingRow with_network(TrainingRow row, const Cluster& cluster, double share) {

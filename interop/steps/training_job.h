@@ -42,8 +42,9 @@ std::vector<OpenChoice> open_choices(const TrainingRow& row);
 // (DGX H100), whose network is their own.
 bool leaves_network_open(const TrainingRow& row, const Cluster& cluster);
 
-// Whether GPUs that are plugged in may exchange through the host's memory, which no row says: NCCL
-// does where no switch joins them, 18 and 28 GB/s are reported and 4 (NVIDIA/nccl#1603, #1639).
+// Whether GPUs that are plugged in may exchange through the memory of a slow host, which no row
+// says: NCCL does where no switch joins them, 18 and 28 GB/s are reported and 4 (NVIDIA/nccl#1603,
+// #1639).
 bool may_exchange_through_host(const Cluster& cluster);
 
 // A row that says its network: `share` of what the machines of `cluster` have at the most.

@@ -109,6 +109,11 @@ Inside inside_of(const NodeKind& node) {
   return has_any(name, {"switch"}) ? Inside::kSwitch : Inside::kMesh;
 }
 
+double through_host(double slot, BytesPerSecond memory, double ranks) {
+  constexpr double kShare = 0.73, kTimes = 2;
+  return kShare * std::min(slot, memory.value() / kGiga / (kTimes * ranks));
+}
+
 FabricSystem fabric_system(const Cluster& cluster, const GroupLink& group, NcclVersion version) {
   FabricSystem fabric;
   NcclSystem& s = fabric.system;
@@ -127,13 +132,14 @@ FabricSystem fabric_system(const Cluster& cluster, const GroupLink& group, NcclV
   // Intel's.
   s.cpu = is_amd || s.generation == GpuGeneration::kAmpere ? CpuKind::kAmd : CpuKind::kIntel;
   const double rate = group.link.value() / kGiga;
-  s.link = s.nvlink           ? usable_link(s.generation, rate, version)
-           : node.peer_access ? rate
-                              : std::min(rate, kThroughHost);
+  const double ranks = as_double(group.ranks_per_node);
+  s.link = rate;
+  if (s.nvlink) s.link = usable_link(s.generation, rate, version);
+  if (inside == Inside::kThroughHost)
+    s.link = through_host(rate, node.host_memory_bandwidth, ranks);
   fabric.kind = s.nvlink ? FabricKind::kNvlink : FabricKind::kPcie;
   if (group.nodes <= 1) return fabric;
   fabric.kind = network_kind(node.nic_name + " " + cluster.network.kind);
-  const double ranks = as_double(group.ranks_per_node);
   const double gpus = as_double(std::max<std::int64_t>(1, node.gpus));
   const double nics = as_double(node.nics);
   const double ports =

@@ -38,9 +38,13 @@ struct FabricSystem {
   double tree = 1;  // GroupLink::tree over network, which is what the system has
 };
 // What NCCL sees of the group. Precondition: it has more than one rank.
-// GB/s that GPUs exchange through the host's memory where they do not reach each other's: 2 to 4 of
-// bus bandwidth (tinygrad/open-gpu-kernel-modules#36).
-inline constexpr double kThroughHost = 4;
+// GB/s of `ranks` GPUs that exchange through the host's memory, where they do not reach each
+// other's: 0.73 of their slot or of their part of that memory, which each byte is written to and
+// read from (8 RTX 5090 and two Xeon 8480+ with 614 GB/s: 28 of 38, 4 of them 35 of 48;
+// NVIDIA/nccl#1639).
+double through_host(double slot, BytesPerSecond memory, double ranks);
+// There are hosts where it is 2 to 4 (tinygrad/open-gpu-kernel-modules#36).
+inline constexpr double kSlowestThroughHost = 4;
 
 FabricSystem fabric_system(const Cluster& cluster, const GroupLink& group, NcclVersion version);
 

@@ -513,6 +513,46 @@ void launch_one_by_one(const Operation& op, std::size_t begin, LayerPhaseProgram
   }
 }
 
+// A loss with the head's product in it launches its kernels for one tile of tokens after the other:
+// each reads the weight, and the weight's gradient of each is made in the compute dtype, cast to
+// fp32 and added to their sum (liger_kernel/ops/fused_linear_cross_entropy.py since 0.6.2). Nothing
+// but the tile stands beside its backward, unlike that of tiles which are made again there.
+void launch_in_tiles(const KernelCounts& counts, const Operation& op, std::size_t begin,
+                     LayerPhaseProgram& phase) {
+  if (op.kind != OperationKind::kGemm || op.function != Function::kCrossEntropy ||
+      op.backward_workspace.size() != 1) {
+    return;
+  }
+  const std::int64_t element = size_of(counts.options.compute);
+  const std::int64_t rows = rows_of(counts, op), weights = weight_elements(counts, op);
+  const std::int64_t tile = counts.bytes[at(op.backward_workspace.front())] / (element * op.n);
+  const std::int64_t tiles = tile > 0 ? (rows + tile - 1) / tile : 1;
+  if (tiles == 1) return;
+  const std::vector<Kernel> whole(phase.kernels.begin() + static_cast<std::ptrdiff_t>(begin),
+                                  phase.kernels.end());
+  phase.kernels.resize(begin);
+  const std::int64_t part = (rows + tiles - 1) / tiles;
+  for (std::int64_t t = 0; t < tiles; ++t) {
+    for (Kernel kernel : whole) {
+      const bool sums = kernel.pass == Pass::kBackward && kernel.n == width(counts, op, op.n);
+      kernel.flops = kernel.flops * (1.0 / as_double(tiles));
+      kernel.bytes = Bytes(kernel.bytes.count() / tiles);
+      if (kernel.kind == KernelKind::kGemm) {
+        (sums ? kernel.k : kernel.m) = part;
+        kernel.bytes = Bytes(checked_multiply(part * (op.n + op.k) + weights, element));
+      }
+      phase.kernels.push_back(kernel);
+      if (!sums) continue;
+      constexpr std::int64_t kSum = 4;
+      add_memory_kernel(phase, Function::kCast, kernel.pass,
+                        checked_multiply(weights, element + kSum));
+      phase.kernels.back().memory_class = MemoryClass::kWidening;
+      add_memory_kernel(phase, Function::kAdd, kernel.pass,
+                        checked_multiply(weights, kSum + 2 * element));
+    }
+  }
+}
+
 // A loop's weights are views of one tensor of all experts: autograd puts the gradient of each into
 // zeros of that size (select_backward) and adds them up, in place.
 void add_gradients_of_views(const KernelCounts& counts, const Operation& op, BackwardParts parts,
@@ -543,6 +583,7 @@ void add_forward_kernels(const KernelCounts& counts, const Operation& op,
   const std::size_t begin = phase.kernels.size();
   add_forward(counts, op, phase);
   launch_one_by_one(op, begin, phase);
+  launch_in_tiles(counts, op, begin, phase);
   mark_eager_norm(op, begin, phase);
   mark_heads(op, begin, phase);
   mark_parts_of_rows(counts, op, begin, phase);
@@ -554,6 +595,7 @@ void add_backward_kernels(const KernelCounts& counts, const Operation& op, Backw
   const std::size_t begin = phase.kernels.size();
   add_backward(counts, op, parts, phase);
   launch_one_by_one(op, begin, phase);
+  launch_in_tiles(counts, op, begin, phase);
   mark_heads(op, begin, phase);
   mark_parts_of_rows(counts, op, begin, phase);
   mark_widening_casts(counts, op, begin, phase);

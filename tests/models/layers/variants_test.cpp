@@ -307,6 +307,24 @@ TEST(Variants, ALossWithTheHeadsProductKeepsNoLogits) {
   const LayerProgram eager = program(variant(plan_with(Compile::kNone)), LayerRole::kHead);
   EXPECT_EQ(head.forward.flops.count(), eager.forward.flops.count());
   EXPECT_EQ(head.backward.flops.count(), eager.backward.flops.count());
+
+  // Each of 32 tiles reads the weight for its logits and for the input's gradient, and writes the
+  // weight's gradient, which is cast (2 to 4 bytes) and added to the sum (4 and 2 to 2).
+  constexpr std::int64_t kTiles = kTokens / kTile, kWeights = kVocabulary * kWide / 2;
+  const auto count = [](const LayerPhaseProgram& phase, KernelKind kind) {
+    return std::ranges::count(phase.kernels, kind, &Kernel::kind);
+  };
+  EXPECT_EQ(count(head.forward, KernelKind::kGemm), kTiles);
+  EXPECT_EQ(count(head.backward, KernelKind::kGemm), 2 * kTiles);
+  std::int64_t added = 0;
+  for (const Kernel& kernel : head.backward.kernels) {
+    if (kernel.kind == KernelKind::kMemory) added += kernel.bytes.count();
+    if (kernel.kind == KernelKind::kGemm) {
+      EXPECT_EQ(kernel.n == kVocabulary ? kernel.k : kernel.m, kTile);
+      EXPECT_GT(kernel.bytes.count(), 2 * kWeights);
+    }
+  }
+  EXPECT_EQ(added, kTiles * kWeights * ((2 + 4) + (4 + 2 + 2)));
 }
 
 // All 1,024 tokens at once (a tile takes 4,096) by 32,768 words, and backward fp32 sums of both
