@@ -47,6 +47,7 @@ class TrainerReader {
     read_missing();
     read_checkpoints();
     read_adapters();
+    read_unused();
     read_stored();
     read_batch();
     read_loss();
@@ -102,7 +103,9 @@ class TrainerReader {
     if (pure) {
       reader_.map("pure_bf16", "dtype.master", "bf16");
     } else if (dialect_ == Dialect::kAxolotl && plan_.value("dtype.param") == "bf16") {
-      reader_.assume("dtype.master", "bf16", "Axolotl loads the model in bf16");
+      reader_.assume("dtype.master", "bf16",
+                     "Axolotl loads the model in bf16; but for flash attention it keeps tables and "
+                     "norms in fp32, which are taken as the rest");
     } else if (loaded != nullptr) {
       const std::string word = loaded->as_string();
       const char* path = root_.has("dtype") ? "dtype" : "torch_dtype";
@@ -261,11 +264,6 @@ class TrainerReader {
       std::erase_if(plan_.keys, [](const auto& key) { return key.first.starts_with("lora."); });
       return;
     }
-    // llamafactory/hparams/parser.py
-    if (dialect_ == Dialect::kLlamaFactory && runtime() == "ddp" &&
-        !plan_.has("ddp.find_unused_parameters")) {
-      reader_.assume("ddp.find_unused_parameters", "false", "LLaMA-Factory's, of adapters");
-    }
     const bool is_trl = dialect_ == Dialect::kTrl;
     if (!plan_.has("lora.rank")) {
       reader_.assume("lora.rank", is_trl ? "16" : "8", "the code's default");
@@ -302,6 +300,15 @@ class TrainerReader {
       reader_.assume("lora.base", "nf4", "a base of four bits");
     } else if (is_trl && !is_word("dtype", "bfloat16") && !is_word("dtype", "auto")) {
       reader_.assume("lora.base", "master", "TRL loads the model in fp32");
+    }
+  }
+
+  // llamafactory/hparams/parser.py, of adapters; axolotl/core/builders/causal.py.
+  void read_unused() {
+    const bool is_off = dialect_ == Dialect::kAxolotl ||
+                        (dialect_ == Dialect::kLlamaFactory && plan_.has("lora.rank"));
+    if (is_off && runtime() == "ddp" && !plan_.has("ddp.find_unused_parameters")) {
+      reader_.assume("ddp.find_unused_parameters", "false", "the code's default");
     }
   }
 
