@@ -52,8 +52,7 @@ std::vector<MachineFile> machine_files() {
 
 Machine read_machine(const EmbeddedFile& file) {
   const ConfigNode root = parse_yaml(file.content, file.path);
-  root.allow_only(
-      {"key", "aliases", "server", "gpu", "node", "network", "memory_outside_allocator"});
+  root.allow_only({"aliases", "server", "gpu", "node", "network", "memory_outside_allocator"});
   Machine machine;
   auto missing = MissingFigures::kError;
   if (const ConfigNode* server = root.find("server")) {
@@ -69,11 +68,18 @@ Machine read_machine(const EmbeddedFile& file) {
     machine.node.sources = std::move(whole.sources);
     missing = MissingFigures::kKeepServer;
   }
-  machine.key = root.at("key", "the machine's key").as_string();
-  const ConfigNode aliases = root.at("aliases", "a list, [] for none");
-  for (const ConfigNode& alias : aliases.elements()) machine.aliases.push_back(alias.as_string());
+  // The file is called as its machine, its folder as the architecture (by what names the card).
+  const std::filesystem::path path{std::string(file.path)};
+  machine.key = path.stem().string();
+  if (const ConfigNode* aliases = root.find("aliases")) {
+    for (const ConfigNode& each : aliases->elements()) machine.aliases.push_back(each.as_string());
+  }
   machine.node.gpu.key = machine.key;
   read_figures(root, missing, machine.node);
+  machine.node.gpu.architecture = path.parent_path().filename().string();
+  const auto name = std::ranges::find(machine.node.sources, "gpu.name",
+                                      [](const auto& source) { return source.first; });
+  machine.node.sources.emplace_back("gpu.architecture", std::string(name->second));
   machine.node.gpus = machine.node.node.gpus;
   machine.node.spec = fmt::format("{}x{}", machine.node.gpus, machine.key);
   join_sources(machine.node);

@@ -8,6 +8,7 @@
 #include "calibration/measured_fields.h"
 #include "sim/base/config.h"
 #include "sim/base/embedded.h"
+#include "sim/base/lookup.h"
 
 namespace foreshard {
 
@@ -34,18 +35,14 @@ constexpr std::array<std::string_view, kFactors> kFactorNames = {
 
 // What a profile has instead that is older than the class.
 MemoryClass older_class(MemoryClass which) {
-  switch (which) {
-    case MemoryClass::kEagerNormForward:
-    case MemoryClass::kEagerNormBackward:
-    case MemoryClass::kStrided:
-      return MemoryClass::kElementwise;
-    case MemoryClass::kGeneratedNorm:
-      return MemoryClass::kNormForward;
-    case MemoryClass::kWidening:
-      return MemoryClass::kCopy;
-    default:
-      return which;
-  }
+  using enum MemoryClass;
+  return value_of(which,
+                  {{kEagerNormForward, kElementwise},
+                   {kEagerNormBackward, kElementwise},
+                   {kStrided, kElementwise},
+                   {kGeneratedNorm, kNormForward},
+                   {kWidening, kCopy}},
+                  which);
 }
 
 constexpr double kLongestCost = 1.0;  // s; no launch, hop or hook takes longer

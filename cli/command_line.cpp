@@ -13,6 +13,7 @@
 #include <utility>
 
 #include "calibration/machines.h"
+#include "cli/interrupt.h"
 #include "cli/output.h"
 #include "cli/verbs/verbs.h"
 #include "models/zoo.h"
@@ -529,6 +530,22 @@ CommandLine parse_command_line(std::vector<std::string> arguments) {
     result.verb = tree.verb();
   }
   return result;
+}
+
+int run_program(CommandLine (*parse)(std::vector<std::string>), int argc, char** argv) {
+  handle_signals();
+  try {
+    const CommandLine line = parse({argv + 1, argv + argc});
+    if (!line.usage_error.empty()) {
+      write_error(line.usage_error);
+      return static_cast<int>(ExitCode::kUsage);
+    }
+    if (line.verb) return static_cast<int>(line.verb());
+    write_answer(line.text);
+    return static_cast<int>(ExitCode::kOk);
+  } catch (...) {
+    return static_cast<int>(report_failure());
+  }
 }
 
 }  // namespace foreshard

@@ -91,6 +91,9 @@ std::string completion_script(const CommandTree& tree, std::string_view shell);
 // `arguments` without the program's name.
 CommandLine parse_command_line(std::vector<std::string> arguments);
 
+// A program's main: whatever fails is one sentence and an exit code.
+int run_program(CommandLine (*parse)(std::vector<std::string>), int argc, char** argv);
+
 // The same tree as data.
 CommandTree command_tree();
 

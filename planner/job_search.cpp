@@ -23,7 +23,7 @@
 #include "sim/base/spelling.h"
 #include "sim/search/axes.h"
 #include "sim/search/knobs.h"
-#include "sim/search/variant_floors.h"
+#include "sim/search/search.h"
 
 namespace foreshard {
 namespace {

@@ -12,6 +12,7 @@
 
 #include "calibration/fit/fit_local.h"
 #include "calibration/fit/least_squares.h"
+#include "sim/base/lookup.h"
 #include "sim/cost/measured.h"
 
 namespace foreshard {
@@ -41,25 +42,15 @@ CurveReport judge(std::string name, const std::vector<SizePoint>& rows,
 }
 
 MemoryClass class_of(Function function, Pass pass) {
-  switch (function) {
-    case Function::kRmsNorm:
-    case Function::kLayerNorm:
-      return pass == Pass::kForward ? MemoryClass::kNormForward : MemoryClass::kNormBackward;
-    case Function::kLogSoftmax:
-    case Function::kNegativeLogLikelihood:
-    case Function::kCrossEntropy:
-      return MemoryClass::kLoss;
-    case Function::kAdamW:
-    case Function::kSgd:
-    case Function::kSumOfSquares:
-    case Function::kScale:
-      return MemoryClass::kOptimizer;
-    case Function::kCopy:
-    case Function::kCast:
-      return MemoryClass::kCopy;
-    default:
-      return MemoryClass::kElementwise;
+  using enum Function;
+  if (function == kRmsNorm || function == kLayerNorm) {
+    return pass == Pass::kForward ? MemoryClass::kNormForward : MemoryClass::kNormBackward;
   }
+  if (is_among(function, {kLogSoftmax, kNegativeLogLikelihood, kCrossEntropy})) {
+    return MemoryClass::kLoss;
+  }
+  if (is_among(function, {kAdamW, kSgd, kSumOfSquares, kScale})) return MemoryClass::kOptimizer;
+  return is_among(function, {kCopy, kCast}) ? MemoryClass::kCopy : MemoryClass::kElementwise;
 }
 
 MemoryCurve fit_class(const std::vector<SizePoint>& rows, const Gpu& gpu) {

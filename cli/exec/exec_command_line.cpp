@@ -132,7 +132,7 @@ class ExecTree {
 
 }  // namespace
 
-CommandLine parse_exec_command_line(const std::vector<std::string>& arguments) {
+CommandLine parse_exec_command_line(std::vector<std::string> arguments) {
   ExecTree tree(arguments);
   CommandLine result = parse(tree.app(), arguments);
   if (result.text.empty() && result.usage_error.empty()) result.verb = tree.verb();

@@ -73,6 +73,6 @@ ExitCode run_measure(const MeasureOptions& options);
 ExitCode run_self_check(const SelfCheckOptions& options);
 
 // `arguments` without the program's name.
-CommandLine parse_exec_command_line(const std::vector<std::string>& arguments);
+CommandLine parse_exec_command_line(std::vector<std::string> arguments);
 
 }  // namespace foreshard

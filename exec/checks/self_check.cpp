@@ -9,6 +9,7 @@
 #include <cmath>
 
 #include "exec/checks/checks.h"
+#include "sim/base/letters.h"
 
 namespace foreshard {
 
@@ -69,17 +70,7 @@ void Checks::needs_gpu() const {
 }
 
 const char* to_string(CheckStatus status) {
-  switch (status) {
-    case CheckStatus::kOk:
-      return "ok";
-    case CheckStatus::kFailed:
-      return "failed";
-    case CheckStatus::kSkipped:
-      return "skipped";
-    case CheckStatus::kRunning:
-      break;
-  }
-  return "running";
+  return word_at(status, {"ok", "failed", "skipped", "running"});
 }
 
 double largest_error(const at::Tensor& a, const at::Tensor& b) {

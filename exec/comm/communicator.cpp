@@ -8,7 +8,6 @@
 #include <cstring>
 #include <utility>
 
-#include "exec/comm/sum.h"
 #include "sim/base/error.h"
 #include "sim/graph/cpu_collectives.h"
 

@@ -2,13 +2,12 @@
 // after the other is added, so that main memory sees each array once. GCC's vector type spells out
 // the loops that -O2 would leave scalar; a lane is one element, so the bits are those of the plain
 // loop.
-#include "exec/comm/sum.h"
-
 #include <algorithm>
 #include <array>
 #include <cstdint>
 #include <cstring>
 
+#include "exec/comm/communicator.h"
 #include "sim/base/error.h"
 
 namespace foreshard {

@@ -20,6 +20,7 @@
 
 #include "sim/base/error.h"
 #include "sim/base/hash.h"
+#include "sim/base/letters.h"
 #include "sim/base/spelling.h"
 #include "sim/base/unit_strings.h"
 
@@ -84,17 +85,7 @@ std::string append_text(const fs::path& path, std::string& image) {
 }  // namespace
 
 const char* to_string(TokenFormat format) {
-  switch (format) {
-    case TokenFormat::kAuto:
-      return "auto";
-    case TokenFormat::kBytes:
-      return "bytes";
-    case TokenFormat::kU16:
-      return "u16";
-    case TokenFormat::kU32:
-      return "u32";
-  }
-  FORESHARD_CHECK(false, "a token format without a name");
+  return word_at(format, {"auto", "bytes", "u16", "u32"});
 }
 
 TokenFormat parse_token_format(std::string_view word) {

@@ -7,7 +7,7 @@
 #include <thread>
 #include <vector>
 
-#include "exec/comm/sum.h"
+#include "exec/comm/communicator.h"
 #include "exec/memory/allocator.h"
 #include "sim/base/error.h"
 

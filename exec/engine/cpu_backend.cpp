@@ -17,7 +17,6 @@
 #include "exec/comm/communicator.h"
 #include "exec/compute/kernels.h"
 #include "exec/engine/backend.h"
-#include "exec/engine/exact_sum.h"
 #include "exec/engine/stream.h"
 #include "exec/engine/update.h"
 #include "sim/base/integers.h"

@@ -1,10 +1,10 @@
 // A double is an integer of 53 bits times a power of two: shifted to its place it touches three
 // digits. Not-a-number is marked by a last digit that no sum of numbers reaches.
-#include "exec/engine/exact_sum.h"
-
 #include <bit>
 #include <cmath>
 #include <limits>
+
+#include "exec/engine/update.h"
 
 namespace foreshard {
 namespace {

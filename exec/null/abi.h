@@ -10,8 +10,10 @@
 // Calls that have nothing to do, whatever they are given; those that make a handle.
 #define DONE(name) \
   API foreshard::null::Status name() { return foreshard::null::kSuccess; }
-#define CREATED(name) \
-  API foreshard::null::Status name(void** made) { return *made = new_handle(), kSuccess; }
+// Those that say one thing, such as `*version = 13000`.
+#define ANSWERS(name, answer, ...) \
+  API foreshard::null::Status name(__VA_ARGS__) { return answer, foreshard::null::kSuccess; }
+#define CREATED(name) ANSWERS(name, *made = new_handle(), void** made)
 
 namespace foreshard::null {
 

@@ -62,31 +62,19 @@ constexpr int kF32 = 0, kF64 = 1, kC32 = 4, kC64 = 5;
 
 using namespace foreshard::null;
 
-API Status cublasCreate_v2(Handle* h) { return *h = new_handle(), kSuccess; }
+ANSWERS(cublasCreate_v2, *h = new_handle(), Handle* h)
 DONE(cublasDestroy_v2)
-API Status cublasSetStream_v2(Handle h, StreamHandle stream) {
-  return Held<State>()->streams[h] = stream, kSuccess;
-}
-API Status cublasGetStream_v2(Handle h, StreamHandle* stream) {
-  return *stream = stream_of(h), kSuccess;
-}
+ANSWERS(cublasSetStream_v2, Held<State>()->streams[h] = stream, Handle h, StreamHandle stream)
+ANSWERS(cublasGetStream_v2, *stream = stream_of(h), Handle h, StreamHandle* stream)
 DONE(cublasSetWorkspace_v2)
-API Status cublasSetMathMode(Handle h, int mode) { return Held<State>()->math[h] = mode, kSuccess; }
-API Status cublasGetMathMode(Handle h, int* mode) {
-  return *mode = Held<State>()->math[h], kSuccess;
-}
-API Status cublasSetPointerMode_v2(Handle h, int mode) {
-  return Held<State>()->pointer_mode[h] = mode, kSuccess;
-}
-API Status cublasGetPointerMode_v2(Handle h, int* mode) {
-  return *mode = Held<State>()->pointer_mode[h], kSuccess;
-}
+ANSWERS(cublasSetMathMode, Held<State>()->math[h] = mode, Handle h, int mode)
+ANSWERS(cublasGetMathMode, *mode = Held<State>()->math[h], Handle h, int* mode)
+ANSWERS(cublasSetPointerMode_v2, Held<State>()->pointer_mode[h] = mode, Handle h, int mode)
+ANSWERS(cublasGetPointerMode_v2, *mode = Held<State>()->pointer_mode[h], Handle h, int* mode)
 DONE(cublasSetAtomicsMode)
 DONE(cublasSetSmCountTarget)
-API Status cublasGetVersion_v2(Handle, int* version) { return *version = 130100, kSuccess; }
-API Status cublasGetProperty(int which, int* value) {
-  return *value = which == 0 ? 13 : which == 1 ? 1 : 0, kSuccess;
-}
+ANSWERS(cublasGetVersion_v2, *version = 130100, Handle, int* version)
+ANSWERS(cublasGetProperty, *value = which == 0 ? 13 : which == 1 ? 1 : 0, int which, int* value)
 
 API Status cublasGemmEx(Handle h, int ta, int tb, int m, int n, int k, const void*, const void* a,
                         int a_type, int, const void* b, int, int, const void*, void* c, int c_type,
@@ -158,11 +146,11 @@ API Status cublasDdot_v2(Handle h, int n, const double*, int, const double*, int
 }
 
 // ---- cuBLASLt ----
-API Status cublasLtCreate(Handle* h) { return *h = new_handle(), kSuccess; }
+ANSWERS(cublasLtCreate, *h = new_handle(), Handle* h)
 DONE(cublasLtDestroy)
 API std::size_t cublasLtGetVersion() { return 130100; }
 API std::size_t cublasLtGetCudartVersion() { return 13000; }
-API Status cublasLtMatmulDescCreate(void** d, int, int) { return *d = new_handle(), kSuccess; }
+ANSWERS(cublasLtMatmulDescCreate, *d = new_handle(), void** d, int, int)
 DONE(cublasLtMatmulDescDestroy)
 API Status cublasLtMatmulDescSetAttribute(void* d, int which, const void* value, std::size_t) {
   constexpr int kTransA = 3, kTransB = 4;  // cublasLtMatmulDescAttributes_t
@@ -190,9 +178,7 @@ API Status cublasLtMatrixLayoutCreate(void** l, int type, std::uint64_t rows, st
                                  static_cast<std::int64_t>(columns), 1};
   return kSuccess;
 }
-API Status cublasLtMatrixLayoutDestroy(void* l) {
-  return Held<State>()->matrices.erase(l), kSuccess;
-}
+ANSWERS(cublasLtMatrixLayoutDestroy, Held<State>()->matrices.erase(l), void* l)
 API Status cublasLtMatrixLayoutSetAttribute(void* l, int which, const void* value, std::size_t) {
   constexpr int kBatchCount = 5;  // cublasLtMatrixLayoutAttribute_t
   if (which != kBatchCount) return kSuccess;

@@ -18,6 +18,7 @@
 #include "exec/null/log.h"
 #include "exec/null/record.h"
 #include "exec/null/state.h"
+#include "sim/base/lookup.h"
 
 namespace foreshard::null {
 namespace {
@@ -95,21 +96,9 @@ std::int64_t Descriptor::element_bytes() const {
 std::size_t size_of_attribute(int type) {
   constexpr int kHandle = 0, kBoolean = 2, kInt64 = 3, kDouble = 5, kPointer = 6, kChar = 24,
                 kFraction = 26;
-  switch (type) {
-    case kHandle:
-    case kInt64:
-    case kDouble:
-    case kPointer:
-    case kTypeDescriptor:
-      return 8;
-    case kFraction:
-      return 16;
-    case kBoolean:
-    case kChar:
-      return 1;
-    default:
-      return 4;
-  }
+  if (is_among(type, {kHandle, kInt64, kDouble, kPointer, kTypeDescriptor})) return 8;
+  if (is_among(type, {kBoolean, kChar})) return 1;
+  return type == kFraction ? 16 : 4;
 }
 
 std::int64_t volume(const std::vector<std::int64_t>& extents) {
@@ -323,12 +312,8 @@ using namespace foreshard::null;
 
 CREATED(cudnnCreate)
 DONE(cudnnDestroy)
-API Status cudnnSetStream(void* handle, StreamHandle stream) {
-  return Held<State>()->streams[handle] = stream, kSuccess;
-}
-API Status cudnnGetStream(void* handle, StreamHandle* stream) {
-  return *stream = stream_of(handle), kSuccess;
-}
+ANSWERS(cudnnSetStream, Held<State>()->streams[handle] = stream, void* handle, StreamHandle stream)
+ANSWERS(cudnnGetStream, *stream = stream_of(handle), void* handle, StreamHandle* stream)
 
 API Status cudnnBackendCreateDescriptor(int type, void** made) {
   return *made = new Descriptor{type, {}, nullptr}, kSuccess;
@@ -414,22 +399,13 @@ API Status cudnnGetTensorNdDescriptor(const void* tensor, int requested, int* ty
   }
   return kSuccess;
 }
-API Status cudnnGetBatchNormalizationForwardTrainingExWorkspaceSize(void*, int, int, const void*,
-                                                                    const void*, const void*,
-                                                                    const void*, const void*,
-                                                                    std::size_t* bytes) {
-  return *bytes = 0, kSuccess;
-}
-API Status cudnnGetBatchNormalizationTrainingExReserveSpaceSize(void*, int, int, const void*,
-                                                                const void*, std::size_t* bytes) {
-  return *bytes = 0, kSuccess;
-}
-API Status cudnnGetBatchNormalizationBackwardExWorkspaceSize(void*, int, int, const void*,
-                                                             const void*, const void*, const void*,
-                                                             const void*, const void*, const void*,
-                                                             std::size_t* bytes) {
-  return *bytes = 0, kSuccess;
-}
+ANSWERS(cudnnGetBatchNormalizationForwardTrainingExWorkspaceSize, *bytes = 0, void*, int, int,
+        const void*, const void*, const void*, const void*, const void*, std::size_t* bytes)
+ANSWERS(cudnnGetBatchNormalizationTrainingExReserveSpaceSize, *bytes = 0, void*, int, int,
+        const void*, const void*, std::size_t* bytes)
+ANSWERS(cudnnGetBatchNormalizationBackwardExWorkspaceSize, *bytes = 0, void*, int, int, const void*,
+        const void*, const void*, const void*, const void*, const void*, const void*,
+        std::size_t* bytes)
 // Training reads the input twice (its moments first) and writes it once; backward reads input and
 // gradient twice.
 API Status cudnnBatchNormalizationForwardTrainingEx(void* handle, int, int, const void*,

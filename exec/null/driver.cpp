@@ -42,19 +42,15 @@ void* context() {
 using namespace foreshard::null;
 
 DONE(cuInit)
-API Status cuDriverGetVersion(int* version) { return *version = 13000, kSuccess; }
-API Status cuDeviceGetCount(int* count) { return *count = properties().devices, kSuccess; }
-API Status cuDeviceGet(int* device, int ordinal) { return *device = ordinal, kSuccess; }
+ANSWERS(cuDriverGetVersion, *version = 13000, int* version)
+ANSWERS(cuDeviceGetCount, *count = properties().devices, int* count)
+ANSWERS(cuDeviceGet, *device = ordinal, int* device, int ordinal)
 API Status cuDeviceGetName(char* text, int length, int) {
   std::snprintf(text, static_cast<std::size_t>(length), "%s", properties().name.c_str());
   return kSuccess;
 }
-API Status cuDeviceGetAttribute(int* value, int which, int) {
-  return *value = attribute(which), kSuccess;
-}
-API Status cuDeviceTotalMem_v2(std::size_t* bytes, int) {
-  return *bytes = properties().memory, kSuccess;
-}
+ANSWERS(cuDeviceGetAttribute, *value = attribute(which), int* value, int which, int)
+ANSWERS(cuDeviceTotalMem_v2, *bytes = properties().memory, std::size_t* bytes, int)
 API Status cuDeviceGetUuid(void* uuid, int) {
   std::memset(uuid, 7, 16);
   return kSuccess;
@@ -69,15 +65,15 @@ API Status cuDevicePrimaryCtxGetState(int, unsigned* flags, int* active) {
   if (active != nullptr) *active = 1;
   return kSuccess;
 }
-API Status cuDevicePrimaryCtxRetain(void** c, int) { return *c = context(), kSuccess; }
+ANSWERS(cuDevicePrimaryCtxRetain, *c = context(), void** c, int)
 DONE(cuDevicePrimaryCtxRelease_v2)
-API Status cuCtxGetCurrent(void** c) { return *c = context(), kSuccess; }
+ANSWERS(cuCtxGetCurrent, *c = context(), void** c)
 DONE(cuCtxSetCurrent)
 DONE(cuCtxPushCurrent_v2)
-API Status cuCtxPopCurrent_v2(void** c) { return *c = context(), kSuccess; }
-API Status cuCtxGetDevice(int* device) { return *device = current_device(), kSuccess; }
-API Status cuCtxGetApiVersion(void*, unsigned* version) { return *version = 13000, kSuccess; }
-API Status cuCtxGetLimit(std::size_t* value, int) { return *value = 0, kSuccess; }
+ANSWERS(cuCtxPopCurrent_v2, *c = context(), void** c)
+ANSWERS(cuCtxGetDevice, *device = current_device(), int* device)
+ANSWERS(cuCtxGetApiVersion, *version = 13000, void*, unsigned* version)
+ANSWERS(cuCtxGetLimit, *value = 0, std::size_t* value, int)
 DONE(cuCtxSetLimit)
 API Status cuCtxSynchronize() {
   if (const Status status = refuse_unsafe(__func__)) return status;
@@ -86,7 +82,7 @@ API Status cuCtxSynchronize() {
   record_wait('d', nullptr);
   return kSuccess;
 }
-API Status cuStreamGetCtx(StreamHandle, void** c) { return *c = context(), kSuccess; }
+ANSWERS(cuStreamGetCtx, *c = context(), StreamHandle, void** c)
 API Status cuStreamSynchronize(StreamHandle stream) {
   if (const Status status = refuse_on_captured(__func__, stream)) return status;
   await_stream(stream);
@@ -94,9 +90,8 @@ API Status cuStreamSynchronize(StreamHandle stream) {
   record_wait('s', stream);
   return kSuccess;
 }
-API Status cuStreamIsCapturing(StreamHandle stream, int* status) {
-  return *status = is_captured(stream) ? 1 : 0, kSuccess;
-}
+ANSWERS(cuStreamIsCapturing, *status = is_captured(stream) ? 1 : 0, StreamHandle stream,
+        int* status)
 DONE(cuStreamWriteValue32_v2)
 DONE(cuStreamWaitValue32_v2)
 // Tables of undocumented functions begin with their size: there are none. NVRTC looks into one.
@@ -104,8 +99,8 @@ API Status cuGetExportTable(const void** table, const void*) {
   static constexpr std::size_t kEmpty[] = {sizeof(std::size_t), 0};
   return *table = kEmpty, kSuccess;
 }
-API Status cuGetErrorString(Status, const char** text) { return *text = "null GPU", kSuccess; }
-API Status cuGetErrorName(Status, const char** text) { return *text = "CUDA_ERROR", kSuccess; }
+ANSWERS(cuGetErrorString, *text = "null GPU", Status, const char** text)
+ANSWERS(cuGetErrorName, *text = "CUDA_ERROR", Status, const char** text)
 API Status cuPointerGetAttribute(void* value, int which, std::uint64_t at) {
   constexpr int kContext = 1, kMemoryType = 2, kDevicePointer = 3, kOrdinal = 9;
   void* const pointer = reinterpret_cast<void*>(at);
@@ -117,11 +112,10 @@ API Status cuPointerGetAttribute(void* value, int which, std::uint64_t at) {
 }
 
 // ---- modules and launches ----
-API Status cuModuleLoadData(void** module, const void*) { return *module = new_handle(), kSuccess; }
-API Status cuModuleLoadDataEx(void** module, const void*, unsigned, int*, void**) {
-  return *module = new_handle(), kSuccess;
-}
-API Status cuModuleLoad(void** module, const char*) { return *module = new_handle(), kSuccess; }
+ANSWERS(cuModuleLoadData, *module = new_handle(), void** module, const void*)
+ANSWERS(cuModuleLoadDataEx, *module = new_handle(), void** module, const void*, unsigned, int*,
+        void**)
+ANSWERS(cuModuleLoad, *module = new_handle(), void** module, const char*)
 DONE(cuModuleUnload)
 API Status cuModuleGetFunction(void** function, void*, const char* name) {
   *function = new_handle();
@@ -139,14 +133,12 @@ API Status cuFuncGetAttribute(int* value, int which, void*) {
 }
 DONE(cuFuncSetAttribute)
 DONE(cuFuncSetCacheConfig)
-API Status cuFuncGetName(const char** name, void*) { return *name = "", kSuccess; }
-API Status cuOccupancyMaxActiveBlocksPerMultiprocessor(int* count, void*, int threads,
-                                                       std::size_t) {
-  return *count = threads <= 0 ? 1 : properties().threads_per_multiprocessor / threads, kSuccess;
-}
-API Status cuOccupancyMaxActiveClusters(int* count, void*, const void*) {
-  return *count = properties().multiprocessors / 2, kSuccess;
-}
+ANSWERS(cuFuncGetName, *name = "", const char** name, void*)
+ANSWERS(cuOccupancyMaxActiveBlocksPerMultiprocessor,
+        *count = threads <= 0 ? 1 : properties().threads_per_multiprocessor / threads, int* count,
+        void*, int threads, std::size_t)
+ANSWERS(cuOccupancyMaxActiveClusters, *count = properties().multiprocessors / 2, int* count, void*,
+        const void*)
 API Status cuTensorMapEncodeTiled(void* map) {
   std::memset(map, 0, 128);
   return kSuccess;
@@ -212,10 +204,8 @@ API Status cuMemsetD32Async(std::uint64_t at, unsigned, std::size_t count, Strea
   record_copy({'s', stream, 4 * count, reinterpret_cast<void*>(at)});
   return kSuccess;
 }
-API Status cuMemAddressReserve(std::uint64_t* at, std::size_t bytes, std::size_t, std::uint64_t,
-                               unsigned long long) {
-  return *at = reinterpret_cast<std::uint64_t>(reserve_addresses(bytes)), kSuccess;
-}
+ANSWERS(cuMemAddressReserve, *at = reinterpret_cast<std::uint64_t>(reserve_addresses(bytes)),
+        std::uint64_t* at, std::size_t bytes, std::size_t, std::uint64_t, unsigned long long)
 DONE(cuMemAddressFree)
 API Status cuMemCreate(std::uint64_t* handle, std::size_t bytes, const void*, unsigned long long) {
   if (!take_memory(bytes)) return kMemoryAllocation;
@@ -268,9 +258,8 @@ DONE(nvmlInit)
 DONE(nvmlInit_v2)
 DONE(nvmlInitWithFlags)
 DONE(nvmlShutdown)
-API Status nvmlDeviceGetCount_v2(unsigned* count) {
-  return *count = static_cast<unsigned>(properties().devices), kSuccess;
-}
+ANSWERS(nvmlDeviceGetCount_v2, *count = static_cast<unsigned>(properties().devices),
+        unsigned* count)
 API Status nvmlDeviceGetCount(unsigned* count) { return nvmlDeviceGetCount_v2(count); }
 API Status nvmlDeviceGetHandleByIndex_v2(unsigned index, void** device) {
   return *device = reinterpret_cast<void*>(std::uint64_t{index} + 1), kSuccess;
@@ -295,17 +284,11 @@ API Status nvmlDeviceGetMemoryInfo(void*, std::uint64_t* total_free_used) {
   return kSuccess;
 }
 // PyTorch asks it for the text of an out-of-memory error.
-API Status nvmlDeviceGetComputeRunningProcesses(void*, unsigned* count, void*) {
-  return *count = 0, kSuccess;
-}
-API Status nvmlDeviceGetComputeRunningProcesses_v2(void*, unsigned* count, void*) {
-  return *count = 0, kSuccess;
-}
-API Status nvmlDeviceGetComputeRunningProcesses_v3(void*, unsigned* count, void*) {
-  return *count = 0, kSuccess;
-}
-API Status nvmlSystemGetCudaDriverVersion_v2(int* version) { return *version = 13000, kSuccess; }
-API Status nvmlSystemGetCudaDriverVersion(int* version) { return *version = 13000, kSuccess; }
+ANSWERS(nvmlDeviceGetComputeRunningProcesses, *count = 0, void*, unsigned* count, void*)
+ANSWERS(nvmlDeviceGetComputeRunningProcesses_v2, *count = 0, void*, unsigned* count, void*)
+ANSWERS(nvmlDeviceGetComputeRunningProcesses_v3, *count = 0, void*, unsigned* count, void*)
+ANSWERS(nvmlSystemGetCudaDriverVersion_v2, *version = 13000, int* version)
+ANSWERS(nvmlSystemGetCudaDriverVersion, *version = 13000, int* version)
 API Status nvmlDeviceGetNvLinkRemoteDeviceType(void*, unsigned, int* type) {
   return *type = 2, kSuccess;  // a switch
 }

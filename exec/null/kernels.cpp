@@ -330,9 +330,7 @@ API Status __cudaPopCallConfiguration(Dim3* grid, Dim3* block, std::size_t* shar
   *static_cast<void**>(stream) = c.stream;
   return kSuccess;
 }
-API Status __cudaGetKernel(void** kernel, const void* function) {
-  return *kernel = const_cast<void*>(function), kSuccess;
-}
+ANSWERS(__cudaGetKernel, *kernel = const_cast<void*>(function), void** kernel, const void* function)
 API Status __cudaLaunchKernel(void* kernel, Dim3 grid, Dim3 block, void** arguments,
                               std::size_t shared_bytes, StreamHandle stream) {
   return launch(kernel, grid, block, arguments, shared_bytes, stream);

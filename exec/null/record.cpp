@@ -17,6 +17,7 @@
 
 #include "exec/null/device.h"
 #include "exec/null/log.h"
+#include "sim/base/lookup.h"
 
 namespace foreshard::null {
 namespace {
@@ -413,22 +414,7 @@ void record_wait(char what, const void* of) {
 // library_types.h: CUDA_R_16F = 2, 32F = 0, 64F = 1, 8I = 3, C_32F = 4, C_64F = 5, C_16F = 6,
 // 8U = 8, 32I = 10, 16BF = 14, 8F = 28 and 29.
 int bytes_of_type(int type) {
-  switch (type) {
-    case 2:
-    case 14:
-      return 2;
-    case 0:
-    case 6:
-    case 10:
-      return 4;
-    case 1:
-    case 4:
-      return 8;
-    case 5:
-      return 16;
-    default:
-      return 1;
-  }
+  return value_of(type, {{2, 2}, {14, 2}, {0, 4}, {6, 4}, {10, 4}, {1, 8}, {4, 8}, {5, 16}}, 1);
 }
 
 }  // namespace foreshard::null

@@ -131,13 +131,9 @@ void describe(void* tensor, int type, std::int64_t rows, std::int64_t columns) {
 using namespace foreshard::null;
 
 CREATED(cudnnCreateRNNDescriptor)
-API Status cudnnDestroyRNNDescriptor(void* descriptor) {
-  return Held<State>()->layers.erase(descriptor), kSuccess;
-}
+ANSWERS(cudnnDestroyRNNDescriptor, Held<State>()->layers.erase(descriptor), void* descriptor)
 CREATED(cudnnCreateRNNDataDescriptor)
-API Status cudnnDestroyRNNDataDescriptor(void* descriptor) {
-  return Held<State>()->sequences.erase(descriptor), kSuccess;
-}
+ANSWERS(cudnnDestroyRNNDataDescriptor, Held<State>()->sequences.erase(descriptor), void* descriptor)
 API Status cudnnSetRNNDescriptor_v8(void* descriptor, int algorithm, int cell, int, int direction,
                                     int, int type, int, int, std::int32_t input,
                                     std::int32_t hidden, std::int32_t projection,

@@ -54,19 +54,18 @@ ErrorWords words_of(Status error) {
 using namespace foreshard::null;
 
 // ---- devices ----
-API Status cudaGetDeviceCount(int* count) { return *count = properties().devices, kSuccess; }
-API Status cudaGetDevice(int* device) { return *device = current_device(), kSuccess; }
+ANSWERS(cudaGetDeviceCount, *count = properties().devices, int* count)
+ANSWERS(cudaGetDevice, *device = current_device(), int* device)
 API Status cudaSetDevice(int device) {
   return set_current_device(device) ? kSuccess : noted(kInvalidDevice);
 }
 DONE(cudaInitDevice)
 DONE(cudaSetDeviceFlags)
 DONE(cudaDeviceReset)
-API Status cudaDriverGetVersion(int* version) { return *version = 13000, kSuccess; }
+ANSWERS(cudaDriverGetVersion, *version = 13000, int* version)
 // PyTorch compares it with what it was built with: the version that loaded libraries are linked to.
-API Status cudaRuntimeGetVersion(int* version) {
-  return *version = is_needed("libcudart.so.12") ? 12080 : 13000, kSuccess;
-}
+ANSWERS(cudaRuntimeGetVersion, *version = is_needed("libcudart.so.12") ? 12080 : 13000,
+        int* version)
 API Status cudaGetLastError() { return std::exchange(last_error, kSuccess); }
 API Status cudaPeekAtLastError() { return last_error; }
 API const char* cudaGetErrorString(Status error) { return words_of(error).says; }
@@ -79,9 +78,7 @@ API Status cudaGetDeviceProperties_v2(void* p, int) {
   fill_properties(p, kProperties12);
   return kSuccess;
 }
-API Status cudaDeviceGetAttribute(int* value, int which, int) {
-  return *value = attribute(which), kSuccess;
-}
+ANSWERS(cudaDeviceGetAttribute, *value = attribute(which), int* value, int which, int)
 API Status cudaDeviceGetPCIBusId(char* text, int length, int device) {
   std::snprintf(text, static_cast<std::size_t>(length), "0000:%02x:00.0", device + 1);
   return kSuccess;
@@ -98,9 +95,9 @@ API Status cudaDeviceSynchronize() {
   record_wait('d', nullptr);
   return kSuccess;
 }
-API Status cudaDeviceCanAccessPeer(int* can, int, int) { return *can = 1, kSuccess; }
+ANSWERS(cudaDeviceCanAccessPeer, *can = 1, int* can, int, int)
 DONE(cudaDeviceEnablePeerAccess)
-API Status cudaDeviceGetLimit(std::size_t* value, int) { return *value = 0, kSuccess; }
+ANSWERS(cudaDeviceGetLimit, *value = 0, std::size_t* value, int)
 DONE(cudaDeviceSetLimit)
 DONE(cudaProfilerStart)
 DONE(cudaProfilerStop)
@@ -144,13 +141,11 @@ API Status cudaStreamWaitEvent(StreamHandle stream, EventHandle event, unsigned 
   Line('W') << handle_id(stream) << handle_id(event);
   return kSuccess;
 }
-API Status cudaStreamGetPriority(StreamHandle, int* priority) { return *priority = 0, kSuccess; }
+ANSWERS(cudaStreamGetPriority, *priority = 0, StreamHandle, int* priority)
 
 // ---- events ----
-API Status cudaEventCreate(EventHandle* event) { return *event = new_event(), kSuccess; }
-API Status cudaEventCreateWithFlags(EventHandle* event, unsigned) {
-  return *event = new_event(), kSuccess;
-}
+ANSWERS(cudaEventCreate, *event = new_event(), EventHandle* event)
+ANSWERS(cudaEventCreateWithFlags, *event = new_event(), EventHandle* event, unsigned)
 API Status cudaEventDestroy(EventHandle event) {
   delete_event(event);
   return kSuccess;
@@ -182,9 +177,8 @@ API Status cudaEventSynchronize(EventHandle event) {
   record_wait('e', event);
   return kSuccess;
 }
-API Status cudaEventElapsedTime(float* ms, EventHandle from, EventHandle to) {
-  return *ms = static_cast<float>(elapsed_ms(from, to)), kSuccess;
-}
+ANSWERS(cudaEventElapsedTime, *ms = static_cast<float>(elapsed_ms(from, to)), float* ms,
+        EventHandle from, EventHandle to)
 API Status cudaEventElapsedTime_v2(float* ms, EventHandle from, EventHandle to) {
   return cudaEventElapsedTime(ms, from, to);
 }
@@ -196,9 +190,8 @@ API Status cudaStreamBeginCapture(StreamHandle stream, int mode) {
 API Status cudaStreamEndCapture(StreamHandle stream, void** graph) {
   return noted(end_capture(stream, graph));
 }
-API Status cudaStreamIsCapturing(StreamHandle stream, int* status) {
-  return *status = is_captured(stream) ? 1 : 0, kSuccess;
-}
+ANSWERS(cudaStreamIsCapturing, *status = is_captured(stream) ? 1 : 0, StreamHandle stream,
+        int* status)
 // CUDA 12 has one argument less; what both have comes first.
 API Status cudaStreamGetCaptureInfo(StreamHandle stream, int* status, unsigned long long* id,
                                     void** graph, const void** dependencies, const void**,
@@ -220,12 +213,10 @@ API Status cudaThreadExchangeStreamCaptureMode(int* mode) {
   exchange_capture_mode(mode);
   return kSuccess;
 }
-API Status cudaGraphInstantiate(void** executable, void* graph, unsigned long long) {
-  return *executable = graph, kSuccess;
-}
-API Status cudaGraphInstantiateWithFlags(void** executable, void* graph, unsigned long long) {
-  return *executable = graph, kSuccess;
-}
+ANSWERS(cudaGraphInstantiate, *executable = graph, void** executable, void* graph,
+        unsigned long long)
+ANSWERS(cudaGraphInstantiateWithFlags, *executable = graph, void** executable, void* graph,
+        unsigned long long)
 API Status cudaGraphLaunch(void* executable, StreamHandle stream) {
   const std::int64_t graph = reinterpret_cast<std::int64_t>(executable) - 1;
   check_graph(graph, stream);
@@ -235,7 +226,7 @@ API Status cudaGraphLaunch(void* executable, StreamHandle stream) {
 }
 DONE(cudaGraphDestroy)
 DONE(cudaGraphExecDestroy)
-API Status cudaGraphGetNodes(void*, void**, std::size_t* count) { return *count = 1, kSuccess; }
+ANSWERS(cudaGraphGetNodes, *count = 1, void*, void**, std::size_t* count)
 
 // ---- the driver's functions, by name ----
 API Status cudaGetDriverEntryPointByVersion(const char* name, void** function, unsigned,

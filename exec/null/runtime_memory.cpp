@@ -116,10 +116,8 @@ API Status cudaHostUnregister(void* at) {
   pinned().remove(at);
   return kSuccess;
 }
-API Status cudaHostGetDevicePointer(void** device, void* host, unsigned) {
-  return *device = host, kSuccess;
-}
-API Status cudaHostGetFlags(unsigned* flags, void*) { return *flags = 0, kSuccess; }
+ANSWERS(cudaHostGetDevicePointer, *device = host, void** device, void* host, unsigned)
+ANSWERS(cudaHostGetFlags, *flags = 0, unsigned* flags, void*)
 API Status cudaMemcpy(void* to, const void* from, std::size_t bytes, int) {
   if (const Status status = refuse_unsafe(__func__)) return status;
   return copy(to, from, bytes, nullptr, true);
@@ -164,7 +162,7 @@ API Status cudaPointerGetAttributes(PointerAttributes* a, const void* at) {
   a->device_pointer = const_cast<void*>(at);
   return kSuccess;
 }
-API Status cudaDeviceGetDefaultMemPool(void** pool, int) { return *pool = new_handle(), kSuccess; }
+ANSWERS(cudaDeviceGetDefaultMemPool, *pool = new_handle(), void** pool, int)
 DONE(cudaMemPoolSetAttribute)
 API Status cudaMemPoolGetAttribute(void*, int, void* value) {
   std::memset(value, 0, 8);

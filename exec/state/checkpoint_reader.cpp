@@ -16,7 +16,6 @@
 #include <utility>
 
 #include "exec/memory/parameter_cut.h"
-#include "exec/state/convert.h"
 #include "exec/state/durable_file.h"
 #include "sim/base/error.h"
 #include "sim/base/spelling.h"

@@ -11,6 +11,7 @@
 
 #include "exec/state/checkpoint_index.h"
 #include "exec/state/safetensors.h"
+#include "sim/spec/plan.h"
 
 namespace foreshard {
 
@@ -56,5 +57,12 @@ class CheckpointReader {
   std::map<std::string, Place> places_;  // by parameter
   std::int64_t bytes_read_ = 0;
 };
+
+// Elements from one floating-point dtype to another.
+
+// `from` and `to` hold the same number of elements, in host memory, and do not overlap. Rounds to
+// nearest, ties to even; overflow becomes infinity and NaN stays NaN. Equal dtypes copy the bytes.
+void convert(DType from_dtype, std::span<const std::byte> from, DType to_dtype,
+             std::span<std::byte> to);
 
 }  // namespace foreshard

@@ -1,12 +1,11 @@
 // Every conversion goes through fp32, into which both 16-bit formats fit exactly, so that only the
 // step out of fp32 rounds. fp16 is done by hand: Clang 14 has no _Float16 on x86.
 
-#include "exec/state/convert.h"
-
 #include <bit>
 #include <cmath>
 #include <cstring>
 
+#include "exec/state/checkpoint_reader.h"
 #include "sim/base/error.h"
 
 namespace foreshard {

@@ -100,17 +100,7 @@ const SafetensorsEntry* SafetensorsHeader::find(std::string_view name) const {
   return found == tensors.end() ? nullptr : &*found;
 }
 
-const char* safetensors_dtype(DType dtype) {
-  switch (dtype) {
-    case DType::kBf16:
-      return "BF16";
-    case DType::kFp16:
-      return "F16";
-    case DType::kFp32:
-      return "F32";
-  }
-  FORESHARD_CHECK(false, "a dtype without a name");
-}
+const char* safetensors_dtype(DType dtype) { return word_at(dtype, {"BF16", "F16", "F32"}); }
 
 std::int64_t safetensors_header_bytes(std::string_view first_bytes, std::int64_t file_bytes,
                                       const std::string& file_name) {

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "interop/recordings/recordings.h"
-#include "reports/conform/library_conform.h"
+#include "reports/conform/conform.h"
 #include "sim/spec/model_spec.h"
 #include "sim/spec/plan.h"
 

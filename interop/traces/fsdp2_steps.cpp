@@ -22,6 +22,7 @@
 #include "interop/traces/job_step_writer.h"
 #include "interop/traces/trace_items.h"
 #include "sim/base/error.h"
+#include "sim/base/letters.h"
 
 namespace foreshard {
 namespace {
@@ -294,16 +295,8 @@ class Walk {
   }
 
   const char* place() const {
-    switch (phase_) {
-      case Phase::kBefore:
-        return "before forward";
-      case Phase::kForward:
-        return "in forward";
-      case Phase::kBackward:
-        return "in backward, between units";
-      default:
-        return "after the optimizer";
-    }
+    return word_at(phase_, {"before forward", "in forward", "in backward, between units"},
+                   "after the optimizer");
   }
 
   int running() const {

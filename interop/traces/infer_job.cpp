@@ -17,6 +17,7 @@
 #include "interop/recordings/recorded_job.h"
 #include "interop/traces/infer_readings.h"
 #include "sim/base/error.h"
+#include "sim/base/lookup.h"
 #include "sim/base/unit_strings.h"
 #include "sim/graph/event_graph.h"
 #include "sim/graph/training_step.h"
@@ -39,17 +40,9 @@ struct OrderMark {
 };
 
 bool is_marked(EventKind kind, std::int32_t unit) {
-  switch (kind) {
-    case EventKind::kAllGather:
-    case EventKind::kForward:
-    case EventKind::kRecompute:
-    case EventKind::kBackward:
-    case EventKind::kReduceScatter:
-    case EventKind::kAllReduce:
-      return unit >= 0;
-    default:
-      return false;
-  }
+  using enum EventKind;
+  return unit >= 0 &&
+         is_among(kind, {kAllGather, kForward, kRecompute, kBackward, kReduceScatter, kAllReduce});
 }
 
 void add_mark(std::vector<OrderMark>& order, OrderMark mark) {

@@ -16,6 +16,7 @@
 #include "reports/validate/measured.h"
 #include "reports/view/event_names.h"
 #include "sim/base/error.h"
+#include "sim/base/lookup.h"
 #include "sim/base/parse.h"
 
 namespace foreshard {
@@ -26,18 +27,9 @@ constexpr std::size_t kMostSentences = 8;
 using Key = std::tuple<EventKind, int, int>;  // kind, unit of the plan, micro-batch
 
 bool flows(EventKind kind) {
-  switch (kind) {
-    case EventKind::kForward:
-    case EventKind::kLoss:
-    case EventKind::kRecompute:
-    case EventKind::kBackward:
-    case EventKind::kGradNorm:
-    case EventKind::kGradScale:
-    case EventKind::kOptimizer:
-      return true;
-    default:
-      return false;
-  }
+  using enum EventKind;
+  return is_among(kind,
+                  {kForward, kLoss, kRecompute, kBackward, kGradNorm, kGradScale, kOptimizer});
 }
 
 Key key_of(EventKind kind, int unit, int microbatch) {

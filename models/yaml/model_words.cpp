@@ -1,6 +1,7 @@
 // What an operation usually saves is what derivatives.yaml of PyTorch names: see
 // models/layers/layers.cpp.
-#include "models/yaml/model_words.h"
+#include "models/yaml/model_yaml_layer.h"
+#include "sim/base/lookup.h"
 
 namespace foreshard {
 namespace {
@@ -92,26 +93,18 @@ Function function_of(std::string_view word) {
 }
 
 OperationKind usual_kind(Function function) {
-  switch (function) {
-    case Function::kMatrixProduct:
-      return OperationKind::kGemm;
-    case Function::kAttention:
-      return OperationKind::kAttention;
-    case Function::kRmsNorm:
-    case Function::kLayerNorm:
-      return OperationKind::kNorm;
-    case Function::kScan:
-    case Function::kDeltaRule:
-      return OperationKind::kScan;
-    case Function::kEmbedding:
-      return OperationKind::kEmbedding;
-    case Function::kLogSoftmax:
-    case Function::kNegativeLogLikelihood:
-    case Function::kCrossEntropy:
-      return OperationKind::kSoftmaxLoss;
-    default:
-      return OperationKind::kElementwise;
-  }
+  return value_of(function,
+                  {{Function::kMatrixProduct, OperationKind::kGemm},
+                   {Function::kAttention, OperationKind::kAttention},
+                   {Function::kRmsNorm, OperationKind::kNorm},
+                   {Function::kLayerNorm, OperationKind::kNorm},
+                   {Function::kScan, OperationKind::kScan},
+                   {Function::kDeltaRule, OperationKind::kScan},
+                   {Function::kEmbedding, OperationKind::kEmbedding},
+                   {Function::kLogSoftmax, OperationKind::kSoftmaxLoss},
+                   {Function::kNegativeLogLikelihood, OperationKind::kSoftmaxLoss},
+                   {Function::kCrossEntropy, OperationKind::kSoftmaxLoss}},
+                  OperationKind::kElementwise);
 }
 
 Operation with_defaults(Operation op, const LayerSpec& layer) {

@@ -1,14 +1,12 @@
 // Two layers fit if what the one hands on and the other reads have equal sizes in two batches that
 // tell tokens, positions, samples and images apart.
-#include "models/yaml/model_yaml_check.h"
-
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <map>
 #include <string>
 
-#include "models/yaml/model_words.h"
+#include "models/yaml/model_yaml_layer.h"
 #include "sim/base/error.h"
 #include "sim/base/spelling.h"
 #include "sim/graph/layers/layer_program.h"

@@ -6,8 +6,6 @@
 
 #include <algorithm>
 
-#include "models/yaml/model_words.h"
-#include "models/yaml/model_yaml_check.h"
 #include "sim/base/spelling.h"
 
 namespace foreshard {

@@ -9,7 +9,6 @@
 #include <utility>
 
 #include "models/yaml/model_yaml.h"
-#include "models/yaml/model_yaml_check.h"
 #include "models/yaml/model_yaml_layer.h"
 #include "sim/base/spelling.h"
 

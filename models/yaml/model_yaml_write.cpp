@@ -9,8 +9,8 @@
 #include <optional>
 #include <set>
 
-#include "models/yaml/model_words.h"
 #include "models/yaml/model_yaml.h"
+#include "models/yaml/model_yaml_layer.h"
 #include "sim/base/json.h"
 #include "sim/base/letters.h"
 

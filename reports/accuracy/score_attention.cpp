@@ -25,7 +25,6 @@
 #include "calibration/profile_store.h"
 #include "calibration/published.h"
 #include "reports/accuracy/score_kernels.h"
-#include "reports/accuracy/score_rows.h"
 #include "sim/cost/cost_model.h"
 #include "sim/spec/cluster.h"
 

@@ -12,7 +12,6 @@
 #include "calibration/profile_store.h"
 #include "calibration/published.h"
 #include "reports/accuracy/score_kernels.h"
-#include "reports/accuracy/score_rows.h"
 #include "sim/base/letters.h"
 
 namespace foreshard {

@@ -1,11 +1,10 @@
-#include "reports/accuracy/score_rows.h"
-
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <cstdint>
 
 #include "calibration/published.h"
+#include "reports/accuracy/score_kernels.h"
 #include "sim/base/quantile.h"
 
 namespace foreshard {

@@ -15,7 +15,6 @@
 #include <utility>
 
 #include "reports/conform/conform_parts.h"
-#include "reports/conform/logged_memory.h"
 
 namespace foreshard {
 namespace {

@@ -1,14 +1,13 @@
 // Steps one by one, later ones first: the last is the steady one, which people look at. Of a step
 // that is not stored whole, the forecast's rows of the same kinds, at the same positions. Buckets
 // in their order. Facts by name: those that the forecast tells, and all of them must be recorded.
-#include "reports/conform/library_conform.h"
-
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <array>
 #include <string_view>
 
+#include "reports/conform/conform.h"
 #include "reports/conform/conform_parts.h"
 
 namespace foreshard {

@@ -2,12 +2,12 @@
 // walked slot by slot, of a segment or of the whole phase; a store action moves bytes from one
 // category to another. Buffers made of several storages count part by part in the list of
 // allocations.
-#include "reports/conform/logged_memory.h"
-
 #include <algorithm>
 #include <string>
 
+#include "reports/conform/conform_parts.h"
 #include "sim/base/error.h"
+#include "sim/base/lookup.h"
 #include "sim/memory/memory_actions.h"
 
 namespace foreshard {
@@ -16,16 +16,8 @@ namespace {
 // The all-gather's stream allocates nothing of its own.
 std::size_t pool_index(const Buffer& buffer) {
   if (buffer.on_host) return kHostPool;
-  switch (buffer.pool) {
-    case Stream::kCopyIn:
-      return 1;
-    case Stream::kReduceScatter:
-      return 2;
-    case Stream::kAllReduce:
-      return 3;
-    default:
-      return 0;
-  }
+  return value_of<Stream, std::size_t>(
+      buffer.pool, {{Stream::kCopyIn, 1}, {Stream::kReduceScatter, 2}, {Stream::kAllReduce, 3}}, 0);
 }
 
 class Walk {

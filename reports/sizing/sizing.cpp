@@ -20,7 +20,7 @@
 #include "sim/memory/memory_profile.h"
 #include "sim/memory/outside_allocator.h"
 #include "sim/memory/reserved_forecast.h"
-#include "sim/search/variant_floors.h"
+#include "sim/search/search.h"
 #include "sim/simulate/folded.h"
 #include "sim/simulate/forecast.h"
 #include "sim/simulate/simulate.h"

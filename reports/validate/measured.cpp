@@ -78,16 +78,17 @@ Quantity measured_quantity(std::vector<double> values) {
   return {q.median, q.low, q.high, Evidence::kMeasured};
 }
 
+Quantity measured(Bytes bytes) {
+  const auto value = as_double(bytes.count());
+  return {value, value, value, Evidence::kMeasured};
+}
+
 void summarize_traced_memory(const Cluster& cluster, const RunRecord& record, Report& report) {
   Bytes allocated, reserved;
   for (const RankRecord& rank : record.ranks) {
     allocated = std::max(allocated, rank.peak_allocated);
     reserved = std::max(reserved, rank.peak_reserved);
   }
-  const auto measured = [](Bytes bytes) {
-    const auto value = as_double(bytes.count());
-    return Quantity{value, value, value, Evidence::kMeasured};
-  };
   report.peak_allocated = measured(allocated);
   report.peak_reserved = measured(reserved);
   report.outside_allocator = measured(Bytes());
@@ -105,10 +106,6 @@ void summarize_device_memory(const RunRecord& record, const Cluster& cluster, Re
     arena = std::max(arena, rank.arena);
     activations = std::max(activations, rank.activations_peak);
   }
-  const auto measured = [](Bytes bytes) {
-    const auto value = as_double(bytes.count());
-    return Quantity{value, value, value, Evidence::kMeasured};
-  };
   const Bytes outside = std::max(Bytes(), used - reserved);
   report.peak_reserved = measured(reserved);
   report.outside_allocator = measured(outside);

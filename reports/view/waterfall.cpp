@@ -6,6 +6,7 @@
 
 #include "reports/accuracy/intervals.h"
 #include "reports/view/attribution.h"
+#include "sim/base/lookup.h"
 
 namespace foreshard {
 namespace {
@@ -27,26 +28,17 @@ enum Bar : std::size_t {
 };
 
 Bar bar_of(EventKind kind) {
-  switch (kind) {
-    case EventKind::kForward:
-      return kForward;
-    case EventKind::kRecompute:
-      return kRecompute;
-    case EventKind::kBackward:
-      return kBackward;
-    case EventKind::kLoss:
-      return kLoss;
-    case EventKind::kAccumulate:
-      return kAccumulation;
-    case EventKind::kGradNorm:
-    case EventKind::kGradScale:
-      return kClipping;
-    case EventKind::kOptimizer:
-    case EventKind::kHostOptimizer:
-      return kOptimizer;
-    default:
-      return kCopies;
-  }
+  return value_of(kind,
+                  {{EventKind::kForward, kForward},
+                   {EventKind::kRecompute, kRecompute},
+                   {EventKind::kBackward, kBackward},
+                   {EventKind::kLoss, kLoss},
+                   {EventKind::kAccumulate, kAccumulation},
+                   {EventKind::kGradNorm, kClipping},
+                   {EventKind::kGradScale, kClipping},
+                   {EventKind::kOptimizer, kOptimizer},
+                   {EventKind::kHostOptimizer, kOptimizer}},
+                  kCopies);
 }
 
 std::size_t exposed_bar(EventKind kind, Phase phase) {

@@ -10,6 +10,7 @@
 
 #include "sim/base/config_tree.h"
 #include "sim/base/spelling.h"
+#include "sim/base/text_file.h"
 #include "sim/base/unit_strings.h"
 
 namespace foreshard {
@@ -150,30 +151,23 @@ std::int64_t to_integer(const ConfigNode& node, Decimal decimal, const std::stri
   throw node.error(quote(node.text()) + " overflows 64-bit integers", expected);
 }
 
-std::string expected_integer(std::int64_t min, std::int64_t max) {
-  using Limits = std::numeric_limits<std::int64_t>;
-  std::string text = "an integer";
-  if (min != Limits::min() && max != Limits::max()) {
-    text += fmt::format(" from {} to {}", format_count(min), format_count(max));
-  } else if (min != Limits::min()) {
-    text += fmt::format(" of at least {}", format_count(min));
-  } else if (max != Limits::max()) {
-    text += fmt::format(" of at most {}", format_count(max));
-  }
-  return fmt::format("{}, for example {}", text, std::clamp(std::int64_t{8}, min, max));
-}
-
-std::string expected_number(double min, double max) {
-  using Limits = std::numeric_limits<double>;
-  std::string text = "a number";
+// "an integer from 1 to 64, for example 8"
+template <typename Number>
+std::string expected_within(std::string_view what, Number min, Number max, Number example) {
+  using Limits = std::numeric_limits<Number>;
+  const auto shown = [](Number number) {
+    if constexpr (std::is_integral_v<Number>) return format_count(number);
+    return fmt::format("{}", number);
+  };
+  std::string text(what);
   if (min != Limits::lowest() && max != Limits::max()) {
-    text += fmt::format(" from {} to {}", min, max);
+    text += fmt::format(" from {} to {}", shown(min), shown(max));
   } else if (min != Limits::lowest()) {
-    text += fmt::format(" of at least {}", min);
+    text += fmt::format(" of at least {}", shown(min));
   } else if (max != Limits::max()) {
-    text += fmt::format(" of at most {}", max);
+    text += fmt::format(" of at most {}", shown(max));
   }
-  return fmt::format("{}, for example {}", text, std::clamp(0.5, min, max));
+  return fmt::format("{}, for example {}", text, std::clamp(example, min, max));
 }
 
 // Reads a unit string by `parse`, one of sim/base/unit_strings.h.
@@ -277,7 +271,7 @@ std::string ConfigNode::as_string() const {
 }
 
 std::int64_t ConfigNode::as_int(std::int64_t min, std::int64_t max) const {
-  const std::string expected = expected_integer(min, max);
+  const std::string expected = expected_within<std::int64_t>("an integer", min, max, 8);
   const std::string_view text = unquoted_text(*this, *data_, expected);
   // YAML 1.1, which PyYAML reads, has underscores between digits.
   std::string digits(text);
@@ -290,7 +284,7 @@ std::int64_t ConfigNode::as_int(std::int64_t min, std::int64_t max) const {
 }
 
 double ConfigNode::as_double(double min, double max) const {
-  const std::string expected = expected_number(min, max);
+  const std::string expected = expected_within<double>("a number", min, max, 0.5);
   const std::string_view text = unquoted_text(*this, *data_, expected);
   if (!parse_decimal(text)) throw error(quote(text) + " is not a number", expected);
   const std::string_view digits = text.starts_with('+') ? text.substr(1) : text;
@@ -348,6 +342,31 @@ std::size_t ConfigNode::as_choice(std::span<const std::string_view> words) const
 
 std::size_t ConfigNode::as_choice(std::initializer_list<std::string_view> words) const {
   return as_choice(std::span(words.begin(), words.size()));
+}
+
+namespace {
+
+// A byte order mark does not count.
+constexpr std::size_t kMark = 3;
+
+}  // namespace
+
+ConfigNode read_yaml_file(const std::filesystem::path& path) {
+  return parse_yaml(read_text_file(path, kMaxYamlBytes + kMark), path.string());
+}
+
+ConfigNode read_json_file(const std::filesystem::path& path) {
+  return parse_json(read_text_file(path, kMaxJsonBytes + kMark), path.string());
+}
+
+ConfigNode read_config_file(const std::filesystem::path& path) {
+  const std::filesystem::path extension = path.extension();
+  if (extension == ".json") return read_json_file(path);
+  if (extension == ".yaml" || extension == ".yml") return read_yaml_file(path);
+  const std::string text = read_text_file(path, kMaxJsonBytes + kMark);
+  const std::size_t first = text.find_first_not_of(" \t\r\n\xEF\xBB\xBF");
+  const bool is_json = first != std::string::npos && text[first] == '{';
+  return is_json ? parse_json(text, path.string()) : parse_yaml(text, path.string());
 }
 
 }  // namespace foreshard

@@ -12,6 +12,7 @@
 #include "sim/base/error.h"
 #include "sim/base/integers.h"
 #include "sim/base/letters.h"
+#include "sim/base/lookup.h"
 #include "sim/cost/nccl_tables.h"
 
 namespace foreshard {
@@ -28,18 +29,13 @@ constexpr double kGiga = 1e9;
 constexpr double kMicro = 1e-6;
 
 CollectiveOperation twin_of(CollectiveOperation operation) {
-  switch (operation) {
-    case CollectiveOperation::kAllGather:
-      return CollectiveOperation::kReduceScatter;
-    case CollectiveOperation::kReduceScatter:
-      return CollectiveOperation::kAllGather;
-    case CollectiveOperation::kBroadcast:
-      return CollectiveOperation::kReduce;
-    case CollectiveOperation::kReduce:
-      return CollectiveOperation::kBroadcast;
-    default:
-      return operation;
-  }
+  using enum CollectiveOperation;
+  return value_of(operation,
+                  {{kAllGather, kReduceScatter},
+                   {kReduceScatter, kAllGather},
+                   {kBroadcast, kReduce},
+                   {kReduce, kBroadcast}},
+                  operation);
 }
 
 // On the line through two points, or beyond the ends the value there.
@@ -69,18 +65,6 @@ FabricCurve constants_of(const FabricCurve& c) {
 NcclSystem reference_of(NcclSystem system) {
   system.version = NcclVersion{};
   return system;
-}
-
-double steps_of(CollectiveOperation operation, double ranks) {
-  switch (operation) {
-    case CollectiveOperation::kAllReduce:
-      return 2 * (ranks - 1);
-    case CollectiveOperation::kAllGather:
-    case CollectiveOperation::kReduceScatter:
-      return ranks - 1;
-    default:
-      return ranks;
-  }
 }
 
 double peers_share(const FabricCurve& curve) {
@@ -192,7 +176,7 @@ FabricTerm CollectiveModel::term(CollectiveOperation operation, double bytes) co
                   cost.protocol,
                   cost.latency * kMicro,
                   bytes / (cost.bandwidth * kGiga),
-                  steps_of(operation, ranks_),
+                  ring_steps(operation, ranks_),
                   doublings_,
                   choice.channels};
   // NCCL does not know what lies between its ports, so its choice stays.

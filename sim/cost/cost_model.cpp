@@ -11,8 +11,8 @@
 
 #include "sim/base/error.h"
 #include "sim/base/integers.h"
+#include "sim/base/lookup.h"
 #include "sim/cost/collective.h"
-#include "sim/cost/heat.h"
 #include "sim/cost/host_calls.h"
 #include "sim/cost/nccl_tables.h"
 #include "sim/graph/capture/captured_kernel.h"
@@ -52,22 +52,14 @@ double normal_quantile(double p) {
 }
 
 CollectiveOperation operation_of(EventKind collective) {
-  switch (collective) {
-    case EventKind::kAllToAll:
-      return CollectiveOperation::kAllToAll;
-    case EventKind::kSendRecv:
-      return CollectiveOperation::kSendRecv;
-    case EventKind::kAllGather:
-      return CollectiveOperation::kAllGather;
-    case EventKind::kReduceScatter:
-      return CollectiveOperation::kReduceScatter;
-    case EventKind::kBroadcast:
-      return CollectiveOperation::kBroadcast;
-    case EventKind::kReduce:
-      return CollectiveOperation::kReduce;
-    default:
-      return CollectiveOperation::kAllReduce;
-  }
+  return value_of(collective,
+                  {{EventKind::kAllToAll, CollectiveOperation::kAllToAll},
+                   {EventKind::kSendRecv, CollectiveOperation::kSendRecv},
+                   {EventKind::kAllGather, CollectiveOperation::kAllGather},
+                   {EventKind::kReduceScatter, CollectiveOperation::kReduceScatter},
+                   {EventKind::kBroadcast, CollectiveOperation::kBroadcast},
+                   {EventKind::kReduce, CollectiveOperation::kReduce}},
+                  CollectiveOperation::kAllReduce);
 }
 
 CollectiveOperation operation_of(const Work& work) {
@@ -704,6 +696,20 @@ CostTable CostModel::price(const EventGraph& graph, const FactorDraw& draw) cons
     table.pipeline.push_back(rank ? price(*rank, draw) : CostTable());
   }
   return table;
+}
+
+double product_heat(const HeatCurve& curve, const HeatLoad& load, double power_limit) {
+  const double seconds = load.products + load.others;
+  if (load.products <= 0) return curve.cool;
+  // A limit near idle would stop the clock; none is sold.
+  const double left = std::max(power_limit - curve.idle, curve.idle / 10);
+  const double demand = load.joules / seconds / left;
+  if (demand <= 1) return curve.cool;
+  // Slower products stretch the row, and it draws less: to first order by their share of it.
+  const double share = load.products / seconds;
+  const double log_clock =
+      -std::log(demand) / (curve.energy_exponent + curve.rate_exponent * share);
+  return curve.cool * std::exp(-curve.rate_exponent * log_clock);
 }
 
 }  // namespace foreshard

@@ -27,19 +27,6 @@ bool is_gather_or_scatter(CollectiveOperation c) {
   return c == CollectiveOperation::kAllGather || c == CollectiveOperation::kReduceScatter;
 }
 
-// Steps of a ring: pieces of S / n that every link carries.
-double ring_steps(CollectiveOperation collective, std::int64_t ranks) {
-  switch (collective) {
-    case CollectiveOperation::kAllReduce:
-      return 2 * as_double(ranks - 1);
-    case CollectiveOperation::kAllGather:
-    case CollectiveOperation::kReduceScatter:
-      return as_double(ranks - 1);
-    default:
-      return as_double(ranks);
-  }
-}
-
 // Microseconds to hand a message to the network, for each protocol.
 double post_overhead(const NcclSystem& system, NcclProtocol protocol) {
   if (system.nodes <= 1) return 0;
@@ -106,7 +93,7 @@ double bandwidth_of(const NcclModel& model, CollectiveOperation collective, Nccl
   const bool is_simple = protocol == NcclProtocol::kSimple;
   if (protocol == NcclProtocol::kLL128 && !has_ll128(s)) return 0;
   const double n = as_double(s.ranks());
-  const double steps = ring_steps(collective, s.ranks());
+  const double steps = ring_steps(collective, as_double(s.ranks()));
   const NcclGraph& ring = model.ring();
   const double speed = s.nodes <= 2 ? ring.intra : ring.inter;
   const double bus = ring.channels * speed;
@@ -199,6 +186,11 @@ double point_to_point(const NcclModel& model, CollectiveOperation collective) {
 }
 
 }  // namespace
+
+double ring_steps(CollectiveOperation collective, double ranks) {
+  if (collective == CollectiveOperation::kAllReduce) return 2 * (ranks - 1);
+  return is_gather_or_scatter(collective) ? ranks - 1 : ranks;
+}
 
 NcclModel::NcclModel(const NcclSystem& system)
     : system_(system), ring_(ring_graph(system)), nvls_(nvls_graph(system)) {

@@ -97,6 +97,9 @@ struct NcclCost {
 };
 
 // Everything about one communicator, worked out once; choose() then costs some tens of ns.
+// Steps of a ring: pieces of S / n that every link carries.
+double ring_steps(CollectiveOperation collective, double ranks);
+
 class NcclModel {
  public:
   // Precondition: at least two ranks.

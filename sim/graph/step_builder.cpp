@@ -561,6 +561,25 @@ void StepBuilder::add_segment(EventKind kind, std::int32_t layer, std::uint8_t s
   graph_.actions.push_back({action, first_execution_ + layer, segment});
 }
 
+void StepBuilder::run_border_segment(EventKind kind, std::int32_t layer, std::size_t segment) {
+  const LayerPhaseProgram& p = phase(kind, layer);
+  const std::uint32_t kernels_begin = segment == 0 ? 0 : p.segments[segment - 1].kernels_end;
+  const auto s = static_cast<std::uint8_t>(segment);
+  if (p.segments[segment].kernels_end > kernels_begin) {
+    add_layer_row(kind, layer, s);
+  } else {
+    add_segment(kind, layer, s);
+  }
+}
+
+void StepBuilder::run_border(EventKind kind, std::int32_t layer, std::int8_t part) {
+  const LayerPhaseProgram& p = phase(kind, layer);
+  if (p.segments.size() < 2) return;
+  for (std::size_t s = 0; s < p.segments.size(); ++s) {
+    if (p.segments[s].part == part) run_border_segment(kind, layer, s);
+  }
+}
+
 void StepBuilder::add_phase(EventKind kind, std::int32_t layer, Segments segments) {
   const LayerPhaseProgram& p = phase(kind, layer);
   if (p.segments.size() < 2) {

@@ -158,6 +158,10 @@ class StepBuilder {
   enum class Segments : std::uint8_t { kInside, kExit };
   void add_phase(EventKind kind, std::int32_t layer, Segments segments);
   void add_segment(EventKind kind, std::int32_t layer, std::uint8_t segment);
+  // A segment outside of modules: a row, or nothing but references that end.
+  void run_border_segment(EventKind kind, std::int32_t layer, std::size_t segment);
+  // Those of `part` (LayerSegment::kBefore, kAfter), if there are any.
+  void run_border(EventKind kind, std::int32_t layer, std::int8_t part);
   // The stream's next row waits for `event`. Only the latest event of each source stream counts.
   void wait(Stream stream, EventId event) {
     if (event == kNoEvent) return;

@@ -7,15 +7,7 @@
 namespace foreshard {
 
 std::string_view torch_word(DType dtype) {
-  switch (dtype) {
-    case DType::kBf16:
-      return "bfloat16";
-    case DType::kFp16:
-      return "float16";
-    case DType::kFp32:
-      break;
-  }
-  return "float32";
+  return word_at(dtype, {"bfloat16", "float16", "float32"});
 }
 
 std::string span_of(const std::string& first, const std::string& last, std::size_t count) {

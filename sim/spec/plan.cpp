@@ -1,6 +1,7 @@
 // The words of a plan's enumerations; the rules that check() applies are in plan_check.cpp.
 #include "sim/spec/plan.h"
 
+#include "sim/base/lookup.h"
 #include "sim/spec/checks/plan_check.h"
 
 namespace foreshard {
@@ -37,16 +38,9 @@ std::vector<std::int64_t> blocks_of_stages(std::int64_t blocks, const Plan& plan
 }
 
 std::int64_t slices_of(ReductionOrder order) {
-  switch (order) {
-    case ReductionOrder::kMicrobatch2:
-      return 2;
-    case ReductionOrder::kMicrobatch4:
-      return 4;
-    case ReductionOrder::kMicrobatch8:
-      return 8;
-    default:
-      return 1;
-  }
+  using enum ReductionOrder;
+  return value_of<ReductionOrder, std::int64_t>(
+      order, {{kMicrobatch2, 2}, {kMicrobatch4, 4}, {kMicrobatch8, 8}}, 1);
 }
 
 void check(const Plan& plan, const ModelSpec& model, const Cluster& cluster) {

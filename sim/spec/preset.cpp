@@ -1,5 +1,5 @@
-// A preset's file is called as the preset is, and its line of runtimes says whom it is for (tests
-// hold both): so what nobody asked for is not read, which takes longer than a small forecast.
+// A preset's file is called as the preset is, and its line of runtimes says whom it is for: so what
+// nobody asked for is not read, which takes longer than a small forecast.
 #include "sim/spec/preset.h"
 
 #include <fmt/format.h>
@@ -49,14 +49,20 @@ std::vector<PresetRule> read_rules(const ConfigNode& list, const std::string& so
   return rules;
 }
 
+// "sim/spec/stacks/fms_fsdp.yaml" -> "fms_fsdp"
+std::string_view name_of(const EmbeddedFile& file) {
+  const std::size_t begin = file.path.rfind('/') + 1;
+  return file.path.substr(begin, file.path.rfind('.') - begin);
+}
+
 Preset read_file(const EmbeddedFile& file) {
   static constexpr std::array kRuntimes = {
       RuntimeKind::kFsdp2,    RuntimeKind::kNative, RuntimeKind::kFsdp1, RuntimeKind::kDdp,
       RuntimeKind::kMegatron, RuntimeKind::kZero1,  RuntimeKind::kZero2, RuntimeKind::kZero3};
   const ConfigNode root = parse_yaml(file.content, file.path);
-  root.allow_only({"name", "description", "runtimes", "versions", "keys"});
+  root.allow_only({"description", "runtimes", "versions", "keys"});
   Preset preset;
-  preset.name = root.at("name").as_string();
+  preset.name = name_of(file);
   preset.description = root.at("description").as_string();
   for (const ConfigNode& runtime : root.at("runtimes").elements()) {
     preset.runtimes.push_back(read_word(runtime, kRuntimes));
@@ -68,12 +74,6 @@ Preset read_file(const EmbeddedFile& file) {
   }
   preset.rules = read_rules(root.at("keys"), "");
   return preset;
-}
-
-// "sim/spec/stacks/fms_fsdp.yaml" -> "fms_fsdp"
-std::string_view name_of(const EmbeddedFile& file) {
-  const std::size_t begin = file.path.rfind('/') + 1;
-  return file.path.substr(begin, file.path.rfind('.') - begin);
 }
 
 bool trains_with(const EmbeddedFile& file, RuntimeKind runtime) {

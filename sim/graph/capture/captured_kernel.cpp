@@ -19,6 +19,7 @@
 #include "sim/base/embedded.h"
 #include "sim/base/error.h"
 #include "sim/base/integers.h"
+#include "sim/base/lookup.h"
 
 namespace foreshard {
 
@@ -296,21 +297,8 @@ void set_attention_flops(Kernel& k) {
 
 // library_types.h
 std::int64_t bytes_of_type(std::int64_t type) {
-  switch (type) {
-    case 0:
-    case 10:
-      return 4;
-    case 1:
-    case 4:
-      return 8;
-    case 2:
-    case 14:
-      return 2;
-    case 5:
-      return 16;
-    default:
-      return 1;
-  }
+  return value_of<std::int64_t, std::int64_t>(
+      type, {{0, 4}, {10, 4}, {1, 8}, {4, 8}, {2, 2}, {14, 2}, {5, 16}}, 1);
 }
 
 Kernel product(std::string_view name, const CapturedCall& call) {

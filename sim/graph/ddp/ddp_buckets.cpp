@@ -1,9 +1,9 @@
-#include "sim/graph/ddp/ddp_buckets.h"
-
 #include <algorithm>
 #include <functional>
 #include <queue>
 #include <utility>
+
+#include "sim/graph/ddp/ddp_builder.h"
 
 namespace foreshard {
 

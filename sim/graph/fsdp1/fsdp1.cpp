@@ -231,25 +231,8 @@ void Fsdp1::run_segments(std::int32_t layer) {
   tape_[last].ends_layer = true;
 }
 
-// The segments outside of a unit's hooks, if there are any.
 void Fsdp1::run_border(EventKind kind, std::int32_t layer, std::int8_t part) {
-  if (dry_) return;
-  const LayerPhaseProgram& p = phase(kind, layer);
-  if (p.segments.size() < 2) return;
-  for (std::size_t s = 0; s < p.segments.size(); ++s) {
-    if (p.segments[s].part == part) run_border_segment(kind, layer, s);
-  }
-}
-
-void Fsdp1::run_border_segment(EventKind kind, std::int32_t layer, std::size_t segment) {
-  const LayerPhaseProgram& p = phase(kind, layer);
-  const std::uint32_t kernels_begin = segment == 0 ? 0 : p.segments[segment - 1].kernels_end;
-  const auto s = static_cast<std::uint8_t>(segment);
-  if (p.segments[segment].kernels_end > kernels_begin) {
-    add_layer_row(kind, layer, s);
-  } else {
-    add_segment(kind, layer, s);  // nothing but references that end
-  }
+  if (!dry_) StepBuilder::run_border(kind, layer, part);
 }
 
 // --- backward ---

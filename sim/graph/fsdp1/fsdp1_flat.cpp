@@ -1,7 +1,7 @@
-#include "sim/graph/fsdp1/fsdp1_flat.h"
-
 #include <algorithm>
 #include <numeric>
+
+#include "sim/graph/fsdp1/fsdp1_builder.h"
 
 namespace foreshard {
 namespace {

@@ -296,22 +296,6 @@ void Fsdp2::leave_module(std::int32_t layer, std::int8_t part, bool in_backward)
   state_post_forward(u, in_backward);
 }
 
-// The segments of a hook, if there are any.
-void Fsdp2::run_border(EventKind kind, std::int32_t layer, std::int8_t part) {
-  const LayerPhaseProgram& p = phase(kind, layer);
-  if (p.segments.size() < 2) return;
-  for (std::size_t s = 0; s < p.segments.size(); ++s) {
-    if (p.segments[s].part != part) continue;
-    const std::uint32_t kernels_begin = s == 0 ? 0 : p.segments[s - 1].kernels_end;
-    const auto segment = static_cast<std::uint8_t>(s);
-    if (p.segments[s].kernels_end > kernels_begin) {
-      add_layer_row(kind, layer, segment);
-    } else {
-      add_segment(kind, layer, segment);  // nothing but references that end
-    }
-  }
-}
-
 void Fsdp2::run_layer(EventKind kind, std::int32_t layer) {
   const LayerPhaseProgram& p = phase(kind, layer);
   if (p.calls.empty() && p.segments.size() < 2) {

@@ -18,47 +18,19 @@ namespace foreshard {
 namespace {
 
 std::string_view awaited_word(CollectiveKind kind) {
-  switch (kind) {
-    case CollectiveKind::kAllGather:
-      return "work all_gather";
-    case CollectiveKind::kReduceScatter:
-      return "work reduce_scatter";
-    case CollectiveKind::kAllReduce:
-      return "work all_reduce";
-    case CollectiveKind::kAllToAll:
-      return "work all_to_all";
-    case CollectiveKind::kNone:
-      break;
-  }
-  return "";
+  return word_at(
+      kind, {"", "work all_gather", "work reduce_scatter", "work all_reduce", "work all_to_all"});
 }
 
 // The recorder's words of groups.
 std::string_view group_word(MeshDim dim) {
-  switch (dim) {
-    case MeshDim::kFsdp:
-      return "shard";
-    case MeshDim::kEfsdp:
-      return "expert_shard";
-    default:
-      return to_string(dim);
-  }
+  if (dim == MeshDim::kFsdp) return "shard";
+  return dim == MeshDim::kEfsdp ? "expert_shard" : to_string(dim);
 }
 
 std::string_view dtype_word(const TensorElement& element) {
-  switch (element.type) {
-    case ElementType::kCompute:
-      return to_string(element.dtype);
-    case ElementType::kFp32:
-      return "fp32";
-    case ElementType::kBf16:
-      return "bf16";
-    case ElementType::kInt64:
-      return "int64";
-    case ElementType::kByte:
-      break;
-  }
-  return "uint8";
+  if (element.type == ElementType::kCompute) return to_string(element.dtype);
+  return word_at(element.type, {"", "fp32", "bf16", "int64", "uint8"});
 }
 
 std::string_view reduction_word(const LayerCollective& collective) {

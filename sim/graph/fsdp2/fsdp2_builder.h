@@ -257,7 +257,6 @@ class Fsdp2 final : public StepBuilder {
   void clip_over_axes();
   bool has_axes() const { return !plan_.mesh.is_plain(); }
   bool framed() const { return plan_.step_frame != StepFrame::kPlain; }
-  void run_border(EventKind kind, std::int32_t layer, std::int8_t part);
   std::int32_t first_call(std::int32_t layer) const;
   void store_gradients(std::int32_t layer, std::int8_t part);
   void state_pre_forward(std::int32_t unit);

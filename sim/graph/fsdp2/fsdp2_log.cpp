@@ -11,25 +11,7 @@ std::string_view Fsdp2::word(Training training) {
 namespace {
 
 std::string_view short_name(Stream stream) {
-  switch (stream) {
-    case Stream::kCompute:
-      return "D";
-    case Stream::kCopyIn:
-      return "CI";
-    case Stream::kAllGather:
-      return "AG";
-    case Stream::kReduceScatter:
-      return "RS";
-    case Stream::kAllReduce:
-      return "AR";
-    case Stream::kTensor:
-    case Stream::kContext:
-    case Stream::kExpert:
-    case Stream::kPipeline:
-    case Stream::kPipelineSend:
-      break;
-  }
-  return "";
+  return word_at(stream, {"D", "CI", "AG", "RS", "AR"}, "");
 }
 
 constexpr std::string_view kWholeStreams[] = {"stream D", "stream CI", "stream AG", "stream RS",

@@ -1,9 +1,8 @@
 // Operations are copied one by one; where a cast goes in, later ones read its output instead.
-#include "sim/graph/layers/layer_casts.h"
-
 #include <utility>
 
 #include "sim/base/integers.h"
+#include "sim/graph/layers/layer_autograd.h"
 
 namespace foreshard {
 namespace {

@@ -8,7 +8,7 @@
 
 #include "sim/base/error.h"
 #include "sim/graph/axes/rank_part.h"
-#include "sim/graph/layers/layer_casts.h"
+#include "sim/graph/layers/layer_autograd.h"
 #include "sim/graph/pipeline/stages.h"
 #include "sim/graph/training_step.h"
 #include "sim/graph/zero/zero3_trace.h"

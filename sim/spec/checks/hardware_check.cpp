@@ -1,12 +1,11 @@
 // One table says on which architectures a kernel runs; a kernel that is not in it runs on all.
-#include "sim/spec/checks/hardware_check.h"
-
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
 #include <algorithm>
 #include <vector>
 
+#include "sim/spec/checks/plan_check.h"
 #include "sim/spec/checks/plan_runtime_check.h"
 #include "sim/spec/gpu_generation.h"
 

@@ -13,7 +13,6 @@
 #include "sim/base/spelling.h"
 #include "sim/base/unit_strings.h"
 #include "sim/spec/checks/condition.h"
-#include "sim/spec/checks/hardware_check.h"
 #include "sim/spec/checks/plan_runtime_check.h"
 #include "sim/spec/fsdp2_version.h"
 #include "sim/spec/plan_keys.h"

@@ -112,4 +112,11 @@ std::optional<std::int64_t> every_k(const RangedPolicy<Recompute>& policy);
 // where they are the same or x lies outside 1..n). Ascending.
 std::vector<std::int64_t> nearest_divisors(std::int64_t n, std::int64_t x);
 
+// What a GPU cannot run of a plan, whatever the runtime; for the checks of plans and the readers of
+// cluster files only.
+
+// float8 without fp8 units or over an fp32 computation, and attention kernels that were not built
+// for the GPU's architecture. A GPU whose architecture nobody said is taken to run every kernel.
+std::optional<PlanProblem> problem_of_hardware(const Plan& plan, const Cluster& cluster);
+
 }  // namespace foreshard

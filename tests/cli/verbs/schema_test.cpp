@@ -341,9 +341,9 @@ Json to_json(const ConfigNode& node) {
 // A cluster file with every figure, out of the catalogue's H100 entry.
 Json full_cluster() {
   Json cluster = to_json(read_yaml_file(source_path("calibration/machines/hopper/h100-sxm.yaml")));
-  cluster["gpu"]["key"] = cluster["key"];
+  cluster["gpu"]["key"] = "h100-sxm";
+  cluster["gpu"]["architecture"] = "hopper";
   cluster["gpus"] = 64;
-  cluster.erase("key");
   cluster.erase("aliases");
   return cluster;
 }

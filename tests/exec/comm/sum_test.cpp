@@ -1,11 +1,11 @@
 // The additions against plain loops, for any alignment and count.
-#include "exec/comm/sum.h"
-
 #include <gtest/gtest.h>
 #include <rapidcheck.h>
 #include <rapidcheck/gtest.h>
 
 #include <cstring>
+
+#include "exec/comm/communicator.h"
 
 namespace foreshard {
 namespace {

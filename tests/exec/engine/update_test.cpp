@@ -12,7 +12,6 @@
 #include <random>
 #include <vector>
 
-#include "exec/engine/exact_sum.h"
 #include "tests/exec/engine/engine_runs.h"
 
 namespace foreshard {

@@ -23,7 +23,7 @@
 
 #include "exec/comm/world.h"
 #include "exec/state/checkpoint.h"
-#include "exec/state/convert.h"
+#include "exec/state/checkpoint_reader.h"
 #include "sim/base/error.h"
 #include "sim/base/hash.h"
 #include "tests/support/temporary_folder.h"

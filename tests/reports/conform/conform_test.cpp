@@ -16,7 +16,7 @@
 
 #include <nlohmann/json.hpp>
 
-#include "reports/conform/logged_memory.h"
+#include "reports/conform/conform_parts.h"
 
 namespace foreshard {
 namespace {

@@ -1,5 +1,4 @@
 // The clock that a power limit leaves products: within the limit, and no lower than it must be.
-#include "sim/cost/heat.h"
 
 #include <gtest/gtest.h>
 

@@ -11,7 +11,7 @@
 #include "calibration/fit/least_squares.h"
 #include "calibration/machines.h"
 #include "calibration/published.h"
-#include "sim/cost/heat.h"
+#include "sim/cost/cost_model.h"
 #include "tests/tools/profiles/all_fits.h"
 
 namespace foreshard {

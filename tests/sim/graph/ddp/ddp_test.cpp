@@ -3,7 +3,7 @@
 
 #include <array>
 
-#include "sim/graph/ddp/ddp_buckets.h"
+#include "sim/graph/ddp/ddp_builder.h"
 #include "sim/graph/training_step.h"
 #include "sim/memory/memory_profile.h"
 #include "tests/support/fixtures.h"

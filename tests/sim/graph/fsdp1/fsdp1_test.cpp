@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "models/layers/variants.h"
-#include "sim/graph/fsdp1/fsdp1_flat.h"
+#include "sim/graph/fsdp1/fsdp1_builder.h"
 #include "sim/graph/host_log.h"
 #include "sim/graph/training_step.h"
 #include "sim/memory/memory_profile.h"

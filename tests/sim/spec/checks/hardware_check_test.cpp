@@ -1,7 +1,6 @@
-#include "sim/spec/checks/hardware_check.h"
-
 #include <gtest/gtest.h>
 
+#include "sim/spec/checks/plan_check.h"
 #include "sim/spec/gpu_generation.h"
 
 namespace foreshard {
