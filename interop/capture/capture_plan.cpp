@@ -15,6 +15,7 @@
 #include "interop/capture/capture_import.h"
 #include "interop/capture/module_calls.h"
 #include "interop/capture/module_layers.h"
+#include "interop/capture/module_sizes.h"
 #include "interop/frameworks/frameworks.h"
 #include "models/yaml/model_yaml.h"
 #include "sim/base/config.h"
@@ -384,7 +385,18 @@ void check_alone(const CapturedModules& modules, const Json& optimizers) {
                   modules.path, modules.document.at("class").get<std::string>(), trained, stepped));
 }
 
-OwnModel own_model(const Capture& capture, const std::vector<Capture>& others) {
+// Of the model itself: others that the program runs beside it may have another dtype.
+void count_products(const Json& operations, Steps& steps) {
+  steps.products = steps.half_products = 0;
+  for (const Json& operation : operations) {
+    if (word_of(operation.at("op").get<std::string>()) != "linear") continue;
+    const std::string dtype = operation.at("out")[0].at("dtype");
+    ++steps.products;
+    steps.half_products += dtype == "torch.bfloat16" || dtype == "torch.float16" ? 1 : 0;
+  }
+}
+
+OwnModel own_model(const Capture& capture, const std::vector<Capture>& others, Steps& steps) {
   std::vector<CapturedModules> all = {modules_of(capture)};
   for (const Capture& other : others) all.push_back(modules_of(other));
   std::vector<Json> inputs;
@@ -400,6 +412,7 @@ OwnModel own_model(const Capture& capture, const std::vector<Capture>& others) {
     all[c].sequence = extents[c].sequence;
   }
   OwnModel own;
+  count_products(all[0].document.at("operations"), steps);
   if (!inputs[0].empty()) own.extents = extents[0];
   own.again = products_again(all[0].document.at("operations"));
   own.calls = all[0].document.at("calls");
@@ -540,11 +553,12 @@ CapturedPlan plan_of_capture(const Capture& capture, const std::string& model_na
                             file.string(), capture.model));
   }
   KeyWriter out;
+  Steps steps = read_steps(capture);
   OwnModel own;
   if (is_known) {
     own.text = config.dump(1) + "\n";
   } else {
-    own = own_model(capture, others);
+    own = own_model(capture, others, steps);
   }
   out.made_.model = own.text;
   out.line("model", model_name,
@@ -579,7 +593,6 @@ CapturedPlan plan_of_capture(const Capture& capture, const std::string& model_na
   out.line("runtime", runtime, "versions of torch and DeepSpeed");
   out.line("stack", is_known ? "hf_trainer" : "none",
            is_known ? "a model of transformers" : "a program of its own");
-  const Steps steps = read_steps(capture);
   add_batch(document, steps, own.extents, out);
   const Json units = document.value("units", Json::array());
   if (document.contains("deepspeed")) {

@@ -192,8 +192,7 @@ std::vector<std::int64_t> ModuleLayers::crossing(std::size_t at) const {
   std::vector<std::int64_t> found;
   for (const auto* made : {&made_at, &batch_at}) {
     for (const auto& [tensor, i] : *made) {
-      const auto last = read_at.find(tensor);
-      if (i < at && last != read_at.end() && last->second >= at) found.push_back(tensor);
+      if (i < at && is_read_from(tensor, at)) found.push_back(tensor);
     }
     if (!found.empty()) break;
   }

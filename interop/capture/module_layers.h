@@ -33,6 +33,10 @@ struct ModuleLayers {
   // Tensors that want a gradient, from before an operation to it or behind; where none does (a
   // frozen table), those that the batch has a part in.
   std::vector<std::int64_t> crossing(std::size_t at) const;
+  bool is_read_from(std::int64_t tensor, std::size_t at) const {
+    const auto last = read_at.find(tensor);
+    return last != read_at.end() && last->second >= at;
+  }
 };
 
 // Throws Error(kMissingCapability) where a block runs twice or no loss is made.

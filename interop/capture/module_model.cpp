@@ -13,6 +13,7 @@
 #include <set>
 #include <string_view>
 #include <tuple>
+#include <utility>
 
 #include "interop/capture/capture_import.h"
 #include "interop/capture/module_layers.h"
@@ -31,6 +32,7 @@ struct Layer {
   Json tensors = Json::object(), parameters = Json::object(), operations = Json::array();
   std::string output;
   std::map<std::int64_t, std::string> names;  // tensors by number
+  std::vector<std::size_t> places;            // of operations, in the first capture
   Json kind() const {
     Json made = {{"role", role}};
     if (const auto positions = own_positions(); positions > 0)
@@ -57,6 +59,19 @@ struct Layer {
   }
 };
 
+// Whatever is added to a layer meanwhile stands where the captured operation does.
+struct OperationPlace {
+  Layer& layer;
+  std::size_t place;
+  ~OperationPlace() { layer.places.resize(layer.operations.size(), place); }
+};
+
+// Where the storage of a tensor was given back: behind an operation, or in backward behind an
+// operation's node; neither: later, or nobody saw it.
+struct Ended {
+  std::int64_t forward = -1, backward = -1;
+};
+
 class ModuleWriter {
  public:
   ModuleWriter(const std::vector<CapturedModules>& captures, const std::string& name)
@@ -73,6 +88,7 @@ class ModuleWriter {
       for (std::size_t out = 0; out < operations[i].at("out").size(); ++out)
         constants_[operations[i]["out"][out].at("tensor")] = {i, out};
     }
+    find_ends();
     first_differentiated_ =
         at(std::ranges::find_if(operations, is_differentiated) - operations.begin());
   }
@@ -81,6 +97,7 @@ class ModuleWriter {
     const Json& operations = document_.at("operations");
     found_ = find_module_layers(captures_[0]);
     for (std::size_t i = 0; i < operations.size(); ++i) add(i, operations[i]);
+    end_names(operations.size());
     finish_layer();
     return file();
   }
@@ -111,7 +128,10 @@ class ModuleWriter {
     const std::size_t part = layers_.size();
     if (part >= found_.parts.size() || i < found_.parts[part].begin) return;
     const auto [begin, block, handed] = found_.parts[part];
-    if (part > 0) hand_on(begin, handed);
+    if (part > 0) {
+      end_names(begin);
+      hand_on(begin, handed);
+    }
     handed_ = handed;
     Layer layer;
     const bool is_last = part + 2 == found_.parts.size();
@@ -124,6 +144,74 @@ class ModuleWriter {
     if (block >= 0 && part > 0) layer.prefix = found_.blocks[at(block)] + ".";
     if (layer.role == "inner") layer.name += std::to_string(part);
     layers_.push_back(std::move(layer));
+  }
+
+  void find_ends() {
+    const auto end_of = [](const Json& made) {
+      return Ended{made.value("freed", std::int64_t{-1}),
+                   made.value("freed_backward", std::int64_t{-1})};
+    };
+    const Json& operations = document_.at("operations");
+    for (const Json& operation : operations) {
+      for (const Json& out : operation.at("out")) {
+        const std::int64_t tensor = out.at("tensor");
+        ends_[tensor] = end_of(out);
+        const bool is_written = operation.value("in_place", false);
+        const bool is_same =
+            (is_written || operation.value("view", false)) && operation.at("in")[0].is_number();
+        storage_of_[tensor] = is_same ? storage(operation.at("in")[0]) : tensor;
+        if (is_written) ends_.erase(storage_of_[tensor]);  // what it held is gone before
+      }
+    }
+    for (const auto& [number, given] : document_.at("given").items())
+      ends_[std::stoll(number)] = end_of(given);
+    for (std::size_t i = 0; i < operations.size(); ++i) {
+      for (const Json& kept : operations[i].value("saved", Json::array()))
+        kept_by_.emplace(storage(kept), i);  // the first one's node runs last
+    }
+  }
+  std::int64_t storage(std::int64_t tensor) const {
+    const auto it = storage_of_.find(tensor);
+    return it == storage_of_.end() ? tensor : it->second;
+  }
+
+  // Names of the program's that outlast what reads and keeps a tensor, as the allocator saw it.
+  // `next`: the first operation behind the layer.
+  void end_names(std::size_t next) {
+    constexpr std::int64_t kLeast = 1 << 12;  // elements
+    Layer& layer = layers_.back();
+    if (layer.operations.empty()) return;
+    const auto behind = [&](std::int64_t place) {  // the last operation there or before
+      return std::ranges::upper_bound(layer.places, at(place)) - layer.places.begin() - 1;
+    };
+    for (const auto& [tensor, name] : layer.names) {
+      const auto ended = ends_.find(tensor);
+      if (ended == ends_.end() || storage(tensor) != tensor || name == layer.output ||
+          name == kInput || layer.sizes.at(name) < kLeast || found_.is_read_from(tensor, next))
+        continue;
+      const auto [forward, backward] = ended->second;
+      std::ptrdiff_t last = -1;
+      for (std::size_t o = 0; o < layer.operations.size(); ++o) {
+        for (const char* key : {"inputs", "outputs"}) {
+          const Json& of = layer.operations[o].value(key, Json::array());
+          if (std::ranges::find(of, Json(name)) != of.end()) last = static_cast<std::ptrdiff_t>(o);
+        }
+      }
+      if (last < 0) continue;
+      if (const auto o = forward < 0 ? last : behind(forward); o > last) {
+        layer.operations[at(o)]["released"].push_back(name);
+      }
+      const auto kept = kept_by_.find(tensor);
+      const bool is_longer = kept == kept_by_.end() || std::cmp_greater(kept->second, backward);
+      if (backward < 0 || !is_longer || at(backward) >= next) continue;
+      for (std::size_t o = 0; o < layer.operations.size(); ++o) {
+        Json& operation = layer.operations[o];
+        if (std::cmp_less(layer.places[o], backward) || !operation.contains("saved")) continue;
+        Json& saved = operation["saved"];
+        if (std::ranges::find(saved, Json(name)) == saved.end()) saved.push_back(name);
+        break;
+      }
+    }
   }
 
   // What else of a layer later ones read is kept until its own backward, and its gradient is there
@@ -300,6 +388,7 @@ class ModuleWriter {
     }
     begin_layer(i);
     Layer& layer = layers_.back();
+    const OperationPlace stands{layer, i};
     const bool in_place = operation.value("in_place", false), view = operation.value("view", false);
     std::vector<std::string> inputs, weights;
     std::set<std::string> wanted;  // inputs that have a gradient
@@ -705,6 +794,9 @@ class ModuleWriter {
   ModuleLayers found_;
   std::int64_t handed_ = -1;  // by the layer before
   std::set<std::int64_t> positions_;
+  std::map<std::int64_t, Ended> ends_;
+  std::map<std::int64_t, std::int64_t> storage_of_;  // a view's
+  std::map<std::int64_t, std::size_t> kept_by_;      // storages
   std::map<std::int64_t, Json> described_;
   std::set<std::string> seen_parameters_, differentiated_;
   std::size_t first_differentiated_ = 0;                                   // operation
