@@ -19,6 +19,7 @@ struct ModulePart {
   std::size_t begin = 0;     // operation
   std::int64_t block = -1;   // by number; -1: none, or more than it
   std::int64_t handed = -1;  // tensor, by the part before
+  bool again = false;        // the block was called before
 };
 
 // Of the first capture; tensors by number.
@@ -39,7 +40,7 @@ struct ModuleLayers {
   }
 };
 
-// Throws Error(kMissingCapability) where a block runs twice or no loss is made.
+// Throws Error(kMissingCapability) where no loss is made.
 ModuleLayers find_module_layers(const CapturedModules& capture);
 
 bool is_differentiated(const Json& operation);

@@ -27,6 +27,7 @@ constexpr std::string_view kInput = "input";
 
 struct Layer {
   std::string name, role, prefix;             // of parameters
+  std::string same_as;                        // the layer whose weights run again
   std::map<std::string, std::int64_t> sizes;  // of tensors, in the first capture
   std::set<std::string> owned;                // buffers of its own
   Json tensors = Json::object(), parameters = Json::object(), operations = Json::array();
@@ -99,6 +100,7 @@ class ModuleWriter {
     for (std::size_t i = 0; i < operations.size(); ++i) add(i, operations[i]);
     end_names(operations.size());
     finish_layer();
+    add_unread();
     return file();
   }
 
@@ -127,7 +129,7 @@ class ModuleWriter {
   void begin_layer(std::size_t i) {
     const std::size_t part = layers_.size();
     if (part >= found_.parts.size() || i < found_.parts[part].begin) return;
-    const auto [begin, block, handed] = found_.parts[part];
+    const auto [begin, block, handed, again] = found_.parts[part];
     if (part > 0) {
       end_names(begin);
       hand_on(begin, handed);
@@ -142,8 +144,43 @@ class ModuleWriter {
                                                    : "inner";
     layer.name = block >= 0 && part > 0 ? found_.blocks[at(block)] : layer.role;
     if (block >= 0 && part > 0) layer.prefix = found_.blocks[at(block)] + ".";
+    if (again && part > 0) {
+      layer.same_as = layer.name;
+      layer.name += fmt::format(" again in {}", part);
+    }
     if (layer.role == "inner") layer.name += std::to_string(part);
     layers_.push_back(std::move(layer));
+  }
+
+  // Parameters that no operation reads are their layer's all the same: units gather them.
+  void add_unread() {
+    for (const auto& [name, said] : document_.at("parameters").items()) {
+      if (seen_parameters_.contains(name)) continue;
+      Layer* nearest = &layers_.front();
+      std::size_t longest = 0;
+      for (Layer& layer : layers_) {
+        if (layer.role == "loss" || !layer.same_as.empty()) continue;
+        for (const auto& [own, unused] : layer.parameters.items()) {
+          const std::string whole = layer.prefix + own;
+          const auto differs = std::ranges::mismatch(whole, name).in1 - whole.begin();
+          const std::size_t common = whole.rfind('.', at(differs)) + 1;
+          if (common > longest) nearest = &layer, longest = common;
+        }
+      }
+      Json& operations = nearest->operations;
+      const std::string result = "unread_" + name;
+      const std::string input = operations.front().value("inputs", Json::array()).empty()
+                                    ? operations.front().at("outputs")[0]
+                                    : operations.front()["inputs"][0];
+      const bool is_own = !nearest->prefix.empty() && name.starts_with(nearest->prefix);
+      const std::string key = is_own ? name.substr(nearest->prefix.size()) : name;
+      nearest->parameters[key] = {
+          {"shape", said.at("shape").empty() ? Json({1}) : said.at("shape")}, {"trainable", false}};
+      nearest->tensors[result] = {{"fixed", 1}};
+      const Json reads = {{"op", "scale"},       {"name", result},      {"inputs", {input}},
+                          {"outputs", {result}}, {"parameters", {key}}, {"gradient", "none"}};
+      operations.insert(operations.begin() + (input == kInput ? 0 : 1), reads);
+    }
   }
 
   void find_ends() {
@@ -221,12 +258,19 @@ class ModuleWriter {
     const auto main = layer.names.find(handed);
     if (main == layer.names.end()) return;
     layer.output = main->second;
-    std::vector<std::string> all = {main->second};
+    std::vector<std::string> all = {main->second}, kept;
     for (const std::int64_t tensor : found_.crossing(begin)) {
       const auto name = layer.names.find(tensor);
       const bool is_own = found_.made_at.contains(tensor) &&
                           found_.made_at.at(tensor) >= found_.parts[layers_.size() - 1].begin;
-      if (tensor != handed && is_own && name != layer.names.end()) all.push_back(name->second);
+      if (tensor == handed || !is_own || name == layer.names.end()) continue;
+      all.push_back(name->second);
+      // What the loss alone reads and nothing keeps is gone when backward begins.
+      const auto ended = ends_.find(tensor);
+      const bool is_gone = ended != ends_.end() && ended->second.forward >= 0 &&
+                           described_.at(tensor) == described_.at(handed) &&
+                           !is_read_before_loss(tensor, begin);
+      if (!is_gone) kept.push_back(name->second);
     }
     if (all.size() == 1) return;
     layer.tensors["handed_on"] = described_.at(handed);
@@ -236,8 +280,17 @@ class ModuleWriter {
                                 {"outputs", {"handed_on"}},
                                 {"view", true},
                                 {"gradient", "alias"},
-                                {"saved", std::vector<std::string>(all.begin() + 1, all.end())}});
+                                {"saved", kept}});
     layer.output = "handed_on";
+  }
+
+  bool is_read_before_loss(std::int64_t tensor, std::size_t from) const {
+    const Json& operations = document_.at("operations");
+    for (std::size_t i = from; i < found_.parts.back().begin; ++i) {
+      const Json& in = operations[i].at("in");
+      if (std::ranges::find(in, Json(tensor)) != in.end()) return true;
+    }
+    return false;
   }
 
   // In the place of what a layer before the last one made stands a view of the input, whose
@@ -358,22 +411,31 @@ class ModuleWriter {
     return name;
   }
 
-  void add_parameter(const std::string& parameter, const Json& operation) {
+  // The layer's name of it.
+  std::string add_parameter(const std::string& parameter, const Json& operation) {
     Layer& layer = layers_.back();
     const Json& said = document_.at("parameters").at(parameter);
     Json made = {{"shape", said.at("shape").empty() ? Json({1}) : said.at("shape")}};
     const std::string op = operation.at("op");
     if (op.find("norm") != op.npos && parameter.ends_with("weight")) made["norm"] = true;
     if (!said.value("trainable", true)) made["trainable"] = false;
-    if (!seen_parameters_.insert(parameter).second) {
+    std::string name = short_name(parameter);
+    const bool is_called = !layer.same_as.empty() && name != parameter;
+    const bool is_again =
+        is_called ? layer.parameters.contains(name) : !seen_parameters_.insert(parameter).second;
+    if (is_again) {
       made["tied"] = true;
-      is_tied_ = true;
-      Json first = {{short_name(parameter), made}};  // as a model.yaml has it
-      first.update(layer.parameters);
-      layer.parameters = first;
-      return;
+      if (layer.role == "head") {
+        is_tied_ = true;
+        Json first = {{name, made}};  // as a model.yaml has it
+        first.update(layer.parameters);
+        layer.parameters = first;
+        return name;
+      }
+      name += fmt::format(" again {}", layer.parameters.size());
     }
-    layer.parameters[short_name(parameter)] = made;
+    layer.parameters[name] = made;
+    return name;
   }
   std::string short_name(const std::string& parameter) const {
     const std::string& prefix = layers_.back().prefix;
@@ -395,13 +457,13 @@ class ModuleWriter {
     for (const Json& in : operation.at("in")) {
       if (in.is_string()) {
         const std::string weight = in.get<std::string>();
-        // Used again it is a constant, but for the table in the head; and where another use has its
+        // Used again in the head it is a constant, but for the table; and where another use has its
         // gradient.
         const bool is_table = layer.role == "head" && layers_[0].parameters.contains(weight);
-        const bool again = (seen_parameters_.contains(weight) && !is_table) ||
-                           (!is_differentiated(operation) && differentiated_.contains(weight));
-        const bool has = layer.parameters.contains(short_name(weight)) ||
-                         std::ranges::find(weights, weight) != weights.end();
+        const bool again =
+            (layer.role == "head" && seen_parameters_.contains(weight) && !is_table) ||
+            (!is_differentiated(operation) && differentiated_.contains(weight));
+        const bool has = std::ranges::find(weights, weight) != weights.end();
         if (!again && !has) weights.push_back(weight);
         continue;
       }
@@ -427,8 +489,7 @@ class ModuleWriter {
     });
     std::vector<std::string> parameters;
     for (const std::string& weight : weights) {
-      add_parameter(weight, operation);
-      parameters.push_back(short_name(weight));
+      parameters.push_back(add_parameter(weight, operation));
     }
     std::vector<std::string> outputs;
     for (std::size_t out = 0; out < operation.at("out").size(); ++out) {
@@ -719,16 +780,23 @@ class ModuleWriter {
       if (has_table_ && tables_.contains(name)) positions = said.at("shape")[0];
     }
     Json kinds = Json::object(), order = Json::array();
+    std::map<std::string, std::string> kind_of;  // layers
     for (std::size_t l = 0; l < layers_.size();) {
       std::size_t end = l + 1;
-      while (end < layers_.size() && layers_[end].role == "block" &&
+      while (end < layers_.size() && layers_[end].role == "block" && layers_[end].same_as.empty() &&
              list_of(layers_[end].name) == list_of(layers_[l].name) &&
              layers_[end].kind() == layers_[l].kind())
         ++end;
+      if (!layers_[l].same_as.empty()) {
+        order.push_back(called_again(layers_[l], kind_of.at(layers_[l].same_as), kinds));
+        ++l;
+        continue;
+      }
       const std::string kind = end - l > 1 || layers_[l].role == "block"
                                    ? fmt::format("block {}", kinds.size())
                                    : layers_[l].name;
       kinds[kind] = layers_[l].kind();
+      for (std::size_t same = l; same < end; ++same) kind_of[layers_[same].name] = kind;
       const std::int64_t others = document_.value("others", std::int64_t{0});
       if (l == 0 && others > 0) kinds[kind]["resident_bytes"] = others;
       Json entry = {{"kind", kind}, {"name", layers_[l].name}};
@@ -762,6 +830,17 @@ class ModuleWriter {
       for (const auto& [kind, layer] : value.items()) text += layer_text(kind, layer);
     }
     return text;
+  }
+  Json called_again(const Layer& layer, const std::string& kind, const Json& kinds) const {
+    if (kinds.at(kind) != layer.kind()) {
+      throw Error(
+          ExitCode::kMissingCapability,
+          fmt::format("{}: {} computes something else when it is called again, which layers "
+                      "have no words for: capture a program that calls its model once, for "
+                      "all samples; foreshard predict --capture forecasts the step as it is",
+                      captures_[0].path, layer.same_as));
+    }
+    return {{"kind", kind}, {"name", layer.name}, {"same_as", layer.same_as}};
   }
   // A line for each tensor, parameter and operation.
   static std::string layer_text(const std::string& kind, const Json& layer) {

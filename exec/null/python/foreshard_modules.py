@@ -279,7 +279,9 @@ def trace_of(torch, root, path, given_back):
 
         def others(self):
             """Bytes of what is there and no part of the step's forward: other models (a teacher, a reference), averages of weights."""
+            states = [s for o in gc.get_objects() if isinstance(o, torch.optim.Optimizer) for s in o.state.values()]
             own = {address(t) for p in root.parameters() for t in (p, p.grad) if t is not None}
+            own |= {address(t) for s in states for t in flat(list(s.values()))}
             seen = {torch.nn.Parameter: own, torch.Tensor: own | set(self.tensors)}
             there = [t for t in gc.get_objects() if type(t) in seen and t.is_cuda and address(t) not in seen[type(t)]]
             return sum({address(t): t.untyped_storage().nbytes() for t in there}.values())
