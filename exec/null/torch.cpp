@@ -5,10 +5,13 @@
 #include <dlfcn.h>
 #include <link.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <cstring>
+#include <mutex>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "exec/null/abi.h"
 #include "exec/null/device.h"
@@ -30,6 +33,11 @@ struct TorchDevice {
 
 // By device.
 thread_local StreamHandle current_streams[16] = {};
+
+// Given back since foreshard_null_freed() was asked; nothing before its first call.
+std::mutex freed_mutex;
+std::vector<std::uint64_t> freed;
+bool is_freed_asked = false;
 
 // Python loads PyTorch's libraries apart from the process' global names, so the library is asked.
 template <typename Function>
@@ -68,6 +76,8 @@ API void _ZN3c1027reportMemoryUsageToProfilerEPvlmmNS_6DeviceE(void* pointer, st
     } else {
       remove_block(pointer);
       take_back(pointer);
+      const std::lock_guard lock(freed_mutex);
+      if (is_freed_asked) freed.push_back(reinterpret_cast<std::uint64_t>(pointer));
     }
     Line('M') << handle_id(current_streams[index]) << reinterpret_cast<std::uint64_t>(pointer)
               << size << static_cast<std::uint64_t>(allocated)
@@ -87,4 +97,14 @@ API void _ZN3c104cuda20setCurrentCUDAStreamENS0_10CUDAStreamE(TorchStream stream
     refuse("unanswered call c10::cuda::setCurrentCUDAStream: libc10_cuda.so is not where it was");
   next(stream);
   current_streams[current_device() % 16] = handle_of(&stream);
+}
+
+// Addresses of blocks, of which at most `most` are written; the others are said next time.
+API std::size_t foreshard_null_freed(std::uint64_t* to, std::size_t most) {
+  const std::lock_guard lock(freed_mutex);
+  is_freed_asked = true;
+  const std::size_t count = std::min(most, freed.size());
+  std::copy_n(freed.begin(), count, to);
+  freed.erase(freed.begin(), freed.begin() + static_cast<std::ptrdiff_t>(count));
+  return count;
 }

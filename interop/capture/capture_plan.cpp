@@ -13,8 +13,8 @@
 #include <utility>
 
 #include "interop/capture/capture_import.h"
-#include "interop/capture/module_calls.h"
 #include "interop/capture/module_layers.h"
+#include "interop/capture/module_sizes.h"
 #include "interop/frameworks/frameworks.h"
 #include "models/yaml/model_yaml.h"
 #include "sim/base/config.h"
@@ -96,9 +96,7 @@ struct OwnModel {
   std::vector<bool> checkpointed;  // of its blocks
   bool makes_loss = false;         // itself
   std::int64_t unread = 0;         // elements of parameters that no operation was seen to read
-  std::int64_t calls = 1;          // of its layers in a step
   std::int64_t others = 0;         // bytes of other models and of averages of weights
-  std::vector<std::string> again;  // modules of products whose weight an earlier product had
 };
 
 class KeyWriter {
@@ -281,7 +279,6 @@ CapturedModules modules_of(const Capture& capture) {
                     ": the program differentiates a gradient (create_graph), which layers have no "
                     "words for; foreshard predict --capture forecasts the step as it is");
   }
-  made.document["calls"] = fold_calls(made.document);
   return made;
 }
 
@@ -352,21 +349,6 @@ bool makes_loss(const Json& operations) {
   return true;
 }
 
-// Layers have a weight in one product; what a module computes when it is called again has no
-// weight.
-std::vector<std::string> products_again(const Json& operations) {
-  std::set<std::string> seen;
-  std::vector<std::string> made;
-  for (const Json& operation : operations) {
-    if (!operation.contains("n")) continue;
-    for (const Json& in : operation.at("in")) {
-      if (!in.is_string() || !in.get<std::string>().ends_with("weight")) continue;
-      if (!seen.insert(in).second) made.push_back(place_of(operation));
-    }
-  }
-  return made;
-}
-
 // Layers are one model's: what optimizers step is no more than that has.
 void check_alone(const CapturedModules& modules, const Json& optimizers) {
   std::int64_t trained = 0, stepped = 0;
@@ -384,7 +366,18 @@ void check_alone(const CapturedModules& modules, const Json& optimizers) {
                   modules.path, modules.document.at("class").get<std::string>(), trained, stepped));
 }
 
-OwnModel own_model(const Capture& capture, const std::vector<Capture>& others) {
+// Of the model itself: others that the program runs beside it may have another dtype.
+void count_products(const Json& operations, Steps& steps) {
+  steps.products = steps.half_products = 0;
+  for (const Json& operation : operations) {
+    if (word_of(operation.at("op").get<std::string>()) != "linear") continue;
+    const std::string dtype = operation.at("out")[0].at("dtype");
+    ++steps.products;
+    steps.half_products += dtype == "torch.bfloat16" || dtype == "torch.float16" ? 1 : 0;
+  }
+}
+
+OwnModel own_model(const Capture& capture, const std::vector<Capture>& others, Steps& steps) {
   std::vector<CapturedModules> all = {modules_of(capture)};
   for (const Capture& other : others) all.push_back(modules_of(other));
   std::vector<Json> inputs;
@@ -400,9 +393,8 @@ OwnModel own_model(const Capture& capture, const std::vector<Capture>& others) {
     all[c].sequence = extents[c].sequence;
   }
   OwnModel own;
+  count_products(all[0].document.at("operations"), steps);
   if (!inputs[0].empty()) own.extents = extents[0];
-  own.again = products_again(all[0].document.at("operations"));
-  own.calls = all[0].document.at("calls");
   own.others = all[0].document.value("others", std::int64_t{0});
   own.makes_loss = makes_loss(all[0].document.at("operations"));
   own.text = model_of_modules(all, capture.model);
@@ -413,7 +405,7 @@ OwnModel own_model(const Capture& capture, const std::vector<Capture>& others) {
     own.unread -= model.parameters();
     const Json again = all[0].document.value("checkpoints", Json::array());
     for (const LayerInstance& layer : model.order) {
-      if (model.kinds[at(layer.kind)].role != LayerRole::kBlock) continue;
+      if (model.kinds[at(layer.kind)].role != LayerRole::kBlock || layer.same_as >= 0) continue;
       own.checkpointed.push_back(std::ranges::find(again, Json(layer.name)) != again.end());
     }
   } catch (const Error& error) {
@@ -540,11 +532,12 @@ CapturedPlan plan_of_capture(const Capture& capture, const std::string& model_na
                             file.string(), capture.model));
   }
   KeyWriter out;
+  Steps steps = read_steps(capture);
   OwnModel own;
   if (is_known) {
     own.text = config.dump(1) + "\n";
   } else {
-    own = own_model(capture, others);
+    own = own_model(capture, others, steps);
   }
   out.made_.model = own.text;
   out.line("model", model_name,
@@ -552,19 +545,6 @@ CapturedPlan plan_of_capture(const Capture& capture, const std::string& model_na
   if (own.unread > 0) {
     out.made_.ledger.push_back({Mapping::kUnsupported, fmt::format("{} parameters", own.unread), "",
                                 "no operation was seen to read them", "", 0});
-  }
-  if (own.calls > 1) {
-    out.made_.ledger.push_back(
-        {Mapping::kDefaulted, fmt::format("{} calls of its layers", own.calls),
-         "one, for all samples", "gradients of each call's activations count as those of all", "",
-         0});
-  }
-  for (const std::string& product : own.again) {
-    out.made_.ledger.push_back(
-        {Mapping::kUnsupported, product, "",
-         "a module that is called again: its product is priced as a pass over "
-         "memory, its weight's gradient counts once",
-         "", 0});
   }
   if (own.others > 0) {
     out.made_.ledger.push_back(
@@ -579,7 +559,6 @@ CapturedPlan plan_of_capture(const Capture& capture, const std::string& model_na
   out.line("runtime", runtime, "versions of torch and DeepSpeed");
   out.line("stack", is_known ? "hf_trainer" : "none",
            is_known ? "a model of transformers" : "a program of its own");
-  const Steps steps = read_steps(capture);
   add_batch(document, steps, own.extents, out);
   const Json units = document.value("units", Json::array());
   if (document.contains("deepspeed")) {

@@ -44,30 +44,36 @@ class LayerFinder {
     return -1;
   }
   // Runs of operations of one block or between lists of blocks. What stands between two blocks of
-  // one list is the first one's; a block that is called again is nobody's.
+  // one list is the first one's; what a block that ran before does without a parameter (a method of
+  // its own) is nobody's, with parameters it is called again.
   void find_parts() {
     std::set<std::int64_t> seen;
-    for (std::size_t i = 0; const Json& operation : document_.at("operations")) {
-      const std::int64_t block = block_of(operation);
+    const Json& operations = document_.at("operations");
+    for (std::size_t i = 0; i < operations.size(); ++i) {
+      const std::int64_t block = block_of(operations[i]);
       const bool is_between =
           found_.parts.size() > 1 && found_.parts.back().block < 0 && block >= 0;
       const std::int64_t before = is_between ? found_.parts[found_.parts.size() - 2].block : -1;
       const bool resumes = is_between && block == before;
       const bool again = !resumes && seen.contains(block) && block != found_.parts.back().block;
-      if (again && uses_parameter(operation)) {
-        refuse_operation(capture_, operation,
-                         fmt::format("{} runs twice in one step, and layers run once: capture a "
-                                     "program that calls its model once, for all sequences",
-                                     found_.blocks[at(block)]));
-      }
-      const std::int64_t of = again ? -1 : block;
-      const bool is_alike = of >= 0 && before >= 0 &&
+      const bool is_called = again && uses_parameters_from(i);
+      const std::int64_t of = again && !is_called ? -1 : block;
+      const bool is_alike = of >= 0 && before >= 0 && (resumes || before < block) &&
                             list_of(found_.blocks[at(before)]) == list_of(found_.blocks[at(block)]);
       if (is_alike) found_.parts.pop_back();
-      if (found_.parts.empty() || of != found_.parts.back().block) found_.parts.push_back({i, of});
+      if (found_.parts.empty() || of != found_.parts.back().block)
+        found_.parts.push_back({.begin = i, .block = of, .again = is_called});
       if (block >= 0) seen.insert(block);
-      ++i;
     }
+  }
+  // The run of one block's operations that begins here.
+  bool uses_parameters_from(std::size_t i) const {
+    const Json& operations = document_.at("operations");
+    const std::int64_t block = block_of(operations[i]);
+    while (i < operations.size() && block_of(operations[i]) == block) {
+      if (uses_parameter(operations[i++])) return true;
+    }
+    return false;
   }
   void find_layers() {
     const Json& operations = document_.at("operations");
@@ -89,10 +95,11 @@ class LayerFinder {
                        "it uses a parameter, and nothing makes a loss of its result");
     }
     std::erase_if(found_.parts, [&](const ModulePart& part) { return part.begin >= loss; });
-    found_.parts.push_back({loss, -1, largest(found_.crossing(loss))});
+    found_.parts.push_back({.begin = loss, .handed = largest(found_.crossing(loss))});
     // From behind: what a part hands on, it has made.
     const auto join = [&](std::size_t p) {
       if (found_.parts[p].block != found_.parts[p - 1].block) found_.parts[p - 1].block = -1;
+      found_.parts[p - 1].again &= found_.parts[p - 1].block >= 0;
       found_.parts.erase(found_.parts.begin() + static_cast<std::ptrdiff_t>(p));
     };
     const std::size_t result = place_of_tensor(found_.parts.back().handed);
@@ -192,8 +199,7 @@ std::vector<std::int64_t> ModuleLayers::crossing(std::size_t at) const {
   std::vector<std::int64_t> found;
   for (const auto* made : {&made_at, &batch_at}) {
     for (const auto& [tensor, i] : *made) {
-      const auto last = read_at.find(tensor);
-      if (i < at && last != read_at.end() && last->second >= at) found.push_back(tensor);
+      if (i < at && is_read_from(tensor, at)) found.push_back(tensor);
     }
     if (!found.empty()) break;
   }

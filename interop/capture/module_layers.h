@@ -19,6 +19,7 @@ struct ModulePart {
   std::size_t begin = 0;     // operation
   std::int64_t block = -1;   // by number; -1: none, or more than it
   std::int64_t handed = -1;  // tensor, by the part before
+  bool again = false;        // the block was called before
 };
 
 // Of the first capture; tensors by number.
@@ -33,9 +34,13 @@ struct ModuleLayers {
   // Tensors that want a gradient, from before an operation to it or behind; where none does (a
   // frozen table), those that the batch has a part in.
   std::vector<std::int64_t> crossing(std::size_t at) const;
+  bool is_read_from(std::int64_t tensor, std::size_t at) const {
+    const auto last = read_at.find(tensor);
+    return last != read_at.end() && last->second >= at;
+  }
 };
 
-// Throws Error(kMissingCapability) where a block runs twice or no loss is made.
+// Throws Error(kMissingCapability) where no loss is made.
 ModuleLayers find_module_layers(const CapturedModules& capture);
 
 bool is_differentiated(const Json& operation);

@@ -13,6 +13,7 @@
 #include <set>
 #include <string_view>
 #include <tuple>
+#include <utility>
 
 #include "interop/capture/capture_import.h"
 #include "interop/capture/module_layers.h"
@@ -26,11 +27,13 @@ constexpr std::string_view kInput = "input";
 
 struct Layer {
   std::string name, role, prefix;             // of parameters
+  std::string same_as;                        // the layer whose weights run again
   std::map<std::string, std::int64_t> sizes;  // of tensors, in the first capture
   std::set<std::string> owned;                // buffers of its own
   Json tensors = Json::object(), parameters = Json::object(), operations = Json::array();
   std::string output;
   std::map<std::int64_t, std::string> names;  // tensors by number
+  std::vector<std::size_t> places;            // of operations, in the first capture
   Json kind() const {
     Json made = {{"role", role}};
     if (const auto positions = own_positions(); positions > 0)
@@ -57,6 +60,19 @@ struct Layer {
   }
 };
 
+// Whatever is added to a layer meanwhile stands where the captured operation does.
+struct OperationPlace {
+  Layer& layer;
+  std::size_t place;
+  ~OperationPlace() { layer.places.resize(layer.operations.size(), place); }
+};
+
+// Where the storage of a tensor was given back: behind an operation, or in backward behind an
+// operation's node; neither: later, or nobody saw it.
+struct Ended {
+  std::int64_t forward = -1, backward = -1;
+};
+
 class ModuleWriter {
  public:
   ModuleWriter(const std::vector<CapturedModules>& captures, const std::string& name)
@@ -73,6 +89,7 @@ class ModuleWriter {
       for (std::size_t out = 0; out < operations[i].at("out").size(); ++out)
         constants_[operations[i]["out"][out].at("tensor")] = {i, out};
     }
+    find_ends();
     first_differentiated_ =
         at(std::ranges::find_if(operations, is_differentiated) - operations.begin());
   }
@@ -81,7 +98,9 @@ class ModuleWriter {
     const Json& operations = document_.at("operations");
     found_ = find_module_layers(captures_[0]);
     for (std::size_t i = 0; i < operations.size(); ++i) add(i, operations[i]);
+    end_names(operations.size());
     finish_layer();
+    add_unread();
     return file();
   }
 
@@ -110,8 +129,11 @@ class ModuleWriter {
   void begin_layer(std::size_t i) {
     const std::size_t part = layers_.size();
     if (part >= found_.parts.size() || i < found_.parts[part].begin) return;
-    const auto [begin, block, handed] = found_.parts[part];
-    if (part > 0) hand_on(begin, handed);
+    const auto [begin, block, handed, again] = found_.parts[part];
+    if (part > 0) {
+      end_names(begin);
+      hand_on(begin, handed);
+    }
     handed_ = handed;
     Layer layer;
     const bool is_last = part + 2 == found_.parts.size();
@@ -122,8 +144,111 @@ class ModuleWriter {
                                                    : "inner";
     layer.name = block >= 0 && part > 0 ? found_.blocks[at(block)] : layer.role;
     if (block >= 0 && part > 0) layer.prefix = found_.blocks[at(block)] + ".";
+    if (again && part > 0) {
+      layer.same_as = layer.name;
+      layer.name += fmt::format(" again in {}", part);
+    }
     if (layer.role == "inner") layer.name += std::to_string(part);
     layers_.push_back(std::move(layer));
+  }
+
+  // Parameters that no operation reads are their layer's all the same: units gather them.
+  void add_unread() {
+    for (const auto& [name, said] : document_.at("parameters").items()) {
+      if (seen_parameters_.contains(name)) continue;
+      Layer* nearest = &layers_.front();
+      std::size_t longest = 0;
+      for (Layer& layer : layers_) {
+        if (layer.role == "loss" || !layer.same_as.empty()) continue;
+        for (const auto& [own, unused] : layer.parameters.items()) {
+          const std::string whole = layer.prefix + own;
+          const auto differs = std::ranges::mismatch(whole, name).in1 - whole.begin();
+          const std::size_t common = whole.rfind('.', at(differs)) + 1;
+          if (common > longest) nearest = &layer, longest = common;
+        }
+      }
+      Json& operations = nearest->operations;
+      const std::string result = "unread_" + name;
+      const std::string input = operations.front().value("inputs", Json::array()).empty()
+                                    ? operations.front().at("outputs")[0]
+                                    : operations.front()["inputs"][0];
+      const bool is_own = !nearest->prefix.empty() && name.starts_with(nearest->prefix);
+      const std::string key = is_own ? name.substr(nearest->prefix.size()) : name;
+      nearest->parameters[key] = {
+          {"shape", said.at("shape").empty() ? Json({1}) : said.at("shape")}, {"trainable", false}};
+      nearest->tensors[result] = {{"fixed", 1}};
+      const Json reads = {{"op", "scale"},       {"name", result},      {"inputs", {input}},
+                          {"outputs", {result}}, {"parameters", {key}}, {"gradient", "none"}};
+      operations.insert(operations.begin() + (input == kInput ? 0 : 1), reads);
+    }
+  }
+
+  void find_ends() {
+    const auto end_of = [](const Json& made) {
+      return Ended{made.value("freed", std::int64_t{-1}),
+                   made.value("freed_backward", std::int64_t{-1})};
+    };
+    const Json& operations = document_.at("operations");
+    for (const Json& operation : operations) {
+      for (const Json& out : operation.at("out")) {
+        const std::int64_t tensor = out.at("tensor");
+        ends_[tensor] = end_of(out);
+        const bool is_written = operation.value("in_place", false);
+        const bool is_same =
+            (is_written || operation.value("view", false)) && operation.at("in")[0].is_number();
+        storage_of_[tensor] = is_same ? storage(operation.at("in")[0]) : tensor;
+        if (is_written) ends_.erase(storage_of_[tensor]);  // what it held is gone before
+      }
+    }
+    for (const auto& [number, given] : document_.at("given").items())
+      ends_[std::stoll(number)] = end_of(given);
+    for (std::size_t i = 0; i < operations.size(); ++i) {
+      for (const Json& kept : operations[i].value("saved", Json::array()))
+        kept_by_.emplace(storage(kept), i);  // the first one's node runs last
+    }
+  }
+  std::int64_t storage(std::int64_t tensor) const {
+    const auto it = storage_of_.find(tensor);
+    return it == storage_of_.end() ? tensor : it->second;
+  }
+
+  // Names of the program's that outlast what reads and keeps a tensor, as the allocator saw it.
+  // `next`: the first operation behind the layer.
+  void end_names(std::size_t next) {
+    constexpr std::int64_t kLeast = 1 << 12;  // elements
+    Layer& layer = layers_.back();
+    if (layer.operations.empty()) return;
+    const auto behind = [&](std::int64_t place) {  // the last operation there or before
+      return std::ranges::upper_bound(layer.places, at(place)) - layer.places.begin() - 1;
+    };
+    for (const auto& [tensor, name] : layer.names) {
+      const auto ended = ends_.find(tensor);
+      if (ended == ends_.end() || storage(tensor) != tensor || name == layer.output ||
+          name == kInput || layer.sizes.at(name) < kLeast || found_.is_read_from(tensor, next))
+        continue;
+      const auto [forward, backward] = ended->second;
+      std::ptrdiff_t last = -1;
+      for (std::size_t o = 0; o < layer.operations.size(); ++o) {
+        for (const char* key : {"inputs", "outputs"}) {
+          const Json& of = layer.operations[o].value(key, Json::array());
+          if (std::ranges::find(of, Json(name)) != of.end()) last = static_cast<std::ptrdiff_t>(o);
+        }
+      }
+      if (last < 0) continue;
+      if (const auto o = forward < 0 ? last : behind(forward); o > last) {
+        layer.operations[at(o)]["released"].push_back(name);
+      }
+      const auto kept = kept_by_.find(tensor);
+      const bool is_longer = kept == kept_by_.end() || std::cmp_greater(kept->second, backward);
+      if (backward < 0 || !is_longer || at(backward) >= next) continue;
+      for (std::size_t o = 0; o < layer.operations.size(); ++o) {
+        Json& operation = layer.operations[o];
+        if (std::cmp_less(layer.places[o], backward) || !operation.contains("saved")) continue;
+        Json& saved = operation["saved"];
+        if (std::ranges::find(saved, Json(name)) == saved.end()) saved.push_back(name);
+        break;
+      }
+    }
   }
 
   // What else of a layer later ones read is kept until its own backward, and its gradient is there
@@ -133,12 +258,19 @@ class ModuleWriter {
     const auto main = layer.names.find(handed);
     if (main == layer.names.end()) return;
     layer.output = main->second;
-    std::vector<std::string> all = {main->second};
+    std::vector<std::string> all = {main->second}, kept;
     for (const std::int64_t tensor : found_.crossing(begin)) {
       const auto name = layer.names.find(tensor);
       const bool is_own = found_.made_at.contains(tensor) &&
                           found_.made_at.at(tensor) >= found_.parts[layers_.size() - 1].begin;
-      if (tensor != handed && is_own && name != layer.names.end()) all.push_back(name->second);
+      if (tensor == handed || !is_own || name == layer.names.end()) continue;
+      all.push_back(name->second);
+      // What the loss alone reads and nothing keeps is gone when backward begins.
+      const auto ended = ends_.find(tensor);
+      const bool is_gone = ended != ends_.end() && ended->second.forward >= 0 &&
+                           described_.at(tensor) == described_.at(handed) &&
+                           !is_read_before_loss(tensor, begin);
+      if (!is_gone) kept.push_back(name->second);
     }
     if (all.size() == 1) return;
     layer.tensors["handed_on"] = described_.at(handed);
@@ -148,8 +280,17 @@ class ModuleWriter {
                                 {"outputs", {"handed_on"}},
                                 {"view", true},
                                 {"gradient", "alias"},
-                                {"saved", std::vector<std::string>(all.begin() + 1, all.end())}});
+                                {"saved", kept}});
     layer.output = "handed_on";
+  }
+
+  bool is_read_before_loss(std::int64_t tensor, std::size_t from) const {
+    const Json& operations = document_.at("operations");
+    for (std::size_t i = from; i < found_.parts.back().begin; ++i) {
+      const Json& in = operations[i].at("in");
+      if (std::ranges::find(in, Json(tensor)) != in.end()) return true;
+    }
+    return false;
   }
 
   // In the place of what a layer before the last one made stands a view of the input, whose
@@ -270,22 +411,31 @@ class ModuleWriter {
     return name;
   }
 
-  void add_parameter(const std::string& parameter, const Json& operation) {
+  // The layer's name of it.
+  std::string add_parameter(const std::string& parameter, const Json& operation) {
     Layer& layer = layers_.back();
     const Json& said = document_.at("parameters").at(parameter);
     Json made = {{"shape", said.at("shape").empty() ? Json({1}) : said.at("shape")}};
     const std::string op = operation.at("op");
     if (op.find("norm") != op.npos && parameter.ends_with("weight")) made["norm"] = true;
     if (!said.value("trainable", true)) made["trainable"] = false;
-    if (!seen_parameters_.insert(parameter).second) {
+    std::string name = short_name(parameter);
+    const bool is_called = !layer.same_as.empty() && name != parameter;
+    const bool is_again =
+        is_called ? layer.parameters.contains(name) : !seen_parameters_.insert(parameter).second;
+    if (is_again) {
       made["tied"] = true;
-      is_tied_ = true;
-      Json first = {{short_name(parameter), made}};  // as a model.yaml has it
-      first.update(layer.parameters);
-      layer.parameters = first;
-      return;
+      if (layer.role == "head") {
+        is_tied_ = true;
+        Json first = {{name, made}};  // as a model.yaml has it
+        first.update(layer.parameters);
+        layer.parameters = first;
+        return name;
+      }
+      name += fmt::format(" again {}", layer.parameters.size());
     }
-    layer.parameters[short_name(parameter)] = made;
+    layer.parameters[name] = made;
+    return name;
   }
   std::string short_name(const std::string& parameter) const {
     const std::string& prefix = layers_.back().prefix;
@@ -300,19 +450,20 @@ class ModuleWriter {
     }
     begin_layer(i);
     Layer& layer = layers_.back();
+    const OperationPlace stands{layer, i};
     const bool in_place = operation.value("in_place", false), view = operation.value("view", false);
     std::vector<std::string> inputs, weights;
     std::set<std::string> wanted;  // inputs that have a gradient
     for (const Json& in : operation.at("in")) {
       if (in.is_string()) {
         const std::string weight = in.get<std::string>();
-        // Used again it is a constant, but for the table in the head; and where another use has its
+        // Used again in the head it is a constant, but for the table; and where another use has its
         // gradient.
         const bool is_table = layer.role == "head" && layers_[0].parameters.contains(weight);
-        const bool again = (seen_parameters_.contains(weight) && !is_table) ||
-                           (!is_differentiated(operation) && differentiated_.contains(weight));
-        const bool has = layer.parameters.contains(short_name(weight)) ||
-                         std::ranges::find(weights, weight) != weights.end();
+        const bool again =
+            (layer.role == "head" && seen_parameters_.contains(weight) && !is_table) ||
+            (!is_differentiated(operation) && differentiated_.contains(weight));
+        const bool has = std::ranges::find(weights, weight) != weights.end();
         if (!again && !has) weights.push_back(weight);
         continue;
       }
@@ -338,8 +489,7 @@ class ModuleWriter {
     });
     std::vector<std::string> parameters;
     for (const std::string& weight : weights) {
-      add_parameter(weight, operation);
-      parameters.push_back(short_name(weight));
+      parameters.push_back(add_parameter(weight, operation));
     }
     std::vector<std::string> outputs;
     for (std::size_t out = 0; out < operation.at("out").size(); ++out) {
@@ -630,16 +780,23 @@ class ModuleWriter {
       if (has_table_ && tables_.contains(name)) positions = said.at("shape")[0];
     }
     Json kinds = Json::object(), order = Json::array();
+    std::map<std::string, std::string> kind_of;  // layers
     for (std::size_t l = 0; l < layers_.size();) {
       std::size_t end = l + 1;
-      while (end < layers_.size() && layers_[end].role == "block" &&
+      while (end < layers_.size() && layers_[end].role == "block" && layers_[end].same_as.empty() &&
              list_of(layers_[end].name) == list_of(layers_[l].name) &&
              layers_[end].kind() == layers_[l].kind())
         ++end;
+      if (!layers_[l].same_as.empty()) {
+        order.push_back(called_again(layers_[l], kind_of.at(layers_[l].same_as), kinds));
+        ++l;
+        continue;
+      }
       const std::string kind = end - l > 1 || layers_[l].role == "block"
                                    ? fmt::format("block {}", kinds.size())
                                    : layers_[l].name;
       kinds[kind] = layers_[l].kind();
+      for (std::size_t same = l; same < end; ++same) kind_of[layers_[same].name] = kind;
       const std::int64_t others = document_.value("others", std::int64_t{0});
       if (l == 0 && others > 0) kinds[kind]["resident_bytes"] = others;
       Json entry = {{"kind", kind}, {"name", layers_[l].name}};
@@ -674,6 +831,17 @@ class ModuleWriter {
     }
     return text;
   }
+  Json called_again(const Layer& layer, const std::string& kind, const Json& kinds) const {
+    if (kinds.at(kind) != layer.kind()) {
+      throw Error(
+          ExitCode::kMissingCapability,
+          fmt::format("{}: {} computes something else when it is called again, which layers "
+                      "have no words for: capture a program that calls its model once, for "
+                      "all samples; foreshard predict --capture forecasts the step as it is",
+                      captures_[0].path, layer.same_as));
+    }
+    return {{"kind", kind}, {"name", layer.name}, {"same_as", layer.same_as}};
+  }
   // A line for each tensor, parameter and operation.
   static std::string layer_text(const std::string& kind, const Json& layer) {
     std::string text = fmt::format("  {}:\n", Json(kind).dump());
@@ -705,6 +873,9 @@ class ModuleWriter {
   ModuleLayers found_;
   std::int64_t handed_ = -1;  // by the layer before
   std::set<std::int64_t> positions_;
+  std::map<std::int64_t, Ended> ends_;
+  std::map<std::int64_t, std::int64_t> storage_of_;  // a view's
+  std::map<std::int64_t, std::size_t> kept_by_;      // storages
   std::map<std::int64_t, Json> described_;
   std::set<std::string> seen_parameters_, differentiated_;
   std::size_t first_differentiated_ = 0;                                   // operation

@@ -54,7 +54,7 @@ void check_balance(const LayerSpec& layer, const LayerProgram& program) {
   for (std::size_t p = 0; p < layer.parameters.size(); ++p) {
     // The embedding adds a tied head's gradient to its own and lets go of it.
     const std::int32_t slot = program.weight_gradients[p];
-    if (layer.parameters[p].tied && slot >= 0) --alive[slot];
+    if (layer.role == LayerRole::kHead && layer.parameters[p].tied && slot >= 0) --alive[slot];
   }
   for (const auto& [slot, count] : alive) {
     const std::string name = slot < own ? program.slots[at(slot)].name : "its output";
@@ -206,6 +206,17 @@ class Checker {
         "a later layer with joins");
   }
 
+  // Of a weight that an earlier operation has.
+  void check_again(std::size_t k, const ParameterSpec& again) const {
+    for (const LayerSpec& layer : model_.kinds) {
+      for (const ParameterSpec& other : layer.parameters) {
+        if (!other.tied && other.shape == again.shape) return;
+      }
+    }
+    throw places_.kinds[k].error(fmt::format("{} is no other parameter again", quote(again.name)),
+                                 "one of its shape that is not tied");
+  }
+
   void check_tying() const {
     const ParameterSpec* table = nullptr;
     for (std::size_t l = 0; l < model_.order.size(); ++l) {
@@ -218,6 +229,10 @@ class Checker {
       const LayerSpec& layer = model_.kinds[k];
       for (std::size_t p = 0; p < layer.parameters.size(); ++p) {
         if (!layer.parameters[p].tied) continue;
+        if (layer.role != LayerRole::kHead) {
+          check_again(k, layer.parameters[p]);
+          continue;
+        }
         const bool fits = layer.role == LayerRole::kHead && p == 0 && table != nullptr &&
                           table->shape == layer.parameters[p].shape;
         if (!fits || !model_.tied_embeddings) {

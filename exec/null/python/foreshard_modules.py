@@ -4,6 +4,7 @@ A tensor is its storage, by number; views are the tensor that they look at. modu
 `foreshard import` finds out, from captures of several sizes, what grows with tokens, sequences or positions.
 """
 
+import ctypes
 import gc
 import json
 import os
@@ -31,7 +32,7 @@ def start(torch, out):
 
     def begin(root, arguments):
         names.update({id(m): n for n, m in root.named_modules()})
-        state["trace"] = trace_of(torch, root, path)
+        state["trace"] = trace_of(torch, root, path, blocks_given_back())
         state["trace"].__enter__()
         undone.extend([without_checkpoints(checkpoints), with_lengths_of_host(torch)])
 
@@ -88,6 +89,23 @@ def with_lengths_of_host(torch):
     return lambda: setattr(torch, "ctc_loss", function)
 
 
+def blocks_given_back():
+    """A function: addresses that the allocator took back since it was called last."""
+    ask, most = ctypes.CDLL(None).foreshard_null_freed, 4096
+    ask.argtypes, ask.restype = [ctypes.c_void_p, ctypes.c_size_t], ctypes.c_size_t
+    buffer = (ctypes.c_uint64 * most)()
+
+    def asked():
+        while True:
+            count = ask(buffer, most)
+            yield from buffer[:count]
+            if count < most:
+                return
+
+    list(asked())
+    return asked
+
+
 def nodes_behind(loss):
     """Autograd's, each once."""
     seen, left = {}, [t.grad_fn for t in (loss if isinstance(loss, (list, tuple)) else [loss])]
@@ -100,7 +118,7 @@ def nodes_behind(loss):
     return seen
 
 
-def trace_of(torch, root, path):
+def trace_of(torch, root, path, given_back):
     from torch.utils._python_dispatch import TorchDispatchMode
 
     def address(tensor):
@@ -124,13 +142,14 @@ def trace_of(torch, root, path):
         def __init__(self):
             super().__init__()
             self.place = ""
-            self.operations, self.tensors, self.views, self.given, self.count, self.node, self.nodes = [], {}, {}, {}, 0, 0, None
+            self.operations, self.tensors, self.views, self.given, self.count, self.node, self.nodes, self.last = [], {}, {}, {}, 0, 0, None, None
+            self.living, self.ended = {}, {}  # numbers by storage; by number, where the storage was given back
             self.parameters = {}  # by storage and place in it
             for name, p in root.named_parameters():
                 self.parameters.setdefault(address(p), {})[p.storage_offset()] = name
 
-        def number(self, tensor, is_new=False, is_view=False):
-            """Of a storage, or of the part of it that a view shows."""
+        def number(self, tensor, is_new=False, is_view=False, is_same=False):
+            """Of a storage, or of the part of it that a view shows. `is_same`: new, in a storage that was there."""
             at = address(tensor)
             if is_new:  # (what a parameter was cast to is gone)
                 self.parameters.pop(at, None)
@@ -149,8 +168,20 @@ def trace_of(torch, root, path):
                 return self.tensors[at]
             else:
                 return known[part]
+            if is_new and not is_same:
+                self.living.pop(at, None)
+            self.living.setdefault(at, []).append(self.count)
             self.count += 1
             return self.count - 1
+
+        def bury(self):
+            """What was given back since the last operation; in backward `self.last` is the operation whose node ran."""
+            where = {"freed": len(self.operations) - 1} if self.nodes is None else {"freed_backward": self.last}
+            for at in given_back():
+                for number in self.living.pop(at, ()):
+                    self.ended[number] = where
+                for of in (self.tensors, self.views, self.parameters):
+                    of.pop(at, None)
 
         @staticmethod
         def described(tensor, number):
@@ -158,6 +189,7 @@ def trace_of(torch, root, path):
 
         def __torch_dispatch__(self, func, types, args=(), kwargs=None):
             kwargs = kwargs or {}
+            self.bury()
             if self.nodes is not None:
                 return self.run_backward(func, args, kwargs)
             given = list(flat([*args, *kwargs.values()]))
@@ -169,6 +201,7 @@ def trace_of(torch, root, path):
                 if is_given and isinstance(numbers[-1], int):
                     self.given[numbers[-1]] = {"elements": tensor.numel(), "dtype": str(tensor.dtype)}
             result, workspace = measured(func, args, kwargs)
+            self.bury()  # (what the operation had for itself may be the result's now)
             results = [t for t in flat([result]) if t.is_cuda and t.numel() > 0]
             made = [t for t in results if address(t) not in before]
             name = func._schema.name.split("::")[-1]
@@ -191,7 +224,7 @@ def trace_of(torch, root, path):
             if not made or name == "set_":  # (which looks at what is there: flattened weights)
                 return result
             told = dict(zip((a.name for a in func._schema.arguments), args), **kwargs)
-            operation["out"] = [self.described(t, self.number(t, True)) for t in made]
+            operation["out"] = [self.described(t, self.number(t, True, is_same="in_place" in operation)) for t in made]
             if "in_place" in operation:
                 self.views[at] = views
             if name in ("mm", "addmm"):
@@ -216,6 +249,7 @@ def trace_of(torch, root, path):
             node = torch._C._current_autograd_node()
             operation = self.nodes.get(node._sequence_nr()) if node is not None else None
             if operation is not None:
+                self.last = operation["at"]
                 made = operation["backward"]
                 operation["backward_workspace"] = max(workspace, operation.get("backward_workspace", 0))
                 before = {address(t) for t in flat([*args, *kwargs.values()])}
@@ -224,13 +258,14 @@ def trace_of(torch, root, path):
 
         def read_saved(self, loss):
             """What each node of autograd keeps for backward."""
+            self.bury()
             behind, self.nodes = nodes_behind(loss), {}
-            for operation in self.operations:
+            for at, operation in enumerate(self.operations):
                 node = behind.get(operation.get("node"))
                 if node is None:
                     operation.pop("node", None)
                     continue
-                self.nodes[operation["node"]] = operation
+                self.nodes[operation["node"]], operation["at"] = operation, at
                 operation.setdefault("backward", [])
                 kept = []
                 for name in dir(node):
@@ -244,12 +279,21 @@ def trace_of(torch, root, path):
 
         def others(self):
             """Bytes of what is there and no part of the step's forward: other models (a teacher, a reference), averages of weights."""
+            states = [s for o in gc.get_objects() if isinstance(o, torch.optim.Optimizer) for s in o.state.values()]
             own = {address(t) for p in root.parameters() for t in (p, p.grad) if t is not None}
+            own |= {address(t) for s in states for t in flat(list(s.values()))}
             seen = {torch.nn.Parameter: own, torch.Tensor: own | set(self.tensors)}
             there = [t for t in gc.get_objects() if type(t) in seen and t.is_cuda and address(t) not in seen[type(t)]]
             return sum({address(t): t.untyped_storage().nbytes() for t in there}.values())
 
         def document(self):
+            self.bury()
+            for operation in self.operations:
+                operation.pop("at", None)
+                for out in operation["out"]:
+                    out.update(self.ended.get(out["tensor"], {}))
+            for number, given in self.given.items():
+                given.update(self.ended.get(number, {}))
             lists = [
                 (n, m) for n, m in root.named_modules()
                 if isinstance(m, (torch.nn.ModuleList, torch.nn.Sequential)) and len(m) > 1 and len({type(c) for c in m.children()}) == 1

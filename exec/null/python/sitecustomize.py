@@ -162,7 +162,7 @@ SEEN = {}  # of the model's own forward
 
 
 def largest_model():
-    """The module that nothing holds and that has most parameters."""
+    """The module that nothing holds and that has most parameters, of those that train any."""
     import gc
 
     torch = sys.modules["torch"]
@@ -170,7 +170,7 @@ def largest_model():
     modules = [m for m in gc.get_objects() if issubclass(type(m), torch.nn.Module)]
     children = {id(child) for m in modules for child in m.children()}
     roots = [m for m in modules if id(m) not in children]
-    roots.sort(key=lambda m: -sum(p.numel() for p in m.parameters()))
+    roots.sort(key=lambda m: (not any(p.requires_grad for p in m.parameters()), -sum(p.numel() for p in m.parameters())))
     return roots[0] if roots and any(True for _ in roots[0].parameters()) else None
 
 

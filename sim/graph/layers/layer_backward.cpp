@@ -60,6 +60,7 @@ class Backward {
       if (graph_.has_node(o)) run_node(o);
     }
     let_go_of_output();
+    for (const std::int32_t slot : weights_.take_again()) writer_.free(slot);
     end();
     if (splits_ && !graph_.is_loss()) write_weight_backward(writer_, weights_, captured_);
   }

@@ -141,6 +141,11 @@ void WeightGradients::store(Index p) {
     add_memory_kernel(writer_.phase(), Function::kCast, Pass::kBackward, bytes + made);
     writer_.free(std::exchange(slot, cast));
   }
+  if (graph_.parameter(p).tied && graph_.layer().role != LayerRole::kHead) {
+    add_memory_kernel(writer_.phase(), Function::kAdd, Pass::kBackward, 3 * made);
+    again_.push_back(slot);
+    return;
+  }
   const bool earlier = options.sharing == Sharing::kFirstOfBackward ||
                        options.sharing == Sharing::kBetween || graph_.parameter(p).tied;
   if (earlier) return;

@@ -23,6 +23,8 @@ class WeightGradients {
   // itself. Returns the slots that go when autograd's engine is done with the node.
   LayerProgramWriter::Slots settle(const Operation& op);
   void store(const Operation& op);
+  // Those of weights that an earlier operation has: autograd holds them until that one's is made.
+  LayerProgramWriter::Slots take_again() { return std::exchange(again_, {}); }
   // stage_backward_weight's names for gradients that it added to those that exist.
   LayerProgramWriter::Slots take_added() { return std::exchange(added_, {}); }
 
@@ -45,6 +47,7 @@ class WeightGradients {
   std::vector<Fresh> fresh_;
   std::vector<Index> settled_;       // to be stored next
   LayerProgramWriter::Slots added_;  // to a gradient that exists
+  LayerProgramWriter::Slots again_;
 };
 
 }  // namespace foreshard

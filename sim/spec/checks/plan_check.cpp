@@ -120,6 +120,18 @@ Problem problem_of_batch(const Plan& plan, const ModelSpec& model) {
                          "ddp, zero1 or zero2, or a program that calls its model once, for all "
                          "samples; or foreshard predict --capture of the program as it is sharded");
   }
+  const auto is_again = [](const LayerSpec& kind) {
+    return kind.role != LayerRole::kHead &&
+           std::ranges::any_of(kind.parameters, &ParameterSpec::tied);
+  };
+  if ((runtime == RuntimeKind::kNative || runtime == RuntimeKind::kZero3) &&
+      std::ranges::any_of(model.kinds, is_again)) {
+    return contradiction("runtime",
+                         fmt::format("{} uses weights again outside of its head, of which this "
+                                     "runtime's gathers and gradients are not known",
+                                     model.name),
+                         "fsdp2, fsdp1, ddp, zero1 or zero2");
+  }
   if (model.image_tokens == 0 && images > 0) {
     return contradiction("batch.images",
                          fmt::format("{} has no images among its words", model.name),

@@ -1,10 +1,12 @@
-// Programs that call their layers several times in a step.
-#include "interop/capture/module_calls.h"
-
+// Programs that call their blocks, or use their weights, several times in a step, and what else of
+// a program its layers have to say: towers under no_grad, parameters that nothing reads, names that
+// outlast their last reader.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <nlohmann/json.hpp>
 #include <string>
+#include <vector>
 
 #include "calibration/machines.h"
 #include "interop/capture/capture_import.h"
@@ -62,41 +64,46 @@ std::string layers_of(std::int64_t samples, Json of) {
                           "net");
 }
 
-TEST(ModuleCalls, TwoViewsAreOneCallForAllSamples) {
-  Json folded = called_document(3, 2);
-  EXPECT_EQ(fold_calls(folded), 2);
-  folded["calls"] = 2;
-  const ModelSpec model = parse_model_yaml(parse_yaml(layers_of(3, folded), "net.yaml"));
-  // As if each sample were two.
-  const ModelSpec once =
-      parse_model_yaml(parse_yaml(layers_of(3, called_document(6, 1)), "once.yaml"));
-  EXPECT_EQ(model.parameters(), 4 * kFeatures * kFeatures);
-  ASSERT_EQ(model.order.size(), once.order.size());
-  for (std::size_t l = 0; l + 1 < model.order.size(); ++l) {
-    EXPECT_EQ(model.kinds[at(model.order[l].kind)].tensors,
-              once.kinds[at(once.order[l].kind)].tensors);
-  }
-  // Under sharded parameters each call would gather: refused, and only that.
-  EXPECT_EQ(model.calls, 2);
-  Plan plan;
-  plan.mesh.shard = 8;
-  plan.batch.sequence = model.fixed_sequence;
-  const Cluster cluster = load_cluster("8xh100");
-  const auto problem = find_problem(plan, model, cluster);
-  ASSERT_TRUE(problem.has_value());
-  EXPECT_NE(problem->what_is_wrong.find("calls its layers 2 times"), std::string::npos);
-  EXPECT_FALSE(find_problem(plan, once, cluster).has_value());
-  Json three = called_document(3, 3);
-  EXPECT_EQ(fold_calls(three), 3);
+ModelSpec model_of(std::int64_t samples, Json of) {
+  return parse_model_yaml(parse_yaml(layers_of(samples, std::move(of)), "net.yaml"));
 }
 
-TEST(ModuleCalls, AProgramThatCallsOnceOrReadsItsOwnResultStays) {
-  for (Json stays : {called_document(3, 1), called_document(3, 2, true)}) {
-    const Json before = stays;
-    EXPECT_EQ(fold_calls(stays), 1);
-    EXPECT_EQ(stays, before);
+TEST(ModuleCalls, BlocksThatAreCalledAgainRunTheirWeightsAgain) {
+  // For other samples, or for what the call before made.
+  for (const bool recurs : {false, true}) {
+    const ModelSpec model = model_of(3, called_document(3, 2, recurs));
+    EXPECT_EQ(model.parameters(), 4 * kFeatures * kFeatures);
+    std::vector<std::string> runs;
+    for (const LayerInstance& layer : model.order) {
+      if (model.kinds[at(layer.kind)].role != LayerRole::kBlock) continue;
+      runs.push_back(layer.same_as < 0 ? layer.name : model.order[at(layer.same_as)].name);
+    }
+    EXPECT_EQ(runs, std::vector<std::string>({"blocks.0", "blocks.1", "blocks.0", "blocks.1"}));
+    // The stem's weight, used again between the calls, gets another gradient.
+    std::int64_t again = 0;
+    for (const LayerSpec& kind : model.kinds) {
+      for (const ParameterSpec& parameter : kind.parameters) again += parameter.tied ? 1 : 0;
+    }
+    EXPECT_EQ(again, 1);
+    // Each call gathers under sharded parameters.
+    Plan plan;
+    plan.mesh.shard = 8;
+    plan.batch.sequence = model.fixed_sequence;
+    const Cluster cluster = load_cluster("8xh100");
+    EXPECT_FALSE(find_problem(plan, model, cluster).has_value());
+    plan.runtime = {.kind = RuntimeKind::kZero3, .version = "0.19"};
+    EXPECT_TRUE(find_problem(plan, model, cluster).has_value());
   }
-  EXPECT_THROW(layers_of(3, called_document(3, 2, true)), Error);
+}
+
+TEST(ModuleCalls, ACallThatComputesSomethingElseIsNamed) {
+  Json document = called_document(3, 2);
+  for (std::size_t i = document["operations"].size(); i-- > 0;) {
+    if (document["operations"][i]["op"] != "relu") continue;
+    document["operations"][i]["op"] = "gelu";
+    break;
+  }
+  EXPECT_THROW(layers_of(3, document), Error);
 }
 
 const LayerSpec& layer_named(const ModelSpec& model, const std::string& name) {
@@ -118,7 +125,7 @@ TEST(ModuleCalls, ATowerUnderNoGradIsFrozenLayers) {
   }
   for (const char* name : {"stem.weight", "blocks.0.weight"})
     tower["parameters"][name]["trainable"] = false;
-  const ModelSpec model = parse_model_yaml(parse_yaml(layers_of(3, tower), "net.yaml"));
+  const ModelSpec model = model_of(3, tower);
   EXPECT_FALSE(layer_named(model, "blocks.0").has_trainable());
   EXPECT_TRUE(layer_named(model, "blocks.1").has_trainable());
 }
@@ -144,7 +151,7 @@ TEST(ModuleCalls, AParameterIsOfTheOperationThatHasItsGradient) {
     made.push_back(operation);
   }
   book["operations"] = made;
-  const ModelSpec model = parse_model_yaml(parse_yaml(layers_of(kSamples, book), "net.yaml"));
+  const ModelSpec model = model_of(kSamples, book);
   const LayerSpec& block = layer_named(model, "blocks.1");
   std::vector<std::string> with_weight;
   std::int64_t kept = 0;
@@ -156,6 +163,47 @@ TEST(ModuleCalls, AParameterIsOfTheOperationThatHasItsGradient) {
   ASSERT_EQ(with_weight.size(), 1);
   EXPECT_TRUE(with_weight[0].starts_with("linear")) << with_weight[0];
   EXPECT_EQ(kept, kSamples * kFeatures);
+}
+
+TEST(ModuleCalls, ParametersThatNothingReadsAreTheirLayers) {
+  Json document = called_document(3, 1);
+  document["parameters"]["blocks.1.unused"] = {{"shape", {5}}};
+  const ModelSpec model = model_of(3, document);
+  EXPECT_EQ(model.parameters(), 4 * kFeatures * kFeatures + 5);
+  EXPECT_EQ(layer_named(model, "blocks.1").parameters.size(), 2);
+}
+
+// The allocator saw a product's block go behind a later operation than the last one that reads it,
+// or in backward behind the node of the first.
+TEST(ModuleCalls, NamesEndWhereTheAllocatorSawThem) {
+  constexpr std::int64_t kSamples = 1024;
+  for (const bool in_backward : {false, true}) {
+    Json document = called_document(kSamples, 1);
+    Json made = Json::array();
+    for (Json operation : document["operations"]) {
+      const bool is_mine = operation["module"] == "blocks.1";
+      if (is_mine && operation["op"] == "mm") {
+        const auto place = static_cast<std::int64_t>(made.size());
+        operation["out"][0][in_backward ? "freed_backward" : "freed"] =
+            in_backward ? place : place + 2;
+      }
+      if (is_mine && operation["op"] == "relu") {
+        operation["saved"] = Json::array();
+        Json first = operation;
+        first["out"][0]["tensor"] = 1000;
+        made.push_back(first);
+        operation["in"] = {1000};
+      }
+      made.push_back(operation);
+    }
+    document["operations"] = made;
+    const LayerSpec block = layer_named(model_of(kSamples, document), "blocks.1");
+    ASSERT_EQ(block.operations.size(), 3);
+    const auto product = block.operations[0].outputs;
+    EXPECT_EQ(block.operations[2].released == product, !in_backward);
+    const auto& saved = block.operations[0].saved;
+    EXPECT_EQ(std::ranges::find(saved, product[0]) != saved.end(), in_backward);
+  }
 }
 
 }  // namespace
