@@ -203,6 +203,11 @@ std::int64_t window_of(KeyReader& keys) {
 void read_windows(KeyReader& keys, const FamilyWords& words, ModelDims& dims) {
   std::vector<std::string> types = layer_types(keys);
   if (words.has("window_in_some") && types.empty()) types = usual_types(keys, words, dims);
+  if (words.has("window_if_used") && types.empty() && keys.flag_or("use_sliding_window", false)) {
+    check_layer_count(keys, dims);
+    const std::int64_t first = keys.count_or("max_window_layers", 28);
+    for (std::int64_t i = 0; i < dims.layers; ++i) types.emplace_back(i < first ? kFull : kSliding);
+  }
   if (words.has("full_heads") && std::ssize(types) >= dims.layers) {  // as Gemma 4's class does
     types[static_cast<std::size_t>(dims.layers - 1)] = kFull;
   }
@@ -215,7 +220,7 @@ void read_windows(KeyReader& keys, const FamilyWords& words, ModelDims& dims) {
   };
   const bool named = keys.node().has("sliding_window");
   if (words.has("window_if_used")) {
-    if (keys.flag_or("use_sliding_window", false) || any) bound_by_window(keys, dims);
+    if (any) bound_by_window(keys, dims);
   } else if (words.has("window") || (words.has("window_if_named") && named)) {
     bound_by_window(keys, dims);
   } else if (words.has("window_in_some")) {

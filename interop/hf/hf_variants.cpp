@@ -24,6 +24,7 @@ void read_parallel(KeyReader& keys, ModelDims& dims) {
   dims.max_positions = keys.size_or({"max_position_embeddings"}, 2048);
   read_dropouts(keys, {}, dims);
   if (!falcon) {
+    dims.embedding_dropout = dims.dropout;  // GPTNeoXModel.emb_dropout
     dims.ffn = keys.size({"intermediate_size"});
     dims.tied = keys.flag_or("tie_word_embeddings", false);
     dims.qkv_bias = dims.output_bias = keys.flag_or("attention_bias", true);

@@ -165,8 +165,10 @@ Index fused_attention(LayerBuilder& layer, const ModelDims& dims, const Attentio
   return output;
 }
 
-Index attend(LayerBuilder& layer, const ModelDims& dims, const ParameterNames& names, Index input) {
-  if (dims.latent.kv_rank > 0) return attend_latent(layer, dims, names, input);
+Index attend(LayerBuilder& layer, const ModelDims& model, const ParameterNames& names,
+             Index input) {
+  if (model.latent.kv_rank > 0) return attend_latent(layer, model, names, input);
+  ModelDims dims = model;
   const std::int64_t q_width = dims.heads * dims.head_dim;
   const std::int64_t kv_width = dims.kv_heads * dims.head_dim;
   const auto project = [&](std::string_view module, std::string_view result, std::int64_t n) {
@@ -178,21 +180,26 @@ Index attend(LayerBuilder& layer, const ModelDims& dims, const ParameterNames& n
                          .conv1d = dims.conv1d},
                         input);
   };
+  // Falcon's new architecture copies keys and values for every head (FalconAttention._split_heads).
+  const bool expands = dims.naming == Naming::kFalcon && dims.kv_heads > 1 && !dims.broadcast_kv &&
+                       !layer.is_native();
   Index q = 0, k = 0, v = 0;
   if (dims.fused_qkv) {
     const Index qkv = project(names.qkv, "qkv", q_width + 2 * kv_width);
-    if (dims.positions != Positions::kRotary && dims.qk_norm == HeadNorm::kNone) {
+    if (dims.positions != Positions::kRotary && dims.qk_norm == HeadNorm::kNone && !expands) {
       return fused_attention(layer, dims, shape_of(dims), {qkv});
     }
     q = layer.activation("q", q_width);
     k = layer.activation("k", kv_width);
     v = layer.activation("v", kv_width);
     layer.split("split", qkv, {q, k, v});
-    if (dims.regroups_heads) {
+    if (dims.regroups_heads || expands) {
       const Indices views = {q, k, v};
+      if (expands) dims.kv_heads = dims.heads;
+      const std::int64_t wide = dims.kv_heads * dims.head_dim;
       for (Index* part : {&q, &k, &v}) {
         *part = layer.elementwise("regroup", Function::kCopy, {*part}, {},
-                                  layer.activation("regrouped", layer.width(*part)));
+                                  layer.activation("regrouped", part == &q ? q_width : wide));
       }
       layer.release(views);
       layer.release({qkv});

@@ -54,8 +54,9 @@ struct FamilyCode {
   bool strided = false;      // ... whose rows do not lie one behind the other (umT5)
   bool bounded = false;      // eager: queries are scaled, not scores; of those the maximum is taken
   bool sinks = false;        // eager: a learned logit of each head is one more score
-  bool indexed = false;      // a mask of each block's own, of the best positions (DeepSeek-V3.2)
-  bool scales = false;       // eager: what is made is weighed by the scores' logsumexp and a sink
+  bool masks = false;    // it makes a mask of what came before in any case (Falcon's, for ALiBi)
+  bool indexed = false;  // a mask of each block's own, of the best positions (DeepSeek-V3.2)
+  bool scales = false;   // eager: what is made is weighed by the scores' logsumexp and a sink
 };
 constexpr FamilyCode kFamilyCode[] = {
     {.family = "gpt2", .softmax_as_scores = true, .narrows = true},
@@ -67,7 +68,7 @@ constexpr FamilyCode kFamilyCode[] = {
     {.family = "ernie", .softmax_as_scores = true},
     {.family = "data2vec_text", .softmax_as_scores = true},
     {.family = "xlm_roberta", .softmax_as_scores = true},
-    {.family = "falcon", .softmax_as_scores = true},
+    {.family = "falcon", .softmax_as_scores = true, .masks = true},
     {.family = "distilbert", .softmax_as_scores = true},
     {.family = "electra", .softmax_as_scores = true},
     {.family = "megatron_bert", .softmax_as_scores = true, .only_eager = true},
@@ -124,7 +125,8 @@ bool takes_windows(const Plan& plan, const FamilyCode& code) {
 bool is_masked(const Plan& plan, const FamilyCode& code, const AttentionShape& shape,
                std::int64_t sequence) {
   const bool is_outside = shape.window > 0 && sequence >= shape.window;
-  return plan.batch.padded || plan.kernels.given_mask || code.indexed ||
+  const bool makes_mask = code.masks && plan.experts == ExpertKernels::kTransformers;
+  return plan.batch.padded || plan.kernels.given_mask || code.indexed || makes_mask ||
          (is_outside && !takes_windows(plan, code));
 }
 
@@ -314,6 +316,9 @@ std::vector<Operation> math(LayerSpec& layer, const Operation& op, const Plan& p
   const std::int64_t width = shape.heads * shape.values();
   const Index wide =
       out.product({softmax, v}, shape.values(), out.activation("attention_fp32", width, kFp32));
+  if (holds_cache(layer, plan, shape)) {
+    out.last().saved.insert(out.last().saved.end(), {qkv[1], qkv[2]});
+  }
   out.release({softmax, q, k, v});
   const Index narrow = out.cast("attention_heads", wide, ElementType::kCompute);
   if (plan.compute_dtype() != DType::kFp32) {

@@ -213,12 +213,16 @@ Index parallel_branches(LayerBuilder& layer, const ModelDims& dims, const Parame
   Index norm2 = one_norm ? norm1 : is_argument ? 0 : second();
   Index attention =
       attend_and_project(layer, dims, names, norm1, one_norm ? Input::kStays : Input::kEnds);
-  attention = layer.dropout("attention_dropout", dims.dropout && !dims.drops_mlp_alone, attention);
+  // Falcon's drops of the sum of both.
+  const bool drops_sum = dims.naming == Naming::kFalcon;
+  const bool drops = dims.dropout && !drops_sum;
+  attention = layer.dropout("attention_dropout", drops && !dims.drops_mlp_alone, attention);
   if (!one_norm && is_argument) norm2 = second();
   Index down = mix(layer, dims, names, mlp, norm2);
-  down = layer.dropout("mlp_dropout", dims.dropout, down);
-  const Index both = layer.residual_add("branches", dims.hidden, down, attention);
+  down = layer.dropout("mlp_dropout", drops, down);
+  Index both = layer.residual_add("branches", dims.hidden, down, attention);
   layer.release({down});
+  both = layer.dropout("branches_dropout", dims.dropout && drops_sum, both);
   const Index output = layer.residual_add("residual", dims.hidden, both, 0);
   layer.release({both, attention});
   if (one_norm) layer.release({norm1});

@@ -461,6 +461,10 @@ TEST(HfConfigTest, WhichLayersAttendWithinAWindow) {
                                               "\"intermediate_size_mlp\": 128,");
   EXPECT_EQ(llama4.window, 1024);
   EXPECT_EQ(llama4.windowed_layers, (Layers{0, 1, 2, 4, 5}));
+  const ModelDims qwen = dims("qwen3",
+                              "\"num_key_value_heads\": 4, \"use_sliding_window\": true, "
+                              "\"max_window_layers\": 4,");
+  EXPECT_EQ(qwen.windowed_layers, (Layers{4, 5}));
 }
 
 TEST(HfConfigTest, OptWithNarrowEmbeddings) {
