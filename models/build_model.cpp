@@ -212,7 +212,8 @@ BlockKind block_kind(const ModelDims& dims, std::int64_t layer) {
           .rotates = !std::ranges::binary_search(unrotated, layer),
           .windowed =
               dims.window > 0 && (windowed.empty() || std::ranges::binary_search(windowed, layer)),
-          .norms_input = layer > 0 || !dims.plain_first};
+          .norms_input = layer > 0 || !dims.plain_first,
+          .shares_keys = layer >= dims.layers - dims.parts.shared_layers};
 }
 
 namespace {
@@ -258,6 +259,7 @@ class Order {
 void add_decoder(const ModelDims& dims, Stack stack, ModelSpec& model) {
   Order order(model);
   order.add(embedding_layer(dims, stack), "embedding");
+  if (dims.parts.layer_input > 0) order.add(layer_inputs(dims, stack), "layer_inputs");
   std::vector<std::pair<BlockKind, std::int32_t>> blocks;
   std::int64_t last_group = -1;
   std::int32_t first_of_group = -1;
@@ -303,7 +305,7 @@ void add_decoder(const ModelDims& dims, Stack stack, ModelSpec& model) {
 void add_encoder_decoder(const ModelDims& dims, ModelSpec& model) {
   Order order(model);
   ModelDims tokens = dims;
-  const bool learned = dims.positions == Positions::kLearned;
+  const bool learned = dims.positions != Positions::kNone;
   if (learned) {  // of each stack, behind the table that they share
     tokens.positions = Positions::kNone;
     tokens.embedding_norm = tokens.embedding_dropout = false;

@@ -64,7 +64,8 @@ constexpr std::pair<std::string_view, bool BlockParts::*> kSwitchesOfParts[] = {
     {"layer_scale", &BlockParts::layer_scale},
     {"plain_head", &BlockParts::plain_head},
     {"transforms", &BlockParts::transforms},
-    {"every_bias", &BlockParts::every_bias}};
+    {"every_bias", &BlockParts::every_bias},
+    {"fixed_positions", &BlockParts::fixed_positions}};
 
 // Words of enumerations, in their order.
 constexpr std::string_view kActivations[] = {"swiglu", "geglu", "gelu",  "relu",

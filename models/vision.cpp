@@ -100,6 +100,28 @@ class Model {
   ModelSpec model_;
 };
 
+// What the classifier reads of all tokens. A mean's gradient is written out for each of them.
+Index classified(LayerWriter& head, const VisionDims& dims) {
+  const TowerDims& tower = dims.tower;
+  using enum VisionDims::Reads;
+  const auto mean = [&](Index of, std::int64_t tokens) {
+    const Index made = head.tensor({.name = "mean", .per_token = tower.hidden});
+    head.operation("mean", OperationKind::kElementwise, Function::kScale, {of}, {made})
+        .backward_workspace = {
+        head.tensor({.name = "mean.grad of each", .per_token = tokens * tower.hidden})};
+    return made;
+  };
+  if (dims.reads == kMean) return mean(0, tower.positions());
+  const Index token = class_token(head, tower);
+  if (dims.reads == kToken) return token;
+  const Index patches = mean(head.layer().operations.back().outputs.back(), tower.patches());
+  const Index both = head.tensor({.name = "token_and_mean", .per_token = 2 * tower.hidden});
+  head.operation("token_and_mean", OperationKind::kElementwise, Function::kCopy, {token, patches},
+                 {both})
+      .gradient = GradientRule::kAlias;
+  return both;
+}
+
 ModelSpec build_vit(const VisionDims& dims) {
   check_size(dims, "the number of labels", dims.labels, 1'000'000'000);
   const TowerDims& tower = dims.tower;
@@ -108,14 +130,18 @@ ModelSpec build_vit(const VisionDims& dims) {
   model.layer("embedding", patch_embedding(dims, {}));
   model.layers("layers.", tower.layers, tower_block(dims, {}));
 
-  LayerWriter norm("vit norm", LayerRole::kFinalNorm, {.positions = tower.positions()},
+  const std::string prefix = dims.family == "vit_msn" ? "vit" : dims.family;
+  LayerWriter norm(dims.family + " norm", LayerRole::kFinalNorm, {.positions = tower.positions()},
                    {.name = "input", .per_token = hidden});
   const TensorSpec normed{.name = "final_norm", .per_token = hidden};
-  model.layer("norm", norm.finish(norm.layer_norm("vit.layernorm", normed, hidden, 0)));
+  model.layer("norm", norm.finish(norm.layer_norm(prefix + ".layernorm", normed, hidden, 0)));
 
-  LayerWriter head("vit head", LayerRole::kHead, {.positions = 1}, whole_sequence(tower));
-  model.layer("head", head.finish(head.linear("classifier", dims.labels, hidden, Bias::kAdded,
-                                              class_token(head, tower))));
+  LayerWriter head(dims.family + " head", LayerRole::kHead, {.positions = 1},
+                   whole_sequence(tower));
+  const Index read = classified(head, dims);
+  const std::int64_t width = dims.reads == VisionDims::Reads::kBoth ? 2 * hidden : hidden;
+  model.layer("head",
+              head.finish(head.linear("classifier", dims.labels, width, Bias::kAdded, read)));
 
   ModelDims labels;
   labels.vocabulary = dims.labels;
@@ -124,7 +150,7 @@ ModelSpec build_vit(const VisionDims& dims) {
   model.layer("loss", std::move(loss));
 
   ModelSpec& spec = model.spec();
-  spec.block_prefix = "vit.encoder.layer";
+  spec.block_prefix = prefix + ".encoder.layer";
   spec.hidden = hidden;
   spec.vocabulary = dims.labels;
   spec.max_positions = spec.fixed_sequence = tower.positions();
@@ -344,10 +370,10 @@ ModelSpec build_vision_model(const VisionDims& dims, Stack stack) {
         "model " + dims.name + ": the engine runs decoders of words; nearest plan: runtime: fsdp2");
   }
   check_tower(dims);
-  if (dims.family == "vit") return build_vit(dims);
+  if (dims.labels > 0) return build_vit(dims);
   if (dims.family == "clip") return build_clip(dims);
   if (dims.family == "llava") return build_llava(dims);
-  fail(dims, "the family is \"" + dims.family + "\"; expected vit, clip or llava");
+  fail(dims, "the family is \"" + dims.family + "\"; expected a classifier's, clip or llava");
 }
 
 }  // namespace foreshard

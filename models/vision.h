@@ -35,18 +35,27 @@ struct TowerDims {
   bool quick_gelu = false;  // x * sigmoid(1.702 x), three operations; else gelu
   bool dropout = false;     // behind the embedding and both branches
   bool attention_dropout = false;
+  // In front of the patches: a class, a distillation's (DeiT), registers, which have no positions.
+  std::int64_t tokens = 1, registers = 0;
+  bool branch_weights = false;  // both branches times a vector (DINOv2)
+  bool gated = false;           // silu(gate) * up, both of one product (DINOv2 giant)
+  bool spare_token = false;     // of masked images, which a classifier has and does not read
   std::int64_t patches() const { return image / patch * (image / patch); }
-  std::int64_t positions() const { return patches() + 1; }
+  std::int64_t positions() const { return patches() + tokens + registers; }
   bool operator==(const TowerDims&) const = default;
 };
 
-// "vit": tower and labels; "clip": tower, text and projection; "llava": tower and text.
+// "vit" and classifiers like it: tower and labels; "clip": tower, text and projection; "llava":
+// tower and text.
 struct VisionDims {
   std::string name;
   std::string family;
   std::string source;
   TowerDims tower;
-  std::int64_t labels = 0;      // classes
+  std::int64_t labels = 0;  // classes
+  // What classifies: the first token, the mean of all, or the first beside the patches' mean.
+  enum class Reads : std::uint8_t { kToken, kMean, kBoth };
+  Reads reads = Reads::kToken;
   std::int64_t projection = 0;  // features that the two towers are compared by
   // llava: the decoder. clip: layers, hidden, heads, ffn, vocabulary and max_positions count.
   ModelDims text;

@@ -56,6 +56,8 @@ void read_gelu_or_relu(KeyReader& keys, std::string_view usual, const std::strin
   const std::string word = keys.word_or(kKey, usual);
   if (word == "relu") {
     dims.activation = Activation::kRelu;
+  } else if (word == "swish" || word == "silu") {
+    dims.activation = Activation::kGelu;  // a pass that keeps its input, too
   } else if (!read_gelu(word, dims)) {
     keys.refuse(kKey, "activation \"" + word + "\" is not supported", expected);
   }

@@ -203,6 +203,11 @@ std::int64_t window_of(KeyReader& keys) {
 void read_windows(KeyReader& keys, const FamilyWords& words, ModelDims& dims) {
   std::vector<std::string> types = layer_types(keys);
   if (words.has("window_in_some") && types.empty()) types = usual_types(keys, words, dims);
+  if (words.has("window_if_used") && types.empty() && keys.flag_or("use_sliding_window", false)) {
+    check_layer_count(keys, dims);
+    const std::int64_t first = keys.count_or("max_window_layers", 28);
+    for (std::int64_t i = 0; i < dims.layers; ++i) types.emplace_back(i < first ? kFull : kSliding);
+  }
   if (words.has("full_heads") && std::ssize(types) >= dims.layers) {  // as Gemma 4's class does
     types[static_cast<std::size_t>(dims.layers - 1)] = kFull;
   }
@@ -215,7 +220,7 @@ void read_windows(KeyReader& keys, const FamilyWords& words, ModelDims& dims) {
   };
   const bool named = keys.node().has("sliding_window");
   if (words.has("window_if_used")) {
-    if (keys.flag_or("use_sliding_window", false) || any) bound_by_window(keys, dims);
+    if (any) bound_by_window(keys, dims);
   } else if (words.has("window") || (words.has("window_if_named") && named)) {
     bound_by_window(keys, dims);
   } else if (words.has("window_in_some")) {
@@ -322,17 +327,15 @@ void read_full_heads(KeyReader& keys, ModelDims& dims) {
       }
     }
   }
-  for (const std::string_view key : {"num_kv_shared_layers", "hidden_size_per_layer_input"}) {
-    if (const std::int64_t count =
-            keys.provides(key) || keys.node().has(key) ? keys.count_or(key, 0) : 0;
-        count > 0) {
-      keys.refuse(key,
-                  key == "num_kv_shared_layers"
-                      ? "keys and values of earlier layers are not supported"
-                      : "embeddings of each layer are not supported",
-                  "0");
-    }
+  parts.layer_input = keys.count_or("hidden_size_per_layer_input", 0);
+  if (parts.layer_input > 0) {
+    parts.layer_input_rows = keys.size_or({"vocab_size_per_layer_input"}, 262144);
   }
+  parts.shared_layers = keys.count_or("num_kv_shared_layers", 0);
+  if (parts.shared_layers >= dims.layers) {
+    keys.refuse("num_kv_shared_layers", "no layer has keys of its own", "fewer than the layers");
+  }
+  if (keys.flag_or("use_double_wide_mlp", false)) parts.shared_ffn_factor = 2;
   const std::int64_t kv_heads = parts.full_kv_heads > 0 ? parts.full_kv_heads : dims.kv_heads;
   if (dims.heads % kv_heads != 0) {
     keys.refuse("num_global_key_value_heads", "they do not divide the heads", "a divisor of them");

@@ -38,7 +38,7 @@ constexpr std::pair<std::string_view, ScoreOf> kScores[] = {
     {"ForTokenClassification", ScoreOf::kToken},
     {"ForQuestionAnswering", ScoreOf::kSpan}};
 constexpr std::string_view kHeads[] = {"ForCausalLM", "LMHeadModel", "ForConditionalGeneration",
-                                       "ForMaskedLM"};
+                                       "ForMaskedLM", "MTModel"};
 
 // A decoder inside another model says so in its type: "gemma3_text".
 std::string_view without_text(std::string_view model_type) {
@@ -139,7 +139,12 @@ std::span<const HfFamily> hf_families() {
   static const std::vector<HfFamily> families = [] {
     std::vector<HfFamily> rows;
     for (const auto& cells : rows_of_table(hf_family_files().front().content)) {
-      if (cells.at(1) != kMissing) rows.push_back(family_of(cells));
+      if (cells.at(1) == kMissing) continue;
+      HfFamily family = family_of(cells);
+      for (std::string_view types = cells.at(0); !types.empty();) {
+        family.model_type = cut(types, " ");
+        rows.push_back(family);
+      }
     }
     return rows;
   }();

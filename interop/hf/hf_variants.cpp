@@ -1,4 +1,5 @@
 // Decoders with parallel branches, and encoders.
+#include <algorithm>
 #include <string>
 
 #include "interop/hf/hf_readers.h"
@@ -14,6 +15,36 @@ void expect_gelu(KeyReader& keys, ModelDims& dims) {
   keys.refuse(key, "activation \"" + activation + "\" is not supported", "gelu");
 }
 
+// DebertaV2Encoder, DisentangledSelfAttention.
+void read_distances(KeyReader& keys, ModelDims& dims) {
+  keys.refuse_if_set("conv_kernel_size", "a convolution behind the first layer is not supported");
+  if (!keys.flag_or("legacy", true))
+    keys.refuse("legacy", "the other head is not supported", "true");
+  if (keys.size_or({"embedding_size"}, dims.hidden) != dims.hidden) {
+    keys.refuse("embedding_size", "narrower embeddings are not supported", "hidden_size");
+  }
+  if (!keys.flag_or("position_biased_input", true)) dims.positions = Positions::kNone;
+  if (!keys.flag_or("relative_attention", false)) return;
+  BlockParts& parts = dims.parts;
+  const auto given = [&](std::string_view key) {
+    const ConfigNode* value = keys.find({key});
+    return value == nullptr ? std::int64_t{-1} : value->as_int(-1, kLargestHfSize);
+  };
+  const std::int64_t buckets = given("position_buckets"), most = given("max_relative_positions");
+  parts.distances = 2 * (buckets > 0 ? buckets : most > 0 ? most : dims.position_rows);
+  parts.distance_products = !keys.flag_or("share_att_key", false);
+  const auto says = [&](const char* key, const char* word) {
+    const ConfigNode* value = keys.find({key});
+    if (value == nullptr) return false;
+    if (!value->is_sequence()) return value->text().find(word) != std::string_view::npos;
+    return std::ranges::any_of(value->elements(),
+                               [&](const ConfigNode& each) { return each.text() == word; });
+  };
+  parts.distance_keys = says("pos_att_type", "c2p");
+  parts.distance_queries = says("pos_att_type", "p2c");
+  parts.distance_norm = says("norm_rel_ebd", "layer_norm");
+}
+
 }  // namespace
 
 void read_parallel(KeyReader& keys, ModelDims& dims) {
@@ -24,6 +55,7 @@ void read_parallel(KeyReader& keys, ModelDims& dims) {
   dims.max_positions = keys.size_or({"max_position_embeddings"}, 2048);
   read_dropouts(keys, {}, dims);
   if (!falcon) {
+    dims.embedding_dropout = dims.dropout;  // GPTNeoXModel.emb_dropout
     dims.ffn = keys.size({"intermediate_size"});
     dims.tied = keys.flag_or("tie_word_embeddings", false);
     dims.qkv_bias = dims.output_bias = keys.flag_or("attention_bias", true);
@@ -70,6 +102,7 @@ void read_encoder(KeyReader& keys, ModelDims& dims) {
     }
   }
   dims.position_rows = keys.size_or({"max_position_embeddings"}, 512);
+  if (dims.naming == Naming::kDebertaV2) read_distances(keys, dims);
   // RoBERTa's positions begin behind the one of padding.
   dims.max_positions = dims.position_rows - (roberta ? 2 : 0);
   dims.token_types = keys.count_or("type_vocab_size", 2);
@@ -88,6 +121,14 @@ void read_encoder(KeyReader& keys, ModelDims& dims) {
   const std::string kind = keys.word_or("position_embedding_type", "absolute");
   if (kind != "absolute") {
     keys.refuse("position_embedding_type", "\"" + kind + "\" is not supported", "absolute");
+  }
+  if (dims.positions == Positions::kRotary) {  // Nomic's, whose dropout is 0 by default
+    keys.one_of("hidden_act", "silu", "activation", {"silu"});
+    read_numerics(keys, dims);
+    dims.position_rows = 0;
+    read_dropouts(keys, {}, dims);
+    dims.embedding_dropout = dims.dropout;
+    return;
   }
   expect_gelu(keys, dims);
   read_dropouts(keys, {.branches = true, .attention = true}, dims);
@@ -118,7 +159,9 @@ void read_bart(KeyReader& keys, ModelDims& dims) {
   dims.ffn = both("encoder_ffn_dim", "decoder_ffn_dim", 4096);
   dims.vocabulary = keys.size_or({"vocab_size"}, 50265);
   dims.max_positions = keys.size_or({"max_position_embeddings"}, 1024);
-  dims.position_rows = dims.max_positions + 2;  // BartLearnedPositionalEmbedding
+  // BartLearnedPositionalEmbedding, M2M100SinusoidalPositionalEmbedding: two more.
+  const bool more = dims.embedding_norm || dims.positions == Positions::kSinusoidal;
+  dims.position_rows = dims.max_positions + (more ? 2 : 0);
   dims.tied = keys.flag_or("tie_word_embeddings", true);
   dims.final_norm = dims.residual == Residual::kPreNorm;  // (mBART's)
   keys.flag_or("scale_embedding", false);                 // by 1, too
@@ -128,6 +171,14 @@ void read_bart(KeyReader& keys, ModelDims& dims) {
   dims.ffn_dropout = keys.number_or("activation_dropout", 0) > 0;
   refuse_layerdrop(keys);
   keys.refuse_if_set("use_prompt", "prompts in front of each layer are not supported");
+  const bool shares = !keys.node().has("share_encoder_decoder_embeddings") ||
+                      keys.flag_or("share_encoder_decoder_embeddings", true);
+  const ConfigNode* words = keys.find({"decoder_vocab_size"});
+  const bool differ = words != nullptr && words->as_int(1, kLargestHfSize) != dims.vocabulary;
+  if (!shares || differ) {
+    keys.refuse(shares ? "decoder_vocab_size" : "share_encoder_decoder_embeddings",
+                "a table for each stack is not supported", "one for both");
+  }
 }
 
 void read_encoder_decoder(KeyReader& keys, ModelDims& dims) {

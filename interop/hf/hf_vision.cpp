@@ -1,5 +1,7 @@
 // One function per model; a nested object that is absent is read as an empty one, all defaults.
+#include <algorithm>
 #include <array>
+#include <iterator>
 #include <string>
 
 #include "interop/hf/hf_readers.h"
@@ -8,7 +10,23 @@
 namespace foreshard {
 namespace {
 
-constexpr std::array<std::string_view, 3> kTypes = {"vit", "clip", "llava"};
+constexpr std::array<std::string_view, 8> kTypes = {
+    "vit", "deit", "vit_msn", "ijepa", "dinov2", "dinov2_with_registers", "clip", "llava"};
+
+// Classifiers of a tower's tokens (transformers 5.17, models/TYPE/modeling_TYPE.py).
+struct Classifier {
+  std::string_view type, architecture;
+  std::int64_t tokens = 1;
+  VisionDims::Reads reads = VisionDims::Reads::kToken;
+};
+constexpr Classifier kClassifiers[] = {
+    {"vit", "ViTForImageClassification"},
+    {"deit", "DeiTForImageClassification", 2},
+    {"vit_msn", "ViTMSNForImageClassification"},
+    {"ijepa", "IJepaForImageClassification", 0, VisionDims::Reads::kMean},
+    {"dinov2", "Dinov2ForImageClassification", 1, VisionDims::Reads::kBoth},
+    {"dinov2_with_registers", "Dinov2WithRegistersForImageClassification", 1,
+     VisionDims::Reads::kBoth}};
 
 void require_architecture(KeyReader& keys, std::string_view wanted) {
   const ConfigNode* list = keys.find({"architectures"});
@@ -56,10 +74,25 @@ void refuse_dropout(KeyReader& keys, std::initializer_list<std::string_view> nam
   }
 }
 
-VisionDims read_vit(KeyReader& keys) {
+// DINOv2's: widths by a ratio, vectors behind the branches, perhaps registers.
+void read_dino(KeyReader& keys, TowerDims& tower, bool registers) {
+  tower.branch_weights = true;
+  tower.gated = keys.flag_or("use_swiglu_ffn", false);
+  tower.ffn = tower.hidden * keys.size_or({"mlp_ratio"}, 4);
+  if (tower.gated) tower.ffn = (tower.ffn * 2 / 3 + 7) / 8 * 8;
+  if (registers) tower.registers = keys.count_or("num_register_tokens", 4);
+  tower.spare_token = registers || keys.flag_or("use_mask_token", true);
+  refuse_dropout(keys, {"drop_path_rate"});
+}
+
+VisionDims read_vit(KeyReader& keys, const Classifier& kind) {
   VisionDims dims;
-  require_architecture(keys, "ViTForImageClassification");
-  dims.tower = read_tower(keys, {});
+  require_architecture(keys, kind.architecture);
+  const bool dino = kind.reads == VisionDims::Reads::kBoth;
+  dims.tower = read_tower(keys, {.patch = kind.type == "dinov2" ? 14 : 16});
+  dims.tower.tokens = kind.tokens;
+  dims.reads = kind.reads;
+  if (dino) read_dino(keys, dims.tower, kind.type != "dinov2");
   dims.tower.quick_gelu = reads_quick_gelu(keys, "gelu");
   const auto drops = [&](std::string_view name) {
     const ConfigNode* value = keys.find({name});
@@ -158,9 +191,10 @@ std::span<const std::string_view> hf_vision_types() { return kTypes; }
 
 VisionDims read_hf_vision(KeyReader& keys, std::vector<HfKey>& ledger, ReadDecoder read_decoder) {
   const std::string type = keys.find({"model_type"})->as_string();
-  VisionDims dims = type == "vit"    ? read_vit(keys)
-                    : type == "clip" ? read_clip(keys, ledger)
-                                     : read_llava(keys, ledger, read_decoder);
+  const auto classifier = std::ranges::find(kClassifiers, type, &Classifier::type);
+  VisionDims dims = classifier != std::end(kClassifiers) ? read_vit(keys, *classifier)
+                    : type == "clip"                     ? read_clip(keys, ledger)
+                                                         : read_llava(keys, ledger, read_decoder);
   dims.family = type;
   return dims;
 }

@@ -74,6 +74,33 @@ Index queries_beside_gate(LayerBuilder& layer, const ModelDims& dims, const Para
   return q;
 }
 
+// Rows of distances, dropped out and projected, for every sequence. (By the products of queries and
+// keys, to whose gradients theirs are added.)
+void project_distances(LayerBuilder& layer, const ModelDims& dims, Indices& inputs) {
+  const std::int64_t width = dims.heads * dims.head_dim, all = dims.parts.distances * width;
+  const std::string name(kDistanceRows);
+  const Index rows = layer.tensor({.name = name, .fixed = all});
+  layer.constant("distance_dropout", Function::kDropout, {}, rows);
+  if (dims.dropout) {
+    const Index mask =
+        layer.tensor({.name = name + "_mask", .fixed = all, .type = ElementType::kByte});
+    layer.last().outputs.push_back(mask);
+  }
+  const auto project = [&](std::string_view result, const char* own) {
+    const Index made = layer.tensor({.name = "projected_rows", .fixed = all});
+    layer.elementwise(result, Function::kMatrixProduct, {rows}, {}, made);
+    if (dims.parts.distance_products) {
+      layer.last().parameters = {layer.parameter(own, ".weight", {width, dims.hidden}),
+                                 layer.parameter(own, ".bias", {width})};
+    }
+    inputs.push_back(layer.tensor({.name = std::string(result), .per_sequence = all}));
+    layer.elementwise("repeat_rows", Function::kCopy, {made}, {}, inputs.back());
+    layer.release({made});
+  };
+  if (dims.parts.distance_keys) project(kDistanceKeys, "attention.self.pos_key_proj");
+  if (dims.parts.distance_queries) project(kDistanceQueries, "attention.self.pos_query_proj");
+}
+
 }  // namespace
 
 Index weigh_by_sinks(LayerBuilder& layer, const ModelDims& dims, const ParameterNames& names,
@@ -165,8 +192,10 @@ Index fused_attention(LayerBuilder& layer, const ModelDims& dims, const Attentio
   return output;
 }
 
-Index attend(LayerBuilder& layer, const ModelDims& dims, const ParameterNames& names, Index input) {
-  if (dims.latent.kv_rank > 0) return attend_latent(layer, dims, names, input);
+Index attend(LayerBuilder& layer, const ModelDims& model, const ParameterNames& names,
+             Index input) {
+  if (model.latent.kv_rank > 0) return attend_latent(layer, model, names, input);
+  ModelDims dims = model;
   const std::int64_t q_width = dims.heads * dims.head_dim;
   const std::int64_t kv_width = dims.kv_heads * dims.head_dim;
   const auto project = [&](std::string_view module, std::string_view result, std::int64_t n) {
@@ -178,21 +207,27 @@ Index attend(LayerBuilder& layer, const ModelDims& dims, const ParameterNames& n
                          .conv1d = dims.conv1d},
                         input);
   };
+  const bool shares = dims.parts.shares_keys;
+  // Falcon's new architecture copies keys and values for every head (FalconAttention._split_heads).
+  const bool expands = dims.naming == Naming::kFalcon && dims.kv_heads > 1 && !dims.broadcast_kv &&
+                       !layer.is_native();
   Index q = 0, k = 0, v = 0;
   if (dims.fused_qkv) {
     const Index qkv = project(names.qkv, "qkv", q_width + 2 * kv_width);
-    if (dims.positions != Positions::kRotary && dims.qk_norm == HeadNorm::kNone) {
+    if (dims.positions != Positions::kRotary && dims.qk_norm == HeadNorm::kNone && !expands) {
       return fused_attention(layer, dims, shape_of(dims), {qkv});
     }
     q = layer.activation("q", q_width);
     k = layer.activation("k", kv_width);
     v = layer.activation("v", kv_width);
     layer.split("split", qkv, {q, k, v});
-    if (dims.regroups_heads) {
+    if (dims.regroups_heads || expands) {
       const Indices views = {q, k, v};
+      if (expands) dims.kv_heads = dims.heads;
+      const std::int64_t wide = dims.kv_heads * dims.head_dim;
       for (Index* part : {&q, &k, &v}) {
         *part = layer.elementwise("regroup", Function::kCopy, {*part}, {},
-                                  layer.activation("regrouped", layer.width(*part)));
+                                  layer.activation("regrouped", part == &q ? q_width : wide));
       }
       layer.release(views);
       layer.release({qkv});
@@ -200,8 +235,15 @@ Index attend(LayerBuilder& layer, const ModelDims& dims, const ParameterNames& n
   } else {
     q = dims.parts.gate_beside_queries ? queries_beside_gate(layer, dims, names, input)
                                        : project(names.q, "q", q_width);
-    k = project(names.k, "k", kv_width);
-    v = dims.parts.keys_are_values ? k : project(names.v, "v", kv_width);
+    if (shares) {
+      // An earlier layer has them: no more bytes, as views of what queries keep have none.
+      k = layer.activation("shared_k", kv_width);
+      v = layer.activation("shared_v", kv_width);
+      layer.split("shared_keys", input, {k, v});
+    } else {
+      k = project(names.k, "k", kv_width);
+      v = dims.parts.keys_are_values ? k : project(names.v, "v", kv_width);
+    }
   }
   if (dims.qk_norm == HeadNorm::kEach || dims.qk_norm == HeadNorm::kWhole) {
     const bool whole = dims.qk_norm == HeadNorm::kWhole;
@@ -214,20 +256,23 @@ Index attend(LayerBuilder& layer, const ModelDims& dims, const ParameterNames& n
       return normed;
     };
     q = norm(names.q_norm, "q_norm", dims.heads, q);
-    k = norm(names.k_norm, "k_norm", dims.kv_heads, k);
+    if (!shares) k = norm(names.k_norm, "k_norm", dims.kv_heads, k);
   }
-  if (dims.parts.value_norm) v = norm_unweighted(layer, dims, "v", dims.kv_heads, v);
+  if (dims.parts.value_norm && !shares) v = norm_unweighted(layer, dims, "v", dims.kv_heads, v);
   if (dims.positions == Positions::kRotary) {
     const Index plain_q = std::exchange(q, rotate(layer, dims, "q", dims.heads, q));
-    const Index plain_k = std::exchange(k, rotate(layer, dims, "k", dims.kv_heads, k));
+    const Index plain_k =
+        shares ? plain_q : std::exchange(k, rotate(layer, dims, "k", dims.kv_heads, k));
     // q and k lose their last reference when both have been rotated, k's first.
-    layer.release({plain_k, plain_q});
+    layer.release(shares ? Indices{plain_q} : Indices{plain_k, plain_q});
   }
   if (dims.qk_norm == HeadNorm::kUnweighted) {
     q = norm_unweighted(layer, dims, "q", dims.heads, q);
     k = norm_unweighted(layer, dims, "k", dims.kv_heads, k);
   }
-  return fused_attention(layer, dims, shape_of(dims), {q, k, v});
+  Indices inputs = {q, k, v};
+  if (dims.parts.distances > 0) project_distances(layer, dims, inputs);
+  return fused_attention(layer, dims, shape_of(dims), std::move(inputs));
 }
 
 }  // namespace foreshard

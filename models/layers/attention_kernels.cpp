@@ -54,27 +54,17 @@ struct FamilyCode {
   bool strided = false;      // ... whose rows do not lie one behind the other (umT5)
   bool bounded = false;      // eager: queries are scaled, not scores; of those the maximum is taken
   bool sinks = false;        // eager: a learned logit of each head is one more score
-  bool indexed = false;      // a mask of each block's own, of the best positions (DeepSeek-V3.2)
-  bool scales = false;       // eager: what is made is weighed by the scores' logsumexp and a sink
+  bool masks = false;    // it makes a mask of what came before in any case (Falcon's, for ALiBi)
+  bool indexed = false;  // a mask of each block's own, of the best positions (DeepSeek-V3.2)
+  bool disentangled = false;  // its own operations, whatever is asked for (DeBERTa)
+  bool scales = false;        // eager: what is made is weighed by the scores' logsumexp and a sink
 };
 constexpr FamilyCode kFamilyCode[] = {
     {.family = "gpt2", .softmax_as_scores = true, .narrows = true},
-    {.family = "bert", .softmax_as_scores = true},
-    {.family = "roberta", .softmax_as_scores = true},
-    {.family = "xlm_roberta_xl", .softmax_as_scores = true},
-    {.family = "roberta_prelayernorm", .softmax_as_scores = true},
-    {.family = "biogpt", .softmax_as_scores = true},
-    {.family = "ernie", .softmax_as_scores = true},
-    {.family = "data2vec_text", .softmax_as_scores = true},
-    {.family = "xlm_roberta", .softmax_as_scores = true},
-    {.family = "falcon", .softmax_as_scores = true},
-    {.family = "distilbert", .softmax_as_scores = true},
-    {.family = "electra", .softmax_as_scores = true},
+    {.family = "falcon", .softmax_as_scores = true, .masks = true},
     {.family = "megatron_bert", .softmax_as_scores = true, .only_eager = true},
     {.family = "rembert", .softmax_as_scores = true, .only_eager = true},
-    {.family = "albert", .softmax_as_scores = true},
-    {.family = "bart", .softmax_as_scores = true},
-    {.family = "mbart", .softmax_as_scores = true},
+    {.family = "deberta_v2", .disentangled = true},
     {.family = "mvp", .softmax_as_scores = true, .only_eager = true},
     {.family = "xglm", .softmax_as_scores = true, .only_eager = true, .bounded = true},
     {.family = "t5", .softmax_as_scores = true, .biased = true},
@@ -89,6 +79,18 @@ constexpr FamilyCode kFamilyCode[] = {
     {.family = "granitemoe_swa", .only_eager = true, .scales = true},
     {.family = "umt5", .softmax_as_scores = true, .biased = true, .strided = true},
 };
+// (Those that differ in this alone.)
+constexpr std::string_view kSoftmaxAsScores =
+    " "
+    "bert roberta xlm_roberta_xl roberta_prelayernorm biogpt ernie data2vec_text xlm_roberta "
+    "distilbert electra nomic_bert albert bart mbart pegasus marian blenderbot m2m_100 ";
+
+FamilyCode code_of(std::string_view family) {
+  FamilyCode code = row_of(kFamilyCode, family);
+  const std::string word = " " + std::string(family) + " ";
+  code.softmax_as_scores |= kSoftmaxAsScores.find(word) != std::string_view::npos;
+  return code;
+}
 
 // What is added to the scores. kLearned: a bias that wants its gradient, which the memory-efficient
 // kernel alone makes. kZeros: a mask that masks nothing, given to cross attention; transformers
@@ -124,7 +126,8 @@ bool takes_windows(const Plan& plan, const FamilyCode& code) {
 bool is_masked(const Plan& plan, const FamilyCode& code, const AttentionShape& shape,
                std::int64_t sequence) {
   const bool is_outside = shape.window > 0 && sequence >= shape.window;
-  return plan.batch.padded || plan.kernels.given_mask || code.indexed ||
+  const bool makes_mask = code.masks && plan.experts == ExpertKernels::kTransformers;
+  return plan.batch.padded || plan.kernels.given_mask || code.indexed || makes_mask ||
          (is_outside && !takes_windows(plan, code));
 }
 
@@ -315,6 +318,9 @@ std::vector<Operation> math(LayerSpec& layer, const Operation& op, const Plan& p
   const std::int64_t width = shape.heads * shape.values();
   const Index wide =
       out.product({softmax, v}, shape.values(), out.activation("attention_fp32", width, kFp32));
+  if (holds_cache(layer, plan, shape)) {
+    out.last().saved.insert(out.last().saved.end(), {qkv[1], qkv[2]});
+  }
   out.release({softmax, q, k, v});
   const Index narrow = out.cast("attention_heads", wide, ElementType::kCompute);
   if (plan.compute_dtype() != DType::kFp32) {
@@ -619,6 +625,71 @@ std::vector<Operation> choose_positions(LayerSpec& layer, const Operation& atten
   return made;
 }
 
+// DisentangledSelfAttention (models/deberta_v2): heads are laid out first, keys are scaled, and
+// what queries and keys make with rows of distances is gathered for each pair.
+std::vector<Operation> disentangled(LayerSpec& layer, const Operation& op, const Plan& plan) {
+  constexpr ElementType kCompute = ElementType::kCompute;
+  const std::int64_t width = op.attention.head_dim,
+                     sequence = layer.domain.length(plan.batch.sequence);
+  Written out(layer, op, plan);
+  const auto laid_out = [&](const char* name, Index t) {
+    const Index made = out.copy(name, t);
+    out.release({t});
+    return made;
+  };
+  const Index q = laid_out("q_heads", op.inputs[0]), k = laid_out("k_heads", op.inputs[1]),
+              v = laid_out("v_heads", op.inputs[2]), scaled = out.scale("scaled_k", k);
+  const auto add = [&](const char* name, Indices terms) {
+    out.pass(name, Function::kAdd, terms, out.scores(name, kCompute));
+    out.last().gradient = GradientRule::kAlias;
+    out.release(terms);
+    return out.last().outputs.front();
+  };
+  Index scores = out.product({q, scaled}, width, out.scores("scores", kCompute));
+  for (std::size_t t = 0; t < layer.tensors.size(); ++t) {  // (for gradients of what projects them)
+    if (!layer.tensors[t].name.starts_with(kDistanceRows)) continue;
+    out.last().saved.push_back(static_cast<Index>(t));
+    out.release({static_cast<Index>(t)});
+  }
+  Index by_distance = -1;
+  for (auto rows = op.inputs.begin() + 3; rows != op.inputs.end(); ++rows) {
+    const std::int64_t each = out.at(*rows).per_sequence / width;
+    const Index of = out.at(*rows).name == kDistanceKeys ? q : k;
+    const Index met = out.product({of, *rows}, width, out.activation("rows_met", each, kCompute));
+    const Index ids = add_tensor(
+        layer, {.name = "distances", .per_position = sequence, .type = ElementType::kInt64});
+    out.pass("distances", Function::kArange, {}, ids);
+    out.last().gradient = GradientRule::kNone;
+    const Index gathered =
+        out.pass("gather", Function::kGather, {met}, out.scores("gathered", kCompute));
+    out.last().saved = {met, ids};  // (gather_backward asks for the sizes of what it read)
+    out.release({met, ids, *rows});
+    const Index part = out.scale("scaled_distances", gathered);
+    out.release({gathered});
+    by_distance = by_distance < 0 ? part : add("distance_scores", {by_distance, part});
+  }
+  if (by_distance >= 0) scores = add("scores_and_distances", {scores, by_distance});
+  const Index unseen = out.activation("unseen", sequence, ElementType::kByte);
+  Index masked = add("masked_scores", {scores});
+  out.last().outputs.push_back(unseen);
+  out.last().saved = {unseen};
+  out.release({unseen});
+  const Index probabilities = out.softmax(masked, kCompute);
+  out.release({masked});
+  const Index kept = out.dropout(probabilities);
+  const Index made = out.product(
+      {kept, v}, width, out.activation("attention_heads", op.attention.heads * width, kCompute));
+  out.pass("attention_rows", Function::kCopy, {made}, op.outputs.front());
+  out.release({made, q, k, v, scaled, kept});
+  // (Ones where nobody gives a mask.)
+  const ElementType of_mask = plan.batch.padded ? ElementType::kInt64 : ElementType::kFp32;
+  add_tensor(layer, {.name = std::string(kGivenMask), .per_token = sequence, .type = of_mask});
+  add_tensor(layer, {.name = std::string(kGivenMask) + ": distances",
+                     .per_position = sequence,
+                     .type = ElementType::kInt64});
+  return out.take();
+}
+
 // What weighs the output of a kernel that knows no sinks (weigh_by_sinks) is behind the operation:
 // its parameter and its output become the operation's own.
 void take_sinks(LayerSpec& layer, std::size_t behind, Operation& attention) {
@@ -649,13 +720,20 @@ void drop_random_state(Operation& attention) {
 }
 
 void apply_attention(LayerSpec& layer, const Plan& plan, std::string_view family) {
-  const FamilyCode code = row_of(kFamilyCode, family);
+  const FamilyCode code = code_of(family);
   if (code.biased) pair_positions(layer, layer.domain.length(plan.batch.sequence));
   for (std::size_t o = 0; o < layer.operations.size(); ++o) {
     if (layer.operations[o].kind != OperationKind::kAttention) continue;
     Operation op = std::move(layer.operations[o]);
     layer.operations.erase(layer.operations.begin() + static_cast<std::ptrdiff_t>(o));
     const std::int64_t sequence = layer.domain.length(plan.batch.sequence);
+    if (code.disentangled) {
+      std::vector<Operation> made = disentangled(layer, op, plan);
+      layer.operations.insert(layer.operations.begin() + static_cast<std::ptrdiff_t>(o),
+                              made.begin(), made.end());
+      o += made.size() - 1;
+      continue;
+    }
     const bool masked = is_masked(plan, code, op.attention, sequence);
     const ScoreBias bias = bias_of(code, op, plan);
     if (bias != ScoreBias::kNone) give_bias(layer, plan, op);

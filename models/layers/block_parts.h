@@ -53,6 +53,10 @@ Index rotary(LayerBuilder& layer, const Rotary& rotary, Index input);
 inline constexpr std::string_view kIndexQueries = "index_queries", kIndexKeys = "index_keys",
                                   kIndexWeights = "index_weights";
 
+// What queries and keys meet beside each other (BlockParts::distances).
+inline constexpr std::string_view kDistanceRows = "distance_rows", kDistanceKeys = "distance_keys",
+                                  kDistanceQueries = "distance_queries";
+
 // Fused attention of {q, k, v} or of one fused projection.
 Index fused_attention(LayerBuilder& layer, const ModelDims& dims, const AttentionShape& shape,
                       Indices inputs);

@@ -17,6 +17,7 @@
 #include "models/layers/block_parts.h"
 #include "models/layers/family_rows.h"
 #include "models/layers/layers.h"
+#include "sim/graph/layers/given_mask.h"
 
 namespace foreshard {
 namespace {
@@ -168,23 +169,33 @@ LayerSpec stack_positions(const ModelDims& dims, const std::string& stack) {
   LayerBuilder layer(dims.family + " " + stack + " positions", LayerRole::kInner,
                      hidden_state(dims), Stack::kEager);
   const std::string module = "model." + stack + ".";
-  // BartEncoder has a row for each token, BartDecoder one for each position.
+  // BartEncoder has a row for each token, BartDecoder one for each position; so have both where
+  // positions are all that is added. M2M100's buffers have rows for tokens.
+  const bool sinusoids = dims.positions == Positions::kSinusoidal;
+  const bool by_tokens = sinusoids || (dims.embedding_norm && stack == "encoder");
   const auto made = [&](const char* name, std::int64_t width, ElementType type) {
     TensorSpec spec = {.name = name, .type = type};
-    (stack == "encoder" ? spec.per_token : spec.per_position) = width;
+    (by_tokens ? spec.per_token : spec.per_position) = width;
     return layer.tensor(std::move(spec));
   };
   const Index ids = made("position_ids", 1, ElementType::kInt64);
   layer.constant("arange", Function::kArange, {}, ids);
-  const Index rows = made("position_embedding", dims.hidden, ElementType::kCompute);
-  const std::string table = module + "embed_positions";
-  look_up(layer, table, ids, rows, dims.position_rows, dims.hidden);
+  const Index rows = sinusoids ? made(kSinusoids.data(), dims.hidden, ElementType::kFp32)
+                               : made("position_embedding", dims.hidden, ElementType::kCompute);
+  if (sinusoids) {
+    layer.constant("sinusoids", Function::kGather, {ids}, rows);
+  } else {
+    look_up(layer, module + "embed_positions", ids, rows, dims.position_rows, dims.hidden);
+    layer.last_parameter().trainable = !dims.parts.fixed_positions;
+  }
   Index output = layer.residual_add("embedding_sum", dims.hidden, 0, rows);
   if (dims.embedding_norm) {
     output = layer.norm(module + "layernorm_embedding", "embedding_norm", dims.norm, dims.hidden,
                         output);
   }
-  return layer.finish(layer.dropout("embedding_dropout", dims.embedding_dropout, output));
+  LayerSpec spec = layer.finish(layer.dropout("embedding_dropout", dims.embedding_dropout, output));
+  if (sinusoids) spec.resident_bytes = checked_multiply(dims.position_rows * dims.hidden, 4);
+  return spec;
 }
 
 LayerSpec encoding_block(const ModelDims& dims, StackPlace place) {

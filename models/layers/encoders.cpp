@@ -26,8 +26,9 @@ LayerSpec encoder_block(const ModelDims& dims) {
   const Index middle = layer.norm(names.norm1, "norm1", dims.norm, dims.hidden, sum);
   held.insert(held.end(), {sum, dropped});
   layer.release(held);
-  const Index down =
-      feed_forward(layer, dims, {.up = names.up, .down = names.down, .ffn = dims.ffn}, middle);
+  const Index down = feed_forward(
+      layer, dims, {.gate = names.gate, .up = names.up, .down = names.down, .ffn = dims.ffn},
+      middle);
   const Index thinned =
       layer.dropout("mlp_dropout", dims.dropout && !dims.drops_attention_alone, down);
   const Index total = layer.residual_add("mlp_residual", dims.hidden, thinned, middle);

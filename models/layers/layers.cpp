@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "models/layers/block_parts.h"
+#include "sim/graph/layers/given_mask.h"
 
 namespace foreshard {
 namespace {
@@ -47,10 +48,27 @@ Index add_sinusoids(LayerBuilder& layer, const ModelDims& dims, Index tokens) {
   const Index ids =
       layer.tensor({.name = "position_ids", .per_position = 1, .type = ElementType::kInt64});
   layer.constant("arange", Function::kArange, {}, ids);
-  const Index rows =
-      layer.tensor({.name = "sinusoids", .per_position = dims.hidden, .type = ElementType::kFp32});
+  const Index rows = layer.tensor(
+      {.name = std::string(kSinusoids), .per_position = dims.hidden, .type = ElementType::kFp32});
   layer.constant("sinusoids", Function::kGather, {ids}, rows);
   return layer.residual_add("embedding_sum", dims.hidden, tokens, rows);
+}
+
+// The rows of distances, perhaps normed, which every block reads (DeBERTa).
+Index read_distances(LayerBuilder& layer, const ModelDims& dims, const ParameterNames& names,
+                     Index input) {
+  const std::string encoder(names.blocks.substr(0, names.blocks.rfind('.') + 1));
+  const Index output = layer.elementwise("distance_rows", Function::kAdd, {input}, {},
+                                         layer.activation("with_distances", dims.hidden));
+  layer.last().in_place = true;
+  layer.last().gradient = GradientRule::kAlias;
+  Indices read = {
+      layer.parameter(encoder, "rel_embeddings.weight", {dims.parts.distances, dims.hidden})};
+  for (const char* name : {"LayerNorm.weight", "LayerNorm.bias"}) {
+    if (dims.parts.distance_norm) read.push_back(layer.parameter(encoder, name, {dims.hidden}));
+  }
+  layer.last().parameters = std::move(read);
+  return output;
 }
 
 void define_last(LayerSpec& layer, Index parameter) {
@@ -119,9 +137,18 @@ Index mix_beside(LayerBuilder& layer, const ModelDims& dims, const ParameterName
 
 // Whether the caller lets go of what it hands in.
 enum class Input : std::uint8_t { kEnds, kStays };
-// A branch times the model's constant, where it has one.
+// A branch times the model's constant or a vector, where it has one.
 Index scale_branch(LayerBuilder& layer, const ModelDims& dims, std::string_view name,
                    Index branch) {
+  if (dims.parts.branch_weights) {
+    layer.elementwise(name, Function::kMultiply, {branch}, {branch},
+                      layer.activation(name, dims.hidden));
+    layer.last().parameters = {layer.parameter(name, ".lambda1", {dims.hidden})};
+    layer.last().backward_workspace = {layer.activation("weight.grad of each", dims.hidden)};
+    const Index weighed = layer.last().outputs.front();
+    layer.release({branch});
+    return weighed;
+  }
   if (!dims.branch_scale) return branch;
   const Index scaled =
       layer.elementwise(name, Function::kScale, {branch}, {}, layer.activation(name, dims.hidden));
@@ -202,6 +229,34 @@ Index attend_and_project(LayerBuilder& layer, const ModelDims& dims, const Param
   return projected;
 }
 
+// x + norm(W (gelu(Vx) * what the layer is given)). Its gradient is added, among zeros, to that of
+// all layers' (which is counted here alone).
+Index add_layer_input(LayerBuilder& layer, const ModelDims& dims, Index x) {
+  const std::int64_t width = dims.parts.layer_input;
+  const Index gate = layer.linear(
+      {.name = "per_layer_input_gate", .result = "input_gate", .n = width, .k = dims.hidden}, x);
+  const auto pass = [&](const char* name, Function function, Index of) {
+    return layer.elementwise(name, function, {of}, {of}, layer.activation(name, width));
+  };
+  const Index gelu = pass("input_gelu", Function::kGelu, gate);
+  layer.release({gate});
+  const Index gated = pass("gated_input", Function::kMultiply, gelu);
+  for (const char* name : {"layer_inputs.grad", "zeros"}) {
+    layer.last().backward_workspace.push_back(layer.activation(name, width * dims.layers));
+  }
+  layer.release({gelu});
+  const Index made = layer.linear(
+      {.name = "per_layer_projection", .result = "layer_input", .n = dims.hidden, .k = width},
+      gated);
+  layer.release({gated});
+  const Index normed =
+      layer.norm("post_per_layer_input_norm", "layer_input_norm", dims.norm, dims.hidden, made);
+  layer.release({made});
+  const Index sum = layer.residual_add("layer_input_residual", dims.hidden, x, normed);
+  layer.release({normed, x});
+  return sum;
+}
+
 // Both branches read the block's input; their sum and the input meet at the end.
 Index parallel_branches(LayerBuilder& layer, const ModelDims& dims, const ParameterNames& names,
                         FeedForwardKind mlp) {
@@ -213,12 +268,16 @@ Index parallel_branches(LayerBuilder& layer, const ModelDims& dims, const Parame
   Index norm2 = one_norm ? norm1 : is_argument ? 0 : second();
   Index attention =
       attend_and_project(layer, dims, names, norm1, one_norm ? Input::kStays : Input::kEnds);
-  attention = layer.dropout("attention_dropout", dims.dropout && !dims.drops_mlp_alone, attention);
+  // Falcon's drops of the sum of both.
+  const bool drops_sum = dims.naming == Naming::kFalcon;
+  const bool drops = dims.dropout && !drops_sum;
+  attention = layer.dropout("attention_dropout", drops && !dims.drops_mlp_alone, attention);
   if (!one_norm && is_argument) norm2 = second();
   Index down = mix(layer, dims, names, mlp, norm2);
-  down = layer.dropout("mlp_dropout", dims.dropout, down);
-  const Index both = layer.residual_add("branches", dims.hidden, down, attention);
+  down = layer.dropout("mlp_dropout", drops, down);
+  Index both = layer.residual_add("branches", dims.hidden, down, attention);
   layer.release({down});
+  both = layer.dropout("branches_dropout", dims.dropout && drops_sum, both);
   const Index output = layer.residual_add("residual", dims.hidden, both, 0);
   layer.release({both, attention});
   if (one_norm) layer.release({norm1});
@@ -293,6 +352,7 @@ LayerSpec embedding_layer(const ModelDims& dims, Stack stack) {
   }
   output = layer.dropout("embedding_dropout", dims.embedding_dropout, output);
   if (dims.bidirectional) project();
+  if (dims.parts.distances > 0) output = read_distances(layer, dims, names, output);
   LayerSpec made = layer.finish(output);
   if (dims.positions == Positions::kSinusoidal) {
     made.resident_bytes += checked_multiply(checked_multiply(dims.position_rows, dims.hidden), 4);
@@ -349,12 +409,15 @@ LayerSpec decoder_block(const ModelDims& model, Stack stack, BlockKind kind) {
     if (dims.parts.full_kv_heads > 0) dims.kv_heads = dims.parts.full_kv_heads;
   }
   dims.parts.keys_are_values = dims.parts.keys_are_values && !kind.windowed;
+  dims.parts.shares_keys = kind.shares_keys;
+  if (kind.shares_keys) dims.ffn *= dims.parts.shared_ffn_factor;
   const bool is_delta = kind.mixer == MixerKind::kDelta;
   if (is_delta && dims.delta.pre_norm) dims.residual = Residual::kPreNorm;
   const ParameterNames& names = parameter_names(dims);
   const std::string name = dims.family + (kind.rotates ? "" : " unrotated") +
                            (kind.windowed && !dims.windowed_layers.empty() ? " windowed" : "") +
                            (kind.norms_input ? "" : " first") +
+                           (kind.shares_keys ? " sharing" : "") +
                            (kind.predicts ? " prediction" : "") + kind_of(kind);
   LayerBuilder layer(name, LayerRole::kBlock, hidden_state(dims), stack);
   if (dims.residual == Residual::kParallel || dims.residual == Residual::kParallelOfOneNorm) {
@@ -400,14 +463,59 @@ LayerSpec decoder_block(const ModelDims& model, Stack stack, BlockKind kind) {
     down = layer.norm(names.post_mlp_norm, "post_mlp_norm", dims.norm, dims.hidden, down);
   }
   down = scale_branch(layer, dims, "scaled_mlp", down);
-  down = layer.dropout("mlp_dropout", dims.dropout, down);
+  down = layer.dropout("mlp_dropout", dims.dropout && !dims.drops_attention_alone, down);
   Index output = layer.residual_add("mlp_residual", dims.hidden, middle, down);
   layer.release({down, middle});
+  if (dims.parts.layer_input > 0) output = add_layer_input(layer, dims, output);
   if (dims.parts.layer_scale) {
     const Index sum = std::exchange(output, layer.activation("scaled_output", dims.hidden));
     layer.elementwise("layer_scale", Function::kScale, {sum}, {}, output);
     layer.release({sum});
   }
+  return layer.finish(output);
+}
+
+constexpr std::string_view kInputNorm = "model.per_layer_projection_norm";
+
+// Gemma4TextModel.get_per_layer_inputs and project_per_layer_inputs: rows of all layers' table, and
+// a projection of the embedding. Blocks read views of the result, which is kept here.
+LayerSpec layer_inputs(const ModelDims& dims, Stack stack) {
+  LayerBuilder layer(dims.family + " inputs of layers", LayerRole::kInner, hidden_state(dims),
+                     stack);
+  const ParameterNames& names = parameter_names(dims);
+  const std::int64_t each = dims.parts.layer_input, width = each * dims.layers;
+  const auto scale = [&](const char* name, Index of) {
+    const Index made =
+        layer.elementwise(name, Function::kScale, {of}, {}, layer.activation(name, width));
+    layer.release({of});
+    return made;
+  };
+  const Index rows = layer.activation("rows_of_layers", width);
+  Operation& lookup = layer.operation("model.embed_tokens_per_layer", OperationKind::kEmbedding,
+                                      Function::kEmbedding);
+  lookup.outputs = {rows};
+  lookup.gradient = GradientRule::kNone;
+  lookup.parameters = {layer.parameter("model.embed_tokens_per_layer", ".weight",
+                                       {dims.parts.layer_input_rows, width})};
+  const Index tokens = scale("scaled_rows", rows);
+  const Index projected = layer.linear({.name = "model.per_layer_model_projection",
+                                        .result = "projected_embedding",
+                                        .n = width,
+                                        .k = dims.hidden},
+                                       0);
+  const Index scaled = scale("scaled_projection", projected);
+  // (Accelerate takes this norm, the last among the model's children, for the one in front of the
+  // head: each of the two has the other's place.)
+  const Index normed =
+      layer.norm(names.final_norm, "projection_norm", dims.norm, each, scaled, dims.layers);
+  layer.last_parameter().shape = {dims.hidden};
+  layer.release({scaled});
+  const Index sum = layer.residual_add("sum_of_inputs", width, normed, tokens);
+  layer.release({normed, tokens});
+  const Index all = scale("layer_inputs", sum);
+  const Index output = layer.activation("embedding", dims.hidden);
+  layer.elementwise("with_layer_inputs", Function::kAdd, {0, all}, {all}, output);
+  layer.release({all});
   return layer.finish(output);
 }
 
@@ -419,7 +527,10 @@ LayerSpec final_norm_layer(const ModelDims& dims, Stack stack) {
   const ParameterNames& names = parameter_names(dims);
   Index output = 0;
   if (dims.final_norm) {
-    output = layer.norm(names.final_norm, "final_norm", dims.norm, dims.hidden, output);
+    const std::int64_t other = dims.parts.layer_input;
+    output = layer.norm(other > 0 ? kInputNorm : names.final_norm, "final_norm", dims.norm,
+                        dims.hidden, output);
+    if (other > 0) layer.last_parameter().shape = {other};
   }
   if (dims.embedding_width > 0) {
     output = layer.linear({.name = names.project_out,

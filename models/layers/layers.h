@@ -28,16 +28,19 @@ enum class MixerKind : std::uint8_t { kAttention, kMamba, kDelta, kConvolution, 
 struct BlockKind {
   FeedForwardKind mlp = FeedForwardKind::kDense;
   MixerKind mixer = MixerKind::kAttention;
-  bool rotates = true;      // false: no positions in its attention
-  bool windowed = false;    // attends within ModelDims::window
-  bool norms_input = true;  // false: its attention reads the input as it is
-  bool predicts = false;    // reads a projection of the input and of the next token's embedding
+  bool rotates = true;       // false: no positions in its attention
+  bool windowed = false;     // attends within ModelDims::window
+  bool norms_input = true;   // false: its attention reads the input as it is
+  bool shares_keys = false;  // reads keys and values of an earlier one
+  bool predicts = false;     // reads a projection of the input and of the next token's embedding
   bool operator==(const BlockKind&) const = default;
 };
 BlockKind block_kind(const ModelDims& dims, std::int64_t layer);
 
 LayerSpec embedding_layer(const ModelDims& dims, Stack stack = Stack::kEager);
 LayerSpec decoder_block(const ModelDims& dims, Stack stack = Stack::kEager, BlockKind kind = {});
+// Behind the embedding: what blocks are given beside the stream (BlockParts::layer_input).
+LayerSpec layer_inputs(const ModelDims& dims, Stack stack);
 LayerSpec final_norm_layer(const ModelDims& dims, Stack stack = Stack::kEager);
 // A tied head lists the embedding's weight, flagged ParameterSpec::tied.
 LayerSpec head_layer(const ModelDims& dims, Stack stack = Stack::kEager);

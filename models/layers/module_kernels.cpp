@@ -40,6 +40,7 @@
 #include "models/layers/family_rows.h"
 #include "models/layers/transformers_moe.h"
 #include "sim/base/integers.h"
+#include "sim/graph/layers/given_mask.h"
 
 namespace foreshard {
 namespace {
@@ -125,7 +126,7 @@ class Rewriter {
         is_autocast_(is_under_autocast(plan)),
         routes_in_fp32_(routes_without_autocast(model.family)),
         streams_fp32_(streams_fp32),
-        is_narrowed_(arrives.narrowed) {
+        is_narrowed_(arrives.narrowed && !adds_sinusoids(model)) {
     layer_.operations.clear();
     for (std::size_t t = 0; t < renamed_.size(); ++t) renamed_[t] = static_cast<Index>(t);
     if (arrives.input) widen(0);

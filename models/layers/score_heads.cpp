@@ -24,6 +24,11 @@ constexpr EncoderScores kEncoderScores[] = {
      .function = Function::kRelu,
      .last = "classifier"},
     {.family = "electra", .function = Function::kGelu},
+    {.family = "deberta_v2",
+     .transform = "pooler.dense",
+     .function = Function::kGelu,
+     .last = "classifier"},
+    {.family = "nomic_bert", .transform = "nomic_bert.pooler.dense", .last = "classifier"},
 };
 
 }  // namespace

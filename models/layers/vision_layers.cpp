@@ -11,6 +11,7 @@ namespace foreshard {
 namespace {
 
 using Index = LayerWriter::Index;
+using Indices = LayerWriter::Indices;
 
 // --- blocks ---
 
@@ -30,7 +31,7 @@ const Renames& block_names(std::string_view family) {
                                 {"final_layer_norm", "layer_norm2"},
                                 {"fc1", "mlp.fc1"},
                                 {"fc2", "mlp.fc2"}};
-  return family == "vit" ? kVit : kClip;
+  return family == "clip" || family == "llava" ? kClip : kVit;
 }
 
 void rename(LayerSpec& layer, const Renames& names) {
@@ -93,7 +94,9 @@ LayerSpec encoder_block(const BlockDims& sizes, std::string_view family, Mask ma
   dims.ffn = sizes.ffn;
   dims.naming = Naming::kOpt;
   dims.norm = NormKind::kLayer;
-  dims.activation = Activation::kGelu;
+  dims.activation = sizes.gated ? Activation::kSwiGlu : Activation::kGelu;
+  dims.fused_gate_up = sizes.gated;
+  dims.parts.branch_weights = dims.drops_attention_alone = sizes.branch_weights;
   dims.positions = Positions::kLearned;
   dims.qkv_bias = dims.output_bias = dims.mlp_bias = true;
   dims.dropout = sizes.dropout;
@@ -113,10 +116,10 @@ Domain domain_of(const Place& place, std::int64_t positions) {
 
 LayerSpec tower_block(const VisionDims& dims, const Place& place) {
   const TowerDims& tower = dims.tower;
-  LayerSpec layer =
-      encoder_block({place.tower ? "vision" : dims.family, tower.hidden, tower.heads, tower.ffn,
-                     tower.quick_gelu, tower.dropout, tower.attention_dropout},
-                    dims.family, Mask::kNone);
+  LayerSpec layer = encoder_block(
+      {place.tower ? "vision" : dims.family, tower.hidden, tower.heads, tower.ffn, tower.quick_gelu,
+       tower.dropout, tower.attention_dropout, tower.branch_weights, tower.gated},
+      dims.family, Mask::kNone);
   layer.domain = domain_of(place, tower.positions());
   layer.tower = place.tower;
   return layer;
@@ -144,7 +147,8 @@ Index add(LayerWriter& layer, TensorSpec sum, LayerWriter::Indices inputs) {
 
 LayerSpec patch_embedding(const VisionDims& dims, const Place& place) {
   const TowerDims& tower = dims.tower;
-  const bool vit = dims.family == "vit";
+  const bool vit = dims.labels > 0;
+  const std::string prefix = dims.family == "vit_msn" ? "vit" : dims.family;
   const std::int64_t hidden = tower.hidden;
   const std::int64_t pixels = tower.channels * tower.patch * tower.patch;
   LayerWriter layer(place.tower ? "vision embedding" : dims.family + " embedding",
@@ -155,7 +159,7 @@ LayerSpec patch_embedding(const VisionDims& dims, const Place& place) {
   layer.operation("pixels_to_dtype", OperationKind::kElementwise, Function::kCast, {0}, {cast})
       .gradient = GradientRule::kNone;
 
-  const std::string conv = vit ? "vit.embeddings.patch_embeddings.projection"
+  const std::string conv = vit ? prefix + ".embeddings.patch_embeddings.projection"
                                : "vision_model.embeddings.patch_embedding";
   const Index patches = layer.tensor({.name = "patches", .per_token = hidden});
   Operation& product =
@@ -167,19 +171,41 @@ LayerSpec patch_embedding(const VisionDims& dims, const Place& place) {
       layer.parameter(conv + ".weight", {hidden, tower.channels, tower.patch, tower.patch})};
   if (vit) product.parameters.push_back(layer.parameter(conv + ".bias", {hidden}));
 
-  // One position more than patches.
+  // More positions than patches.
+  std::int64_t more = tower.tokens * hidden;
   const auto sequence = [&](std::string name) {
-    return TensorSpec{.name = std::move(name), .per_token = hidden, .per_sequence = hidden};
+    return TensorSpec{.name = std::move(name), .per_token = hidden, .per_sequence = more};
   };
-  const Index tokens = layer.tensor(sequence("tokens"));
-  Operation& cat = layer.operation("class_token", OperationKind::kElementwise, Function::kCopy,
-                                   {patches}, {tokens});
-  cat.parameters = {vit ? layer.parameter("vit.embeddings.cls_token", {1, 1, hidden})
-                        : layer.parameter("vision_model.embeddings.class_embedding", {hidden})};
+  const auto join = [&](const char* name, Index from, Indices parameters) {
+    const Index joined = layer.tensor(sequence(name));
+    layer.operation(name, OperationKind::kElementwise, Function::kCopy, {from}, {joined})
+        .parameters = std::move(parameters);
+    return joined;
+  };
+  const std::string embeddings = prefix + ".embeddings.";
+  Indices of_tokens;
+  if (tower.tokens > 0) {
+    of_tokens = {vit ? layer.parameter(embeddings + "cls_token", {1, 1, hidden})
+                     : layer.parameter("vision_model.embeddings.class_embedding", {hidden})};
+  }
+  if (tower.tokens > 1) {
+    of_tokens.push_back(layer.parameter(embeddings + "distillation_token", {1, 1, hidden}));
+  }
+  if (tower.spare_token) {
+    of_tokens.push_back(layer.parameter(embeddings + "mask_token", {1, hidden}));
+    layer.layer().parameters.back().trainable = false;
+  }
+  const Index tokens = tower.tokens > 0 ? join("class_token", patches, of_tokens) : patches;
   if (vit) {
-    const Index sum = add(layer, sequence("embedding_sum"), {tokens});
+    const std::int64_t rows = tower.patches() + tower.tokens;
+    Index sum = add(layer, sequence("embedding_sum"), {tokens});
     layer.layer().operations.back().parameters = {
-        layer.parameter("vit.embeddings.position_embeddings", {1, tower.positions(), hidden})};
+        layer.parameter(embeddings + "position_embeddings", {1, rows, hidden})};
+    if (tower.registers > 0) {
+      more += tower.registers * hidden;
+      sum = join("registers", sum,
+                 {layer.parameter(embeddings + "register_tokens", {1, tower.registers, hidden})});
+    }
     if (!tower.dropout) return layer.finish(sum);
     TensorSpec bytes = sequence("embedding_dropout_mask");
     bytes.type = ElementType::kByte;
@@ -204,7 +230,7 @@ LayerSpec patch_embedding(const VisionDims& dims, const Place& place) {
 Index class_token(LayerWriter& layer, const TowerDims& tower) {
   const Index token = layer.tensor({.name = "class_token", .per_token = tower.hidden});
   const Index rest =
-      layer.tensor({.name = "other_tokens", .per_token = tower.patches() * tower.hidden});
+      layer.tensor({.name = "other_tokens", .per_token = (tower.positions() - 1) * tower.hidden});
   layer.operation("select", OperationKind::kElementwise, Function::kCopy, {0}, {token, rest}).view =
       true;
   return token;

@@ -19,6 +19,7 @@ struct BlockDims {
   std::int64_t hidden = 0, heads = 0, ffn = 0;
   bool quick_gelu = false;
   bool dropout = false, attention_dropout = false;
+  bool branch_weights = false, gated = false;
 };
 
 // Whether a tower's sequences are the images of a sample, and whether it may be frozen as a tower.

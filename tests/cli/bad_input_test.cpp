@@ -165,8 +165,8 @@ TEST(BadInput, ModelFiles) {
   expect_config_refused("text.json", "hello", {"text.json:1:1"});
   expect_config_refused("yaml", "model_type: llama\n", {"yaml:1:1", "JSON"});
   expect_config_refused("list.json", "[1, 2]", {"list.json", "not a JSON object"});
-  expect_config_refused("deberta.json", "{\"model_type\": \"deberta-v2\"}",
-                        {"deberta.json:1:16", "\"deberta-v2\" is not supported", "nearest is"});
+  expect_config_refused("deberta.json", "{\"model_type\": \"deberta\"}",
+                        {"deberta.json:1:16", "\"deberta\" is not supported", "nearest is"});
   expect_config_refused("moe.json", "{\"architectures\": [\"MambaForCausalLM\"]}",
                         {"MambaForCausalLM", "not supported"});
   expect_config_refused("zero.json",

@@ -103,10 +103,15 @@ FAMILIES = {
     "axk1": [TIE, LATE, dict(num_key_value_heads=["heads"], q_lora_rank=[24, None],
                              kv_lora_rank=[32, None])],
     "gemma4_text": [KV, TIE, BIAS, dict(
-        head_dim=[16, 32], hidden_size_per_layer_input=[0], attention_k_eq_v=[None, True],
+        head_dim=[16, 32], hidden_size_per_layer_input=[0, 16], vocab_size_per_layer_input=[200],
+        num_kv_shared_layers=[0, 1], use_double_wide_mlp=[None, True], attention_k_eq_v=[None, True],
         global_head_dim=[64], num_global_key_value_heads=[1], enable_moe_block=[None, True],
         num_experts=[4], top_k_experts=[2], moe_intermediate_size=[48])],
     "eurobert": [KV, TIE, BIAS, MLP],
+    "nomic_bert": [dict(type_vocab_size=[None, 3])],
+    "deberta-v2": [dict(relative_attention=[True], position_buckets=[None, 16], share_att_key=[True, None],
+                        pos_att_type=[["p2c", "c2p"], "c2p|p2c"], norm_rel_ebd=["layer_norm", None],
+                        position_biased_input=[False, None], type_vocab_size=[None, 2])],
     "gpt_neox": [TIE, dict(attention_bias=[None, False], use_parallel_residual=[None, False],
                            rotary_pct=[None, 0.5])],
     "exaone": [KV, TIE, BIAS, MLP],
@@ -183,7 +188,7 @@ def draw(model_type, rng):
 
 
 def parameters(config):
-    masked = config.model_type in ("bert", "roberta", "distilbert", "electra", "eurobert")
+    masked = config.model_type in ("bert", "roberta", "distilbert", "electra", "eurobert", "nomic_bert", "deberta-v2")
     auto = AutoModelForMaskedLM if masked else AutoModelForCausalLM
     with torch.device("meta"):
         model = auto.from_config(config)

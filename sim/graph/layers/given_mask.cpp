@@ -19,13 +19,20 @@ std::vector<std::int64_t> kept_masks(const ModelSpec& model, const Plan& plan) {
       if (!is_mask || std::ranges::find(names, tensor.name) != names.end()) continue;
       names.push_back(tensor.name);
       const std::int64_t count = elements(tensor, plan.batch.micro_batch, plan.batch.sequence);
-      const std::int64_t size = tensor.type == ElementType::kByte   ? 1
-                                : tensor.type == ElementType::kFp32 ? size_of(DType::kFp32)
+      const std::int64_t size = tensor.type == ElementType::kByte    ? 1
+                                : tensor.type == ElementType::kInt64 ? 8
+                                : tensor.type == ElementType::kFp32  ? size_of(DType::kFp32)
                                                                     : size_of(plan.compute_dtype());
       sizes.push_back(checked_multiply(count, size));
     }
   }
   return sizes;
+}
+
+bool adds_sinusoids(const ModelSpec& model) {
+  return std::ranges::any_of(model.kinds, [](const LayerSpec& layer) {
+    return std::ranges::find(layer.tensors, kSinusoids, &TensorSpec::name) != layer.tensors.end();
+  });
 }
 
 }  // namespace foreshard

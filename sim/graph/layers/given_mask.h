@@ -18,6 +18,10 @@ inline constexpr std::string_view kGivenMask = "given mask";
 // Of a tensor's name: it outlives the forward of a checkpointed block, whose arguments hold it.
 inline constexpr std::string_view kCached = "cached ";
 
+// Rows of an fp32 buffer, which what they are added to becomes as wide as.
+inline constexpr std::string_view kSinusoids = "sinusoids";
+bool adds_sinusoids(const ModelSpec& model);
+
 // Bytes of each that a micro-batch keeps.
 std::vector<std::int64_t> kept_masks(const ModelSpec& model, const Plan& plan);
 

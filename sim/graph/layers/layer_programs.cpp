@@ -8,6 +8,7 @@
 
 #include "sim/base/error.h"
 #include "sim/graph/axes/rank_part.h"
+#include "sim/graph/layers/given_mask.h"
 #include "sim/graph/layers/layer_autograd.h"
 #include "sim/graph/pipeline/stages.h"
 #include "sim/graph/training_step.h"
@@ -149,6 +150,12 @@ bool casts_at_borders(const Plan& plan) {
          plan.kernels.residual == ModuleKernels::Residual::kFp32;
 }
 
+// The same, of a model that adds rows of an fp32 buffer to its stream.
+bool casts_sinusoids(const ModelSpec& model, const Plan& plan) {
+  return plan.runtime.kind == RuntimeKind::kFsdp2 && !plan.autocast &&
+         plan.compute_dtype() != DType::kFp32 && adds_sinusoids(model);
+}
+
 // Of what a layer hands on (a norm of an fp32 stream: fp32).
 DType handed_on(const LayerSpec& layer, const Variant& variant, const Plan& plan) {
   ProgramOptions options;
@@ -213,7 +220,7 @@ std::int64_t narrowed_elements(const LayerSpec& layer, const Plan& plan) {
 
 // Every layer's; without casts the borders do not matter.
 std::vector<Variant> variants_of(const ModelSpec& model, const Plan& plan) {
-  const bool casts = casts_at_borders(plan);
+  const bool casts = casts_at_borders(plan) || casts_sinusoids(model, plan);
   const bool repeats = std::ranges::any_of(
       model.order, [](const LayerInstance& layer) { return layer.same_as >= 0; });
   std::vector<Variant> variants;
@@ -459,6 +466,8 @@ LayerPrograms::LayerPrograms(const ModelSpec& whole, const Plan& plan, Known& sh
     local_ = std::make_shared<const ModelSpec>(std::move(divided));
   }
   const ModelSpec& model = model_of(whole);
+  const bool at_borders = casts_at_borders(plan) || casts_sinusoids(model, plan);
+  if (at_borders) setting_.units = plan.units;
   modes_[static_cast<std::size_t>(Recompute::kNone)] = true;
   modes_[static_cast<std::size_t>(plan.recompute.value)] = true;
   for (const auto& range : plan.recompute.ranges) {
@@ -520,7 +529,7 @@ LayerPrograms::LayerPrograms(const ModelSpec& whole, const Plan& plan, Known& sh
     // Without axes what comes before is taken as small.
     options.recomputes_first =
         is_megatron || (plan.mesh.is_plain() && plan.step_frame == StepFrame::kPlain);
-    if (casts_at_borders(plan)) {
+    if (at_borders) {
       options.arrives = variant.arrives;
       options.output_dtype = output_of_units(plan);
       options.begins_unit = variant.begins_unit;
@@ -605,7 +614,9 @@ bool LayerPrograms::are_alike(const Plan& plan, const Plan& other) {
 }
 
 bool LayerPrograms::serve(const Plan& plan) const {
-  if (setting_of(plan) != setting_) return false;
+  Setting asked = setting_of(plan);
+  if (setting_.units != Units()) asked.units = plan.units;  // (casts_sinusoids)
+  if (asked != setting_) return false;
   if (!modes_[static_cast<std::size_t>(plan.recompute.value)]) return false;
   return std::ranges::all_of(plan.recompute.ranges, [&](const auto& range) {
     return modes_[static_cast<std::size_t>(range.value)];

@@ -461,6 +461,10 @@ TEST(HfConfigTest, WhichLayersAttendWithinAWindow) {
                                               "\"intermediate_size_mlp\": 128,");
   EXPECT_EQ(llama4.window, 1024);
   EXPECT_EQ(llama4.windowed_layers, (Layers{0, 1, 2, 4, 5}));
+  const ModelDims qwen =
+      dims("qwen3",
+           "\"num_key_value_heads\": 4, \"use_sliding_window\": true, \"max_window_layers\": 4,");
+  EXPECT_EQ(qwen.windowed_layers, (Layers{4, 5}));
 }
 
 TEST(HfConfigTest, OptWithNarrowEmbeddings) {
@@ -496,6 +500,14 @@ TEST(HfConfigTest, EncoderAndDecoder) {
   expect_failure("{\"feed_forward_proj\": \"tanh\", " + t5 + "}", "feed_forward_proj");
   // The class's sizes: google/mt5-small.
   EXPECT_EQ(build("{\"model_type\": \"mt5\"}").parameters(), 300176768);
+  // Of the classes on the meta device (transformers 5.17), tables of positions that nobody trains
+  // among them.
+  EXPECT_EQ(build("{\"model_type\": \"pegasus\"}").parameters(), 406287360);
+  EXPECT_EQ(build("{\"model_type\": \"marian\"}").parameters(), 414307328);
+  EXPECT_EQ(build("{\"model_type\": \"blenderbot\"}").parameters(), 2696268800);
+  EXPECT_EQ(build("{\"model_type\": \"m2m_100\"}").parameters(), 483905536);
+  expect_failure("{\"model_type\": \"marian\", \"decoder_vocab_size\": 7}",
+                 "a table for each stack");
 }
 
 TEST(HfConfigTest, MptVariants) {

@@ -55,6 +55,12 @@ TEST(HfVisionTest, DefaultsAreHuggingFaces) {
   EXPECT_EQ(
       parameters(R"({"model_type": "vit", "id2label": {"0": "cat", "1": "dog", "2": "cow"}})"),
       86'567'656 - 997 * 769);
+  // Of each class on the meta device (transformers 5.17).
+  EXPECT_EQ(parameters(R"({"model_type": "deit"})"), 85'801'730);
+  EXPECT_EQ(parameters(R"({"model_type": "vit_msn"})"), 85'800'194);
+  EXPECT_EQ(parameters(R"({"model_type": "ijepa"})"), 85'798'658);
+  EXPECT_EQ(parameters(R"({"model_type": "dinov2"})"), 85'728'770);
+  EXPECT_EQ(parameters(R"({"model_type": "dinov2_with_registers"})"), 85'824'002);
 }
 
 TEST(HfVisionTest, EveryKeyIsInTheLedger) {
