@@ -267,9 +267,10 @@ class ModuleWriter {
       all.push_back(name->second);
       // What the loss alone reads and nothing keeps is gone when backward begins.
       const auto ended = ends_.find(tensor);
-      const bool is_gone = ended != ends_.end() && ended->second.forward >= 0 &&
-                           described_.at(tensor) == described_.at(handed) &&
-                           !is_read_before_loss(tensor, begin);
+      const bool is_gone =
+          ended != ends_.end() && ended->second.forward >= 0 &&
+          found_.elements.at(tensor) == found_.elements.at(found_.parts.back().handed) &&
+          !is_read_before_loss(tensor, begin);
       if (!is_gone) kept.push_back(name->second);
     }
     if (all.size() == 1) return;
@@ -588,7 +589,8 @@ class ModuleWriter {
     const Json made = sizes_.tensor(all, given.at(number).at("dtype"));
     if (made.is_null()) return std::nullopt;
     const std::string name = "given_" + number;
-    layer.tensors[name] = made;
+    // (What the first layer reads the runtime holds.)
+    layer.tensors[name] = layers_[0].names.contains(tensor) ? Json({{"fixed", 1}}) : made;
     layer.sizes[name] = all[0];
     layer.operations.push_back(
         {{"op", "copy"}, {"name", name}, {"outputs", {name}}, {"gradient", "none"}});
