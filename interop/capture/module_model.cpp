@@ -267,10 +267,9 @@ class ModuleWriter {
       all.push_back(name->second);
       // What the loss alone reads and nothing keeps is gone when backward begins.
       const auto ended = ends_.find(tensor);
-      const bool is_gone =
-          ended != ends_.end() && ended->second.forward >= 0 &&
-          found_.elements.at(tensor) == found_.elements.at(found_.parts.back().handed) &&
-          !is_read_before_loss(tensor, begin);
+      const bool is_gone = ended != ends_.end() && ended->second.forward >= 0 &&
+                           described_.at(tensor) == described_.at(handed) &&
+                           !is_read_before_loss(tensor, begin);
       if (!is_gone) kept.push_back(name->second);
     }
     if (all.size() == 1) return;
