@@ -588,7 +588,8 @@ class ModuleWriter {
     const Json made = sizes_.tensor(all, given.at(number).at("dtype"));
     if (made.is_null()) return std::nullopt;
     const std::string name = "given_" + number;
-    layer.tensors[name] = made;
+    // (What the first layer reads the runtime holds.)
+    layer.tensors[name] = layers_[0].names.contains(tensor) ? Json({{"fixed", 1}}) : made;
     layer.sizes[name] = all[0];
     layer.operations.push_back(
         {{"op", "copy"}, {"name", name}, {"outputs", {name}}, {"gradient", "none"}});
