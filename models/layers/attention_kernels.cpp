@@ -144,7 +144,7 @@ AttentionKernel dispatched(const Plan& plan, const FamilyCode& code, const Atten
   const bool groups =
       shape.kv_heads != shape.heads && plan.attention != AttentionKernel::kFlashAllHeads;
   if (groups && shape.broadcasts) return kMath;
-  if (!plan.has_flash && plan.compute_dtype() == DType::kBf16) return kMath;
+  if (!plan.has_flash && plan.compute_dtype() == DType::kBf16 && asked != kEfficient) return kMath;
   if (masked || bias == ScoreBias::kZeros) return kEfficient;
   const bool half = plan.has_flash && plan.compute_dtype() != DType::kFp32;
   if (half && shape.head_dim <= kWidestHead) return asked;
