@@ -46,6 +46,17 @@ void ForeignPlan::set(std::string_view key, const std::string& value) {
   }
 }
 
+namespace {
+
+// PyYAML's YAML 1.1 has underscores between digits.
+std::int64_t integer_of(const ConfigNode& node, std::int64_t least) {
+  std::string digits(node.text());
+  if (node.is_quoted() || std::erase(digits, '_') == 0) return node.as_int(least);
+  return parse_yaml(digits, node.location().file).as_int(least);
+}
+
+}  // namespace
+
 bool flag_of(const ConfigNode& node) {
   const std::string text = lower(std::string(node.text()));
   if (node.is_quoted() || text == "true" || text == "yes" || text == "on") {
@@ -138,7 +149,7 @@ void ForeignReader::unsupported(std::string_view path, const std::string& why) {
 
 bool ForeignReader::integer(std::string_view path, std::string_view key, std::int64_t least) {
   const ConfigNode* node = find(path);
-  if (node != nullptr) map(path, key, fmt::format("{}", node->as_int(least)));
+  if (node != nullptr) map(path, key, fmt::format("{}", integer_of(*node, least)));
   return node != nullptr;
 }
 

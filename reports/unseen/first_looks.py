@@ -54,7 +54,11 @@ TABLES = [Table("2026-11-21", "unseen_steps"), Table("2026-11-22", "unseen_steps
           Table("2026-11-26 fifth", "unseen_steps_fifth", has_level=True, moved={
               "time": {"rests_on_readings": 0.081, "hopper": 0.062, "blackwell": 0.109, "pcie_card": -0.034,
                        "fp8": -0.038, "stack hf_trainer": -0.006},
-              "memory": {"no_preset": 0.094}})]
+              "memory": {"no_preset": 0.094}}),
+          Table("2026-11-28 sixth", "unseen_steps_sixth", has_level=True, moved={
+              "time": {"rests_on_readings": 0.081, "hopper_compiled": 0.059, "blackwell": -0.003, "pcie_card": -0.031,
+                       "fp8": -0.038, "stack hf_trainer": -0.003, "stack deepspeed_examples": -0.016},
+              "memory": {"no_preset": 0.109}})]
 KINDS = ("time", "memory")
 FACTS = {
     "time": ["rests_on_readings", "chip_without_steps", "pcie_card", "below_half_peak", "unfused_attention", "zero",

@@ -273,10 +273,7 @@ std::string ConfigNode::as_string() const {
 std::int64_t ConfigNode::as_int(std::int64_t min, std::int64_t max) const {
   const std::string expected = expected_within<std::int64_t>("an integer", min, max, 8);
   const std::string_view text = unquoted_text(*this, *data_, expected);
-  // YAML 1.1, which PyYAML reads, has underscores between digits.
-  std::string digits(text);
-  if (!digits.starts_with('_') && !digits.ends_with('_')) std::erase(digits, '_');
-  const std::optional<Decimal> decimal = parse_decimal(digits);
+  const std::optional<Decimal> decimal = parse_decimal(text);
   if (!decimal) throw error(quote(text) + " is not an integer", expected);
   const std::int64_t value = to_integer(*this, *decimal, expected);
   if (value < min || value > max) throw error(std::string(text) + " is out of range", expected);

@@ -123,7 +123,7 @@ sample_packing: true
 )");
   EXPECT_EQ(plan.format, "Axolotl");
   EXPECT_EQ(plan.value("batch.sequence"), "8192");
-  EXPECT_EQ(plan.value("dtype.master"), "bf16");
+  EXPECT_FALSE(plan.has("dtype.master"));  // adapters are fp32
   EXPECT_EQ(plan.value("attention"), "fa2");
   EXPECT_EQ(plan.value("optimizer.kind"), "adamw-8bit");
   EXPECT_EQ(plan.value("lora.rank"), "32");
@@ -131,6 +131,9 @@ sample_packing: true
   EXPECT_EQ(plan.value("lora.base"), "nf4");
   EXPECT_EQ(plan.value("recompute_reentrant"), "true");
   document_of(PlanDocument{}, plan);
+
+  EXPECT_EQ(trainer("base_model: a/b\nmicro_batch_size: 1\nbf16: true\n").value("dtype.master"),
+            "bf16");
 
   const ForeignPlan fsdp = trainer(R"(base_model: Qwen/Qwen3-8B
 micro_batch_size: 1
