@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
+#include <utility>
 
 #include "interop/frameworks/frameworks.h"
 #include "sim/base/letters.h"
@@ -69,26 +70,26 @@ class TrainerReader {
     return own.empty() ? sharding_->value("runtime") : own;
   }
 
-  std::string dtype() {
+  // The key that switches 16 bits on, "": none does, and what it says.
+  std::pair<std::string, std::string> dtype() {
     for (const char* key : {"bf16", "bfloat16", "pure_bf16"}) {
-      if (is_on_or_auto(key)) return "bf16";
+      if (is_on_or_auto(key)) return {key, "bf16"};
     }
     for (const char* key : {"fp16", "float16"}) {
-      if (is_on_or_auto(key)) return "fp16";
+      if (is_on_or_auto(key)) return {key, "fp16"};
     }
     // trl/trainer/base_config.py: bf16 unless fp16 is asked for.
-    const bool is_told = root_.has("bf16");
-    return dialect_ == Dialect::kTrl && !is_told ? "bf16" : "";
+    return {"", dialect_ == Dialect::kTrl && !root_.has("bf16") ? "bf16" : ""};
   }
 
   void read_dtypes() {
-    const std::string compute = dtype();
+    const auto [key, compute] = dtype();
     const bool by_sharding = sharding_ != nullptr && sharding_->has("dtype.param") &&
                              !sharding_->assumed.contains("dtype.param");
-    if (!compute.empty()) {
-      const char* key = root_.has("bf16") ? "bf16" : root_.has("fp16") ? "fp16" : "pure_bf16";
-      root_.has(key) ? reader_.map(key, "dtype.param", compute)
-                     : reader_.assume("dtype.param", compute, "TRL's default");
+    if (!key.empty()) {
+      reader_.map(key, "dtype.param", compute);
+    } else if (!compute.empty()) {
+      reader_.assume("dtype.param", compute, "TRL's default");
     } else if (!by_sharding) {
       reader_.assume("dtype.param", "fp32", "neither bf16 nor fp16");
     }
@@ -114,6 +115,16 @@ class TrainerReader {
     }
   }
 
+  // "", [] and false say that there is none.
+  const ConfigNode* find_given(const char* path) {
+    const ConfigNode* node = reader_.find(path);
+    if (node == nullptr) return nullptr;
+    const bool is_empty = node->is_sequence() ? node->elements().empty()
+                                              : node->is_scalar() && (node->text().empty() ||
+                                                                      node->text() == "false");
+    return is_empty ? nullptr : node;
+  }
+
   const ConfigNode* find_first(std::initializer_list<const char*> paths) {
     for (const char* path : paths) {
       if (const ConfigNode* node = reader_.find(path)) return node;
@@ -122,7 +133,7 @@ class TrainerReader {
   }
 
   void read_runtime() {
-    const ConfigNode* deepspeed = reader_.find("deepspeed");
+    const ConfigNode* deepspeed = find_given("deepspeed");
     if (sharding_ != nullptr) {
       if (deepspeed != nullptr) reader_.ignore("deepspeed", "read beside it");
       for (const char* key : {"fsdp", "fsdp_config", "fsdp_version"}) {
@@ -137,7 +148,7 @@ class TrainerReader {
       reader_.assume("trainer", "transformers", "Trainer");
       return;
     }
-    if (reader_.find("fsdp") != nullptr || reader_.find("fsdp_config") != nullptr) {
+    if (find_given("fsdp") != nullptr || find_given("fsdp_config") != nullptr) {
       take(read_accelerate(fsdp_settings()), root_.has("fsdp_config") ? "fsdp_config" : "fsdp");
       return;
     }
@@ -197,7 +208,7 @@ class TrainerReader {
     if (is_second && !config.contains("fsdp_auto_wrap_policy")) {
       config["fsdp_auto_wrap_policy"] = "TRANSFORMER_BASED_WRAP";
     }
-    const std::string compute = dtype();
+    const std::string compute = dtype().second;
     const Json all = {{"distributed_type", "FSDP"},
                       {"mixed_precision", compute.empty() ? "no" : compute},
                       {"fsdp_config", std::move(config)}};
@@ -262,6 +273,11 @@ class TrainerReader {
     }
     if (!has_adapters) {
       std::erase_if(plan_.keys, [](const auto& key) { return key.first.starts_with("lora."); });
+      for (ImportEntry& entry : plan_.ledger) {
+        if (!entry.to.starts_with("lora.")) continue;
+        entry.mapping = Mapping::kIgnored;
+        entry.why = "no adapters";
+      }
       return;
     }
     const bool is_trl = dialect_ == Dialect::kTrl;

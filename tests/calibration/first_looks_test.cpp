@@ -12,7 +12,7 @@ namespace {
 
 TEST(FirstLooks, EverySetHasAFitWithoutIt) {
   const FirstLooks& looks = first_looks();
-  ASSERT_EQ(looks.sets.size(), 8U);  // the table with axes is of two sources
+  ASSERT_EQ(looks.sets.size(), 9U);  // the table with axes is of two sources
   for (const auto* fits : {&looks.time, &looks.memory}) {
     std::set<std::string> without;
     for (const FirstLookFit& fit : *fits) without.insert(fit.without);
@@ -46,8 +46,9 @@ TEST(FirstLooks, ShiftsAreUpwardsInEveryFit) {
     const std::vector<FirstLookFit> only = {{"", fit.base, fit.skew, {}, {}, fit.shifts}};
     EXPECT_GT(code_shift(looks, only, {{"rests_on_readings", 1}}, ""), 0) << fit.without;
     EXPECT_GT(code_shift(looks, only, {{"hopper_compiled", 1}}, ""), 0) << fit.without;
-    // Its products are as hot as its limit: as frozen, without that, 7 % longer.
-    EXPECT_NEAR(code_shift(looks, only, {{"blackwell", 1}}, ""), 0, 0.02) << fit.without;
+    // Its products are as hot as its limit: as frozen, without that, 7 % longer; the sixth set's
+    // steps in bf16 are shorter by 12 to 28 %.
+    EXPECT_NEAR(code_shift(looks, only, {{"blackwell", 1}}, ""), 0, 0.03) << fit.without;
     EXPECT_EQ(code_shift(looks, only, {}, ""), 0) << fit.without;
   }
   for (const FirstLookFit& fit : looks.memory) {

@@ -181,6 +181,14 @@ TEST(TrainerSettings, TrlsDefaultsAreNotTransformers) {
   EXPECT_EQ(plain.value("recompute"), "none");
   EXPECT_EQ(plain.value("loss"), "smoothed");
   EXPECT_TRUE(why(plain, "workers").starts_with("unknown key"));
+
+  const ForeignPlan off = trainer(
+      "per_device_train_batch_size: 4\nfsdp: ''\ndeepspeed: ''\nbf16: false\nfp16: true\n"
+      "lora_r: 8\n");
+  EXPECT_EQ(off.value("runtime"), "ddp");
+  EXPECT_EQ(off.value("dtype.param"), "fp16");
+  EXPECT_FALSE(off.has("lora.rank"));
+  EXPECT_EQ(why(off, "lora_r"), "no adapters");
 }
 
 }  // namespace
