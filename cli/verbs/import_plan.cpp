@@ -196,18 +196,17 @@ ExitCode import_training_files(const ImportOptions& options) {
                            fmt::format("not in the file: name it with --{}", key),
                            options.files.front(), 0});
   }
+  const std::string model = import.model.empty() ? plan.value("model") : import.model;
   if (import.weights) {
-    const std::string name = import.model.empty() ? plan.value("model") : import.model;
-    if (name.empty()) {
+    if (model.empty()) {
       throw Error(ExitCode::kUsage,
                   fmt::format("{}: of which model? --model says, or a config.json "
                               "beside it",
                               *import.weights));
     }
-    const ImportLedger found = check_stored(read_safetensors(*import.weights), named_model(name));
+    const ImportLedger found = check_stored(read_safetensors(*import.weights), named_model(model));
     plan.ledger.insert(plan.ledger.end(), found.begin(), found.end());
   }
-  const std::string model = import.model.empty() ? plan.value("model") : import.model;
   if (plan.value("runtime").starts_with("zero") && !model.empty()) {
     try {
       fill_buckets(named_model(model).hidden, plan);

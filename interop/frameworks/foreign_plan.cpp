@@ -59,10 +59,9 @@ std::int64_t integer_of(const ConfigNode& node, std::int64_t least) {
 
 bool flag_of(const ConfigNode& node) {
   const std::string text = lower(std::string(node.text()));
-  if (node.is_quoted() || text == "true" || text == "yes" || text == "on") {
-    return !node.is_quoted() || node.as_bool();
-  }
-  return text == "false" || text == "no" || text == "off" ? false : node.as_bool();
+  if (!node.is_quoted() && (text == "true" || text == "yes" || text == "on")) return true;
+  if (!node.is_quoted() && (text == "false" || text == "no" || text == "off")) return false;
+  return node.as_bool();
 }
 
 std::string shown(const ConfigNode& node) {
@@ -125,9 +124,7 @@ void ForeignReader::note(Mapping mapping, std::string_view path, const std::stri
 void ForeignReader::map(std::string_view path, std::string_view key, const std::string& value) {
   note(Mapping::kMapped, path, fmt::format("{}: {}", key, value), "");
   plan_.set(key, value);
-  if (const auto known = plan_.assumed.find(key); known != plan_.assumed.end()) {
-    plan_.assumed.erase(known);
-  }
+  plan_.assumed.erase(std::string(key));
 }
 
 void ForeignReader::assume(std::string_view key, const std::string& value, const std::string& why) {

@@ -156,6 +156,19 @@ class TrainerReader {
     reader_.assume("trainer", "transformers", "Trainer");
   }
 
+  // A flag, or text; a list as words with commas between, as Accelerate has it.
+  static Json json_of(const ConfigNode& node) {
+    if (node.is_sequence()) return fmt::format("{}", fmt::join(texts_of(node), ","));
+    const std::string text = lower(std::string(node.text()));
+    const bool is_flag = !node.is_quoted() && (text == "true" || text == "false");
+    return is_flag ? Json(text == "true") : Json(node.as_string());
+  }
+  static std::vector<std::string> texts_of(const ConfigNode& list) {
+    std::vector<std::string> texts;
+    for (const ConfigNode& element : list.elements()) texts.push_back(element.as_string());
+    return texts;
+  }
+
   // fsdp and fsdp_config as Accelerate's plugin has them (transformers, trainer.py,
   // _process_fsdp_args); the files' words may have its prefix.
   ConfigNode fsdp_settings() {
@@ -172,7 +185,7 @@ class TrainerReader {
     }
     std::vector<std::string> words;
     if (const ConfigNode* fsdp = root_.find("fsdp"); fsdp != nullptr && fsdp->is_sequence()) {
-      for (const ConfigNode& word : fsdp->elements()) words.push_back(word.as_string());
+      words = texts_of(*fsdp);
     } else if (fsdp != nullptr && fsdp->is_scalar()) {
       words = parts_of(fsdp->as_string(), " ");
     }
@@ -187,18 +200,7 @@ class TrainerReader {
     if (own != nullptr && own->is_mapping()) {
       for (const ConfigItem& item : own->items()) {
         if (item.value.is_mapping() || item.value.is_null()) continue;
-        const std::string key = item.key.starts_with("fsdp_") ? item.key : "fsdp_" + item.key;
-        if (item.value.is_sequence()) {
-          std::vector<std::string> names;
-          for (const ConfigNode& name : item.value.elements()) names.push_back(name.as_string());
-          set(key, fmt::format("{}", fmt::join(names, ",")));
-        } else if (item.value.is_quoted()) {
-          set(key, item.value.as_string());
-        } else {
-          const std::string text = lower(std::string(item.value.text()));
-          const bool is_flag = text == "true" || text == "false";
-          set(key, is_flag ? Json(text == "true") : Json(item.value.as_string()));
-        }
+        set(item.key.starts_with("fsdp_") ? item.key : "fsdp_" + item.key, json_of(item.value));
       }
     }
     // Blocks are wrapped unless told otherwise, from FSDP2 on.
@@ -291,12 +293,8 @@ class TrainerReader {
     for (const char* key : {"lora_target_modules", "lora_target"}) {
       const ConfigNode* names = reader_.find(key);
       if (names == nullptr) continue;
-      std::vector<std::string> list;
-      if (names->is_sequence()) {
-        for (const ConfigNode& name : names->elements()) list.push_back(name.as_string());
-      } else {
-        list = parts_of(names->as_string(), ",");
-      }
+      const std::vector<std::string> list =
+          names->is_sequence() ? texts_of(*names) : parts_of(names->as_string(), ",");
       const bool is_pattern = std::ranges::any_of(list, [](const std::string& name) {
         return name.find_first_of("\\*+?[]()|^$") != std::string::npos;
       });
