@@ -11,9 +11,11 @@
 #include <iterator>
 #include <stdexcept>
 
+#include "planner/remedy.h"
 #include "sim/base/error.h"
 #include "sim/base/unit_strings.h"
 #include "sim/graph/training_step.h"
+#include "sim/memory/outside_allocator.h"
 #include "sim/simulate/simulate.h"
 
 namespace foreshard {
@@ -77,6 +79,11 @@ void add_waits(const Job& job, std::vector<CauseCase>& list) {
     grows.memory = times;
     list.push_back(grows);
   }
+  for (const double share : {0.03, 0.1, 0.3, 0.7}) {
+    CauseCase other{"other_process"};
+    other.others = share * as_double(job.cluster.gpu.memory.count());
+    list.push_back(other);
+  }
   const auto parameters = as_double(job.model.parameters());
   for (const double bytes : {2.0, 4.0}) {
     CauseCase copy{"second_copy"};
@@ -113,13 +120,15 @@ void add_changes(const Job& job, std::vector<CauseCase>& list) {
   }
 }
 
-Signals signals_of(const Forecast& made, const StepMetrics& step) {
+Signals signals_of(const Forecast& made, const Cluster& cluster, const StepMetrics& step) {
   Signals signals;
   signals.take(step);
   signals.data = 0;
   signals.retries = 0;
   signals.memory = as_double(made.memory.peak.count());
   signals.reserved = as_double(made.reserved.peak.count());
+  const Bytes outside = total(memory_outside(made.graph, cluster, made.plan.runtime));
+  signals.in_use = *signals.reserved + as_double(outside.count());
   return signals;
 }
 
@@ -132,11 +141,13 @@ void add_to(Signals& signals, const CauseCase& one, double step, double capacity
   *signals.step += hidden;
   *signals.exposed += hidden;
   *signals.retries += one.retries;
+  *signals.in_use -= *signals.reserved;
   // Near the end of memory, or it would not give back.
   if (one.retries > 0) signals.reserved = std::max(*signals.reserved, 0.97 * capacity);
   for (std::optional<double> Signals::*field : {&Signals::memory, &Signals::reserved}) {
     signals.*field = *(signals.*field) * one.memory + one.more_bytes;
   }
+  *signals.in_use += *signals.reserved + one.others;
 }
 
 // --- what was measured ---
@@ -152,10 +163,13 @@ constexpr Key kTimes[] = {
     {"idle", &Signals::idle},       {"data", &Signals::data}};
 constexpr Key kBytes[] = {{"memory", &Signals::memory},
                           {"allocated", &Signals::memory},
-                          {"reserved", &Signals::reserved}};
+                          {"reserved", &Signals::reserved},
+                          {"in_use", &Signals::in_use}};
 constexpr const char* kKeys =
-    "step=2.1s, tokens/s=99840, tokens/s/gpu=3120, memory=61GiB, reserved=70GiB, or of a trace "
-    "compute, communication, exposed, waiting, idle, data (each with a unit of time), retries=4";
+    "step=2.1s, tokens/s=99840, tokens/s/gpu=3120, memory=61GiB, reserved=70GiB, in_use=75GiB, or "
+    "of a "
+    "trace compute, communication, exposed, waiting, idle, data (each with a unit of time), "
+    "retries=4";
 
 [[noreturn]] void refuse(const std::string& said, const std::string& why) {
   throw Error(ExitCode::kUsage, fmt::format("--measured {}: {}; expected {}", said, why, kKeys));
@@ -216,7 +230,7 @@ Signals SignalsOf::operator()(const std::vector<CauseCase>& at_once) const {
     const CostTable table = costs.price(made.graph, draw);
     step = measure_step(made.graph, simulator.steady_step(made.graph, table));
   }
-  Signals signals = signals_of(made, step);
+  Signals signals = signals_of(made, costs.cluster(), step);
   const double as_made = *signals.step;
   for (const CauseCase& one : at_once) {
     add_to(signals, one, as_made, as_double(job_.cluster.gpu.memory.count()));
@@ -232,7 +246,8 @@ std::vector<CauseForecast> cause_forecasts(const Job& job) {
     try {
       const Signals signals = signals_under({one});
       const bool is_slower = std::abs(std::log(*signals.step / *right.step)) > 0.01;
-      const bool is_larger = std::abs(std::log(*signals.memory / *right.memory)) > 0.01;
+      const bool is_larger = std::abs(std::log(*signals.memory / *right.memory)) > 0.01 ||
+                             std::abs(std::log(*signals.in_use / *right.in_use)) > 0.01;
       if (is_slower || is_larger) list.push_back({one.cause, signals});
     } catch (const Error&) {  // the plan or its runtime cannot have it
       continue;
@@ -287,7 +302,11 @@ std::vector<std::string> rate_findings(const Diagnosis& diagnosis, const Plan& p
                   plan.mesh.world(), as_other)};
 }
 
-std::vector<std::string> memory_findings(const Job& job, const CauseForecast& right,
+bool is_fragmented(const MessageFacts& facts) {
+  return facts.unallocated > facts.tried && facts.unallocated > 0.1 * facts.allocated;
+}
+
+std::vector<std::string> memory_findings(const Job& job, const Fit& fit,
                                          const MessageFacts& facts) {
   constexpr double kGiB = 1024.0 * 1024 * 1024;
   const Plan& plan = job.resolved.plan;
@@ -305,6 +324,20 @@ std::vector<std::string> memory_findings(const Job& job, const CauseForecast& ri
       {"all parameters in 16 bits", 2 * parameters},
       {"a rank's shard of the parameters in fp32", 4 * parameters / as_double(plan.mesh.shard)}};
   std::vector<std::string> findings;
+  if (!fit.fits()) {
+    const RemedySearch remedy = find_remedy(job, plan, {});
+    findings.push_back(fmt::format("by its forecast the plan {}; {}", shortfall_text(fit),
+                                   remedy_text(remedy, job.cluster)));
+  }
+  const double capacity = as_double(fit.capacity.count());
+  if (facts.capacity > 0 && std::abs(facts.capacity / capacity - 1) > 0.03) {
+    findings.push_back(fmt::format("the GPU that ran out has {:.1f} GiB, the plan's {:.1f} GiB",
+                                   facts.capacity / kGiB, capacity / kGiB));
+  }
+  if (facts.others > 0) {
+    findings.push_back(
+        fmt::format("other processes hold {:.2f} GiB of the GPU", facts.others / kGiB));
+  }
   if (facts.tried > 0) {
     for (const Tensor& tensor : tensors) {
       if (std::abs(facts.tried / tensor.bytes - 1) > 0.03) continue;
@@ -313,13 +346,13 @@ std::vector<std::string> memory_findings(const Job& job, const CauseForecast& ri
                       facts.tried / kGiB, tensor.name));
     }
   }
-  const double forecast = *right.signals.memory;
+  const auto forecast = as_double(fit.allocated.count());
   if (facts.allocated > 0) {
     findings.push_back(
         fmt::format("PyTorch had allocated {:.2f} GiB; the forecast's peak is {:.2f}",
                     facts.allocated / kGiB, forecast / kGiB));
   }
-  if (facts.unallocated > 0.1 * std::max(facts.allocated, 1.0)) {
+  if (is_fragmented(facts)) {
     findings.push_back(fmt::format("{:.2f} GiB were reserved but unallocated: fragments",
                                    facts.unallocated / kGiB));
   }

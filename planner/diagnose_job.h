@@ -23,6 +23,7 @@ struct CauseCase {
   double retries = 0;     // of the allocator
   double memory = 1;      // times the forecast's
   double more_bytes = 0;  // of memory
+  double others = 0;      // of the GPU's memory, that another process holds
 };
 
 // Those that the job may have, at severities that people meet; none where there is nothing to
@@ -55,11 +56,12 @@ double step_log_sd(const Quantity& seconds);
 // other way round.
 std::vector<std::string> rate_findings(const Diagnosis& diagnosis, const Plan& plan);
 
-// Findings about the failed allocation beside what the plan's tensors are the size of.
+// About the failed allocation, beside the plan's `fit` and the sizes of its tensors.
 struct MessageFacts {
   double tried = 0, allocated = 0, unallocated = 0;  // bytes, 0: not said
+  double capacity = 0, others = 0;                   // of its GPU; what other processes hold of it
 };
-std::vector<std::string> memory_findings(const Job& job, const CauseForecast& right,
-                                         const MessageFacts& facts);
+bool is_fragmented(const MessageFacts& facts);
+std::vector<std::string> memory_findings(const Job& job, const Fit& fit, const MessageFacts& facts);
 
 }  // namespace foreshard

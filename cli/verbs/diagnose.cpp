@@ -96,6 +96,23 @@ void take_log(const TrainingLog& log, const Plan& plan, Measured& measured) {
   }
 }
 
+MessageFacts facts_of(const OutOfMemory& message) {
+  return {message.tried, message.allocated.value_or(0), message.reserved_unallocated.value_or(0),
+          message.capacity.value_or(0), message.others};
+}
+
+// What was there and what was asked for besides was needed at the least, and more than there is.
+void take_message(const MessageFacts& message, Bytes capacity, Measured& measured) {
+  measured.ran_out = true;
+  Signals& signals = measured.signals;
+  if (message.allocated > 0) {
+    signals.memory = std::max(signals.memory.value_or(0), message.allocated + message.tried);
+  }
+  signals.in_use = message.capacity > 0 ? message.capacity : as_double(capacity.count());
+  if (is_fragmented(message)) measured.words += "\nfragmented\n";
+  if (message.others > 0) measured.words += "\nanother process holds memory of the gpu\n";
+}
+
 void check_same_job(const TrainingLog& log, const Job& job, const std::string& file) {
   if (!log.parameters) return;
   const auto own = as_double(job.model.parameters());
@@ -153,24 +170,18 @@ ExitCode run_diagnose(const DiagnoseOptions& options) {
   if (!options.run.empty()) take_run(options.run, right, measured);
   const std::vector<SnapshotMemory> snapshots = take_snapshots(options.snapshots, measured);
   const std::vector<CauseForecast> forecasts = cause_forecasts(job);
-  if (log && log->out_of_memory && !measured.signals.memory && log->out_of_memory->allocated) {
-    // What was there and what was asked for besides: at least so much was needed.
-    measured.signals.memory = *log->out_of_memory->allocated + log->out_of_memory->tried;
-  }
-  Diagnosis diagnosis =
-      diagnose(measured, forecasts, step_log_sd(report_of(job, right, costs).seconds));
+  const Report report = report_of(job, right, costs);
+  std::optional<MessageFacts> message;
+  if (log && log->out_of_memory) message = facts_of(*log->out_of_memory);
+  if (message) take_message(*message, report.fit.capacity, measured);
+  Diagnosis diagnosis = diagnose(measured, forecasts, step_log_sd(report.seconds));
   const auto add = [&](const std::vector<std::string>& found) {
     diagnosis.findings.insert(diagnosis.findings.end(), found.begin(), found.end());
   };
   const bool has_rate = std::ranges::any_of(
       options.measured, [](const std::string& said) { return said.starts_with("tokens/s"); });
   if (has_rate) add(rate_findings(diagnosis, plan));
-  if (log && log->out_of_memory) {
-    const OutOfMemory& memory = *log->out_of_memory;
-    add(memory_findings(
-        job, forecasts.front(),
-        {memory.tried, memory.allocated.value_or(0), memory.reserved_unallocated.value_or(0)}));
-  }
+  if (message) add(memory_findings(job, report.fit, *message));
   add(snapshot_findings(snapshots, right));
   if (options.output.form == Form::kJson) {
     write_answer(document("foreshard.diagnosis/1", to_json(diagnosis)));

@@ -16,6 +16,7 @@
 #include "models/yaml/model_yaml.h"
 #include "models/zoo.h"
 #include "planner/model_name.h"
+#include "reports/view/layout.h"
 #include "sim/base/spelling.h"
 #include "sim/base/unit_strings.h"
 
@@ -43,19 +44,19 @@ Json to_json(const ZooEntry& entry) {
 }
 
 std::string models_text(const std::vector<ZooEntry>& entries) {
-  std::string text =
-      fmt::format("{:<20} {:<11} {:>15} {:>6} {:>6} {:>7} {:>8} {:>10} {:>9}\n", "model", "family",
-                  "parameters", "layers", "hidden", "heads", "ffn", "vocabulary", "positions");
+  std::vector<std::vector<std::string>> rows = {{"model", "family", "parameters", "layers",
+                                                 "hidden", "heads", "ffn", "vocabulary",
+                                                 "positions"}};
   for (const ZooEntry& entry : entries) {
     const ModelDims& d = entry.dims;
     const std::string heads =
         d.heads == d.kv_heads ? std::to_string(d.heads) : fmt::format("{}/{}", d.heads, d.kv_heads);
-    text += fmt::format("{:<20} {:<11} {:>15} {:>6} {:>6} {:>7} {:>8} {:>10} {:>9}\n", d.name,
-                        d.family, format_count(entry.parameters), d.layers, d.hidden, heads, d.ffn,
-                        d.vocabulary, d.max_positions);
+    rows.push_back({d.name, d.family, format_count(entry.parameters), std::to_string(d.layers),
+                    std::to_string(d.hidden), heads, std::to_string(d.ffn),
+                    std::to_string(d.vocabulary), std::to_string(d.max_positions)});
   }
-  return text +
-         fmt::format("\n{} models; heads as query/key-value where they differ.\n", entries.size());
+  return fmt::format("{}\n\n{} models; heads as query/key-value where they differ.\n",
+                     fmt::join(aligned(rows, 2), "\n"), entries.size());
 }
 
 Json to_json(const VisionEntry& entry) {

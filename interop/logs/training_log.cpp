@@ -4,6 +4,8 @@
 #include "interop/logs/training_log.h"
 
 #include <algorithm>
+#include <cmath>
+#include <numeric>
 #include <regex>
 #include <sstream>
 
@@ -138,6 +140,8 @@ std::optional<OutOfMemory> read_out_of_memory(const std::string& line) {
   static const std::regex allocated = pattern(FORESHARD_BYTES " is allocated by PyTorch");
   static const std::regex early_allocated = pattern(FORESHARD_BYTES " already allocated");
   static const std::regex unused = pattern(FORESHARD_BYTES " is reserved by PyTorch but unalloc");
+  static const std::regex own = pattern("this process has " FORESHARD_BYTES);
+  static const std::regex process = pattern("Process [0-9]+ has " FORESHARD_BYTES " memory in use");
 #undef FORESHARD_BYTES
   std::smatch match;
   if (!std::regex_search(line, match, tried)) return std::nullopt;
@@ -153,6 +157,17 @@ std::optional<OutOfMemory> read_out_of_memory(const std::string& line) {
   found.free = read({&free});
   found.allocated = read({&allocated, &early_allocated});
   found.reserved_unallocated = read({&unused});
+  std::vector<double> processes;
+  for (std::sregex_iterator each(line.begin(), line.end(), process), end; each != end; ++each) {
+    processes.push_back(bytes(*each, 1));
+  }
+  // A container does not know its own by number.
+  if (!read({&own}) && !processes.empty()) {
+    const double pytorch = found.allocated.value_or(0) + found.reserved_unallocated.value_or(0);
+    processes.erase(std::ranges::min_element(
+        processes, {}, [&](double used) { return std::abs(used - pytorch); }));
+  }
+  found.others = std::accumulate(processes.begin(), processes.end(), 0.0);
   return found;
 }
 
@@ -178,6 +193,9 @@ void read_other(const std::string& line, int number, TrainingLog& log) {
   }
   if (auto memory = read_out_of_memory(line)) {
     memory->line = number;
+    // It speaks of fragments whatever happened: its figures count, not its words.
+    if (const std::size_t at = log.words.find(line); at != std::string::npos)
+      log.words.erase(at, line.size());
     log.out_of_memory = std::move(memory);
   }
 }

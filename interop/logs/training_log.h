@@ -13,6 +13,7 @@ struct OutOfMemory {
   int line = 0;
   double tried = 0;
   std::optional<double> capacity, free, allocated, reserved_unallocated;
+  double others = 0;  // that other processes have in use
 };
 
 struct TrainingLog {
@@ -28,7 +29,7 @@ struct TrainingLog {
   std::optional<double> parameters;  // that the trainer counted
   int parameters_line = 0;
   std::optional<OutOfMemory> out_of_memory;
-  std::string words;  // the whole text, for signs of causes; cut after 256 KiB
+  std::string words;  // of the text, for signs of causes, without that message; cut after 256 KiB
 };
 
 // Never throws for a text: a log of nothing that is known has no steps.

@@ -3,7 +3,9 @@
 // is the mean of its severities. Two causes at once change what each of them changes: ratios
 // multiply, parts of the step add up; either of them gets half of what the two are worth. Beside
 // the causes stands one that nobody knows, which makes every figure equally likely over a wide
-// range: where it wins, nothing explains what was measured.
+// range: where it wins, nothing explains what was measured. A job that ran out of memory says what
+// it needed at the least: any forecast above that is as likely. A cause that changes nothing of
+// what was measured is none, unless words speak for it.
 #include "reports/diagnose/diagnosis.h"
 
 #include <fmt/format.h>
@@ -15,6 +17,7 @@
 #include <map>
 #include <nlohmann/json.hpp>
 #include <regex>
+#include <set>
 #include <span>
 
 #include "sim/base/config.h"
@@ -104,12 +107,14 @@ struct Part {
   double sd;      // of the logarithm, or of the share of the step
   double widest;  // of the same, that a cause nobody knows may make of it
   bool is_share;
+  bool is_least = false;
 };
 
-std::vector<Part> parts_of(double step_log_sd) {
+std::vector<Part> parts_of(double step_log_sd, bool ran_out) {
   std::vector<Part> parts = {{&Signals::step, step_log_sd, 1.5, false},
-                             {&Signals::memory, kMemoryLogSd, 1, false},
-                             {&Signals::reserved, 2 * kMemoryLogSd, 1, false},
+                             {&Signals::memory, kMemoryLogSd, 1, false, ran_out},
+                             {&Signals::reserved, 2 * kMemoryLogSd, 1, false, ran_out},
+                             {&Signals::in_use, 2 * kMemoryLogSd, 1, false, ran_out},
                              {&Signals::retries, 0.3, 3, false}};
   for (std::optional<double> Signals::*field :
        {&Signals::compute, &Signals::communication, &Signals::exposed, &Signals::waiting,
@@ -124,6 +129,7 @@ std::optional<double> distance(const Part& part, const Signals& is, const Signal
                                double scale) {
   const std::optional<double>&a = is.*part.field, &b = would.*part.field;
   if (!a || !b) return std::nullopt;
+  if (part.is_least && *b >= *a) return 0;
   if (part.is_share) {
     // Parts of a long time are known as shares of it only.
     return (*a - *b) / (part.sd * scale + 0.1 * std::max(*a, *b));
@@ -170,6 +176,16 @@ double log_likelihood_of_unknown(const std::vector<Part>& parts, const Signals& 
   });
 }
 
+// Whether the cause changes any of what was measured, by one in a hundred.
+bool changes(const std::vector<Part>& parts, const Signals& is, const Signals& would,
+             const Signals& right) {
+  return std::ranges::any_of(parts, [&](const Part& part) {
+    const std::optional<double>&a = would.*part.field, &b = right.*part.field;
+    if (!(is.*part.field) || !a || !b) return false;
+    return std::abs(*a - *b) > 0.01 * (part.is_share ? right.step.value_or(1) : *b);
+  });
+}
+
 double mean_likelihood(const std::vector<double>& logs, double most) {
   double sum = 0;
   for (const double log : logs) sum += std::exp(log - most);
@@ -189,7 +205,13 @@ void Signals::take(const StepMetrics& measured) {
 
 Diagnosis diagnose(const Measured& measured, const std::vector<CauseForecast>& forecasts,
                    double step_log_sd) {
-  const std::vector<Part> parts = parts_of(step_log_sd);
+  const std::vector<Part> parts = parts_of(step_log_sd, measured.ran_out);
+  const bool has_figures = !forecasts.empty() && !(measured.signals == Signals());
+  std::set<std::string> changing;
+  for (const CauseForecast& each : forecasts) {
+    if (changes(parts, measured.signals, each.signals, forecasts.front().signals))
+      changing.insert(each.cause);
+  }
   std::map<std::string, std::vector<double>> logs;  // by cause, of its severities
   std::map<std::pair<std::string, std::string>, std::vector<double>> logs_of_two;
   double most = -1e300;
@@ -228,8 +250,10 @@ Diagnosis diagnose(const Measured& measured, const std::vector<CauseForecast>& f
   for (const KnownCause& cause : known_causes()) {
     const double words = likelihood_of_words(cause, lines);
     has_words = has_words || words > 1;
+    const bool is_none =
+        has_figures && words <= 1 && logs.contains(cause.name) && !changing.contains(cause.name);
     index[cause.name] = prior.size();
-    prior.push_back(cause.weight * words);
+    prior.push_back(is_none ? 0 : cause.weight * words);
     const double odds = prior.back() * mean_of(cause.name);
     diagnosis.causes.push_back({cause.name, cause.text, odds, cause.test, cause.fix});
   }
@@ -249,7 +273,6 @@ Diagnosis diagnose(const Measured& measured, const std::vector<CauseForecast>& f
   diagnosis.as_forecast = nothing / total;
   std::ranges::stable_sort(
       diagnosis.causes, [](const auto& a, const auto& b) { return a.probability > b.probability; });
-  const bool has_figures = !forecasts.empty() && !(measured.signals == Signals());
   diagnosis.explained = (has_figures || has_words) && unknown / total < 0.5;
   if (!forecasts.empty()) {
     const Signals& would = forecasts.front().signals;
@@ -261,6 +284,8 @@ Diagnosis diagnose(const Measured& measured, const std::vector<CauseForecast>& f
     if (!diagnosis.memory_ratio) {
       diagnosis.memory_ratio = ratio(measured.signals.reserved, would.reserved);
     }
+    diagnosis.ran_out = measured.ran_out;
+    if (measured.ran_out && diagnosis.memory_ratio < 1.0) diagnosis.memory_ratio.reset();
   }
   return diagnosis;
 }
@@ -272,15 +297,16 @@ std::string diagnosis_text(const Diagnosis& diagnosis, Color color) {
   if (diagnosis.step_ratio)
     head += fmt::format("the step takes {:.2f} times its forecast", *diagnosis.step_ratio);
   if (diagnosis.memory_ratio) {
-    head += fmt::format("{}memory is {:.2f} times its forecast", head.empty() ? "" : ", ",
-                        *diagnosis.memory_ratio);
+    head += fmt::format("{}memory is {}{:.2f} times its forecast", head.empty() ? "" : ", ",
+                        diagnosis.ran_out ? "at least " : "", *diagnosis.memory_ratio);
   }
   if (!head.empty()) lines.push_back(paint.bold(head));
   for (const std::string& finding : diagnosis.findings) lines.push_back("  " + finding);
   if (!diagnosis.explained) lines.push_back("no cause that is known explains what was measured");
-  if (diagnosis.as_forecast > 0.5) {
-    lines.push_back(fmt::format("as forecast, with a probability of {}: nothing is wrong",
-                                percent_text(diagnosis.as_forecast)));
+  if (diagnosis.causes.empty() || diagnosis.as_forecast > diagnosis.causes.front().probability) {
+    lines.push_back(fmt::format("as forecast, with a probability of {}: {}",
+                                percent_text(diagnosis.as_forecast),
+                                diagnosis.ran_out ? "so much does not fit" : "nothing is wrong"));
   }
   constexpr std::size_t kShown = 5;
   constexpr double kLeast = 0.01;

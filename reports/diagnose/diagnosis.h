@@ -26,6 +26,7 @@ struct Signals {
   std::optional<double> retries;        // of the allocator, per step
   std::optional<double> memory;         // peak that PyTorch allocated
   std::optional<double> reserved;       // peak that it took from the driver
+  std::optional<double> in_use;         // of the GPU's memory, by all of its processes
   bool operator==(const Signals&) const = default;
   void take(const StepMetrics& measured);  // what a timeline has of them
 };
@@ -38,7 +39,8 @@ struct CauseForecast {
 
 struct Measured {
   Signals signals;
-  std::string words;  // of the log, and of what else was said
+  std::string words;     // of the log, and of what else was said
+  bool ran_out = false;  // of memory: so much was needed at the least
 };
 
 struct DiagnosedCause {
@@ -51,8 +53,10 @@ struct Diagnosis {
   std::vector<DiagnosedCause> causes;  // the most probable first; those of causes.yaml
   double as_forecast = 0;              // that nothing is wrong
   bool explained = false;              // whether a cause, or none at all, fits what was measured
-  std::optional<double> step_ratio, memory_ratio;  // measured over forecast
-  std::vector<std::string> findings;               // what a message or a log says by itself
+  // Measured over forecast; of a job that ran out of memory only where that is above one.
+  std::optional<double> step_ratio, memory_ratio;
+  bool ran_out = false;
+  std::vector<std::string> findings;  // what a message or a log says by itself
 };
 
 // `forecasts`: one of "as_forecast" first, then any number of each cause; empty where there is no

@@ -214,8 +214,8 @@ Lines memory_lines(const Report& report, const Paint& paint) {
   const auto capacity = as_double(fit.capacity.count());
   Lines lines = {"", paint.bold("memory per GPU at the peak: " + report.peak_event)};
   const auto line = [&](const std::string& name, double bytes, const std::string& cells) {
-    lines.push_back("  " + left(name, kNameWidth) + right(bytes_text(bytes), 8) +
-                    right(percent_text(capacity > 0 ? bytes / capacity : 0), 8) + "  " + cells);
+    lines.push_back("  " + left(name, kNameWidth) + right(bytes_text(bytes), 8) + " " +
+                    right(percent_text(capacity > 0 ? bytes / capacity : 0), 7) + "  " + cells);
   };
   for (const NamedAmount& c : categories) {
     line(c.name, c.amount, paint.cyan(bar(capacity > 0 ? c.amount / capacity : 0, kBarWidth)));

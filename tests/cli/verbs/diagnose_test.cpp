@@ -132,6 +132,49 @@ TEST(DiagnoseVerb, AMessageOfMissingMemoryIsHeldAgainstThePlansTensors) {
       << diagnosis.at("findings").dump();
 }
 
+std::string out_of_memory(const std::string& tried, const std::string& allocated,
+                          const std::string& others) {
+  return "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate " + tried +
+         ". GPU 0 has a total capacity of 79.11 GiB of which 100.00 MiB is free. " + others +
+         "Including non-PyTorch memory, this process has 70.00 GiB memory in use. Of the allocated "
+         "memory " +
+         allocated +
+         " is allocated by PyTorch, and 1.10 GiB is reserved by PyTorch but "
+         "unallocated.\n";
+}
+
+// What a job that ran out had allocated is no peak: a plan that does not fit runs out wherever it
+// comes to the end of the GPU.
+TEST(DiagnoseVerb, APlanThatDoesNotFitRunsOutOfMemoryAsForecast) {
+  const std::string job = " --model llama-3.1-8b --cluster 8xh100 --micro-batch 2 --json --log ";
+  const std::string log = write_temporary("end.log", out_of_memory("224.00 MiB", "68.00 GiB", ""));
+  const auto wide = json_of(run("diagnose" + job + log));
+  const auto& first = wide.at("causes").at(0);
+  EXPECT_GT(wide.at("as_forecast").get<double>(), first.at("probability").get<double>());
+  EXPECT_TRUE(wide.at("memory_ratio").is_null());
+  EXPECT_NE(wide.at("findings").dump().find("it fits with --set"), std::string::npos)
+      << wide.at("findings").dump();
+  for (const auto& cause : wide.at("causes")) {  // nothing of its time was measured
+    if (cause.at("name") == "clock_cap") {
+      EXPECT_EQ(cause.at("probability"), 0);
+    }
+  }
+  // With its blocks recomputed it fits by far: something else is there.
+  const auto narrow = json_of(run("diagnose --set recompute=full" + job + log));
+  EXPECT_LT(narrow.at("as_forecast").get<double>(), 0.1) << narrow.dump();
+  EXPECT_GT(narrow.at("memory_ratio").get<double>(), 1);
+}
+
+TEST(DiagnoseVerb, AnotherProcessOnTheGpuIsNamed) {
+  const std::string log = write_temporary(
+      "two.log",
+      out_of_memory("224.00 MiB", "28.00 GiB", "Process 71 has 40.00 GiB memory in use. "));
+  const auto diagnosis = json_of(run(
+      "diagnose --model llama-3.1-8b --cluster 8xh100 --set recompute=full --json --log " + log));
+  EXPECT_EQ(diagnosis.at("causes").at(0).at("name"), "other_process") << diagnosis.dump();
+  EXPECT_NE(diagnosis.at("findings").dump().find("40.00 GiB"), std::string::npos);
+}
+
 TEST(DiagnoseVerb, SaysWhatIsWrongWithItsInput) {
   const Outcome unit = run("diagnose --measured step=3" + kJob);
   EXPECT_EQ(unit.exit_code, 2);

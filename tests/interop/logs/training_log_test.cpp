@@ -76,6 +76,21 @@ TEST(TrainingLog, OutOfMemoryOfBothForms) {
   EXPECT_NEAR(*now.out_of_memory->capacity, 31.5 * kGiB, 1);
   EXPECT_NEAR(*now.out_of_memory->allocated, 20.91 * kGiB, 1);
   EXPECT_NEAR(*now.out_of_memory->reserved_unallocated, 833.28 * 1024 * 1024, 1);
+  EXPECT_EQ(now.out_of_memory->others, 0);
+  EXPECT_EQ(now.words, "step: 1 of none\n\n");  // the message is figures, not words
+  // Of two processes that are known by number alone, the one that PyTorch's 21.7 GiB are of is its
+  // own.
+  const TrainingLog shared = read_training_log(
+      "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 31.50 GiB of "
+      "which 1.10 GiB is free. Process 71 has 7.50 GiB memory in use. Process 90 has 22.90 GiB "
+      "memory in use. Of the allocated memory 20.91 GiB is allocated by PyTorch, and 833.28 MiB is "
+      "reserved by PyTorch but unallocated.\n");
+  EXPECT_NEAR(shared.out_of_memory->others, 7.5 * kGiB, 1);
+  const TrainingLog named = read_training_log(
+      "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 31.50 GiB of "
+      "which 1.10 GiB is free. Process 71 has 7.50 GiB memory in use. Including non-PyTorch "
+      "memory, this process has 22.90 GiB memory in use.\n");
+  EXPECT_NEAR(named.out_of_memory->others, 7.5 * kGiB, 1);
   const TrainingLog early = read_training_log(
       "RuntimeError: CUDA out of memory. Tried to allocate 9.33 GiB (GPU 0; 10.76 GiB total "
       "capacity; 5.17 GiB already allocated; 4.48 GiB free; 5.28 GiB reserved in total)\n");
