@@ -157,11 +157,9 @@ std::string next_text(const std::vector<NextMeasurement>& next) {
 }
 
 Json next_json(const std::vector<NextMeasurement>& next) {
-  Json list = Json::array();
-  for (const NextMeasurement& each : next) {
-    list.push_back({{"factor", each.factor}, {"share", each.share}, {"command", each.command}});
-  }
-  return list;
+  return json_list(next, [&](const NextMeasurement& each) -> Json {
+    return {{"factor", each.factor}, {"share", each.share}, {"command", each.command}};
+  });
 }
 
 }  // namespace foreshard

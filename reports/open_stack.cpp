@@ -179,14 +179,13 @@ std::string open_stack_text(const OpenStack& open) {
 Json open_json(const OpenStack& open) {
   Json list = Json::array();
   if (open.outcomes.empty()) return list;
-  Json alternatives = Json::array();
-  for (const StackOutcome& each : open.outcomes) {
-    alternatives.push_back({{"name", each.name},
-                            {"weight", each.weight},
-                            {"step_s", each.seconds},
-                            {"peak_bytes", (each.fit.reserved + each.fit.outside).count()},
-                            {"besides", besides_json(each.fit)}});
-  }
+  Json alternatives = json_list(open.outcomes, [&](const StackOutcome& each) -> Json {
+    return {{"name", each.name},
+            {"weight", each.weight},
+            {"step_s", each.seconds},
+            {"peak_bytes", (each.fit.reserved + each.fit.outside).count()},
+            {"besides", besides_json(each.fit)}};
+  });
   list.push_back({{"key", "stack"},
                   {"alternatives", std::move(alternatives)},
                   {"interval_share", open.interval_share}});

@@ -55,10 +55,9 @@ ExitCode score(const DiagnoseOptions& options) {
     return threads.empty() ? 0.0 : as_double(count) / as_double(threads.size());
   };
   if (options.output.form == Form::kJson) {
-    Json list = Json::array();
-    for (const Thread& each : threads) {
-      list.push_back({{"source", each.source}, {"cause", each.cause}, {"place", each.place}});
-    }
+    Json list = json_list(threads, [&](const Thread& each) -> Json {
+      return {{"source", each.source}, {"cause", each.cause}, {"place", each.place}};
+    });
     write_answer(
         document("foreshard.diagnosis_score/1",
                  {{"threads", std::move(list)}, {"first", within(1)}, {"among_three", within(3)}}));

@@ -43,8 +43,7 @@ std::uint64_t text_checksum(std::string_view text, std::size_t position) {
 }
 
 Json to_json(const StateUnit& unit, std::int64_t shards) {
-  Json parameters = Json::array();
-  for (const StateParameter& parameter : unit.parameters) {
+  Json parameters = json_list(unit.parameters, [&](const StateParameter& parameter) -> Json {
     Json written = {{"name", parameter.name},
                     {"shape", parameter.shape},
                     {"offset", parameter.offset},
@@ -53,12 +52,11 @@ Json to_json(const StateUnit& unit, std::int64_t shards) {
       written["parts"] = parameter.parts;
       written["cut"] = parameter.cut;
     }
-    parameters.push_back(std::move(written));
-  }
-  Json arrays = Json::array();
-  for (const StateArray& array : unit.arrays) {
-    arrays.push_back({{"name", array.name}, {"dtype", to_string(array.dtype)}});
-  }
+    return written;
+  });
+  Json arrays = json_list(unit.arrays, [&](const StateArray& array) -> Json {
+    return {{"name", array.name}, {"dtype", to_string(array.dtype)}};
+  });
   return {{"name", unit.name},
           {"shard_numel", unit.shard_numel},
           {"padding", padding_of(unit, shards)},
@@ -160,10 +158,10 @@ std::string tensor_name(const StateUnit& unit, const StateArray& array) {
 std::string index_text(const CheckpointIndex& index) {
   Json mesh = {{"shard", index.shards}, {"replicate", index.replicas}};
   if (index.parts > 1) mesh["tp"] = index.parts;
-  Json units = Json::array();
-  for (const StateUnit& unit : index.units) units.push_back(to_json(unit, index.shards));
-  Json files = Json::array();
-  for (const CheckpointFile& file : index.files) files.push_back(to_json(file));
+  Json units = json_list(
+      index.units, [&](const StateUnit& unit) -> Json { return to_json(unit, index.shards); });
+  Json files =
+      json_list(index.files, [&](const CheckpointFile& file) -> Json { return to_json(file); });
   return seal_index(to_text({{"schema", kSchema},
                              {"step", index.progress.step},
                              {"next_sample", index.progress.next_sample},

@@ -190,18 +190,16 @@ std::string slower_text(const SlowStep& step, std::string_view what, Color color
 }
 
 Json to_json(const SlowStep& step) {
-  Json parts = Json::array();
-  for (const SlowPart& part : step.parts) {
-    parts.push_back(
-        {{"cause", to_string(part.cause)},
-         {"kind", to_string(part.kind)},
-         {"unit", part.where.empty() ? Json(nullptr) : Json(part.where)},
-         {"predicted_s", part.predicted.seconds()},
-         {"measured_s", part.measured.seconds()},
-         {"difference_s", part.difference().seconds()},
-         {"difference_ns", part.difference().nanoseconds()},
-         {"advice", part.difference() > Time() ? Json(advice(part.cause)) : Json(nullptr)}});
-  }
+  Json parts = json_list(step.parts, [&](const SlowPart& part) -> Json {
+    return {{"cause", to_string(part.cause)},
+            {"kind", to_string(part.kind)},
+            {"unit", part.where.empty() ? Json(nullptr) : Json(part.where)},
+            {"predicted_s", part.predicted.seconds()},
+            {"measured_s", part.measured.seconds()},
+            {"difference_s", part.difference().seconds()},
+            {"difference_ns", part.difference().nanoseconds()},
+            {"advice", part.difference() > Time() ? Json(advice(part.cause)) : Json(nullptr)}};
+  });
   const Time difference = step.measured - step.predicted;
   return {{"predicted_s", step.predicted.seconds()},
           {"measured_s", step.measured.seconds()},
