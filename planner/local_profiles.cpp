@@ -83,10 +83,9 @@ std::optional<std::filesystem::path> newest_profile() {
 }
 
 MeasuredHost this_machine() {
-  MeasuredHost host;
-  host.name = "this machine";
-  host.cpu = cpu_name();
-  host.cores = std::max(1U, std::thread::hardware_concurrency());
+  MeasuredHost host = {.name = "this machine",
+                       .cpu = cpu_name(),
+                       .cores = std::max(1U, std::thread::hardware_concurrency())};
   const long pages = ::sysconf(_SC_PHYS_PAGES);
   const long size = ::sysconf(_SC_PAGESIZE);
   constexpr std::int64_t kUnknown = std::int64_t{8} << 30;
@@ -118,10 +117,7 @@ std::string command_for(Factor factor) {
 }  // namespace
 
 std::vector<NextMeasurement> next_measurements(const std::string& profile, const std::string& gpu) {
-  JobOptions options;
-  options.model = "llama-3.1-8b";
-  options.cluster = "64x" + gpu;
-  options.profile = profile;
+  JobOptions options = {.model = "llama-3.1-8b", .cluster = "64x" + gpu, .profile = profile};
   options.assignments.push_back({"recompute=full"});  // fits every machine
   const Job job = load_job(options);
   const CostModel costs = cost_model(job);

@@ -64,9 +64,7 @@ bool is_set(const JobOptions& options, const std::string& key) {
 }
 
 TracedJob trace_job(const ExplainOptions& asked) {
-  TracedJob traced;
-  traced.options = asked.job;
-  traced.traces = read_job_traces(asked.run);
+  TracedJob traced = {.options = asked.job, .traces = read_job_traces(asked.run)};
   traced.inferred = infer_job(traced.traces.front(), named_model(asked.job));
   std::vector<std::string> assignments;
   for (const InferredKey& key : traced.inferred.keys) {

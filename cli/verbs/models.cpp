@@ -148,10 +148,7 @@ void keep(std::vector<Entry>& entries, const std::vector<std::string>& names) {
 Json sizes_of(const OneModel& one) {
   const ModelSpec& model = one.model;
   if (one.dims) {
-    ZooEntry entry;
-    entry.dims = *one.dims;
-    entry.parameters = model.parameters();
-    entry.note = one.note;
+    ZooEntry entry = {.dims = *one.dims, .parameters = model.parameters(), .note = one.note};
     Json json = to_json(entry);
     json.erase("published");
     json.erase("exact");

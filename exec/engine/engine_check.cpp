@@ -44,11 +44,10 @@ ModelSpec small_model(const std::string& family) {
 }
 
 Plan plan_of(DType dtype, std::int64_t shard) {
-  Plan plan;
-  plan.runtime = {RuntimeKind::kNative, "1"};
-  plan.param_dtype = dtype;
-  plan.mesh = {shard, 1};
-  plan.batch = {64, 1, 2 / shard};
+  Plan plan = {.runtime = {RuntimeKind::kNative, "1"},
+               .batch = {64, 1, 2 / shard},
+               .mesh = {shard, 1},
+               .param_dtype = dtype};
   plan.optimizer.learning_rate = 1e-3;
   return plan;
 }

@@ -93,9 +93,8 @@ StateParameter read_parameter(const ConfigNode& node) {
 
 StateUnit read_unit(const ConfigNode& node) {
   node.allow_only({"name", "shard_numel", "padding", "parameters", "arrays"});
-  StateUnit unit;
-  unit.name = node.at("name").as_string();
-  unit.shard_numel = node.at("shard_numel").as_int(0);
+  StateUnit unit = {.name = node.at("name").as_string(),
+                    .shard_numel = node.at("shard_numel").as_int(0)};
   const ConfigNode parameters = node.at("parameters");
   for (const ConfigNode& item : parameters.elements()) {
     unit.parameters.push_back(read_parameter(item));
@@ -104,9 +103,8 @@ StateUnit read_unit(const ConfigNode& node) {
   constexpr DType kDTypes[] = {DType::kBf16, DType::kFp16, DType::kFp32};
   for (const ConfigNode& item : arrays.elements()) {
     item.allow_only({"name", "dtype"});
-    StateArray array;
-    array.name = item.at("name").as_string();
-    array.dtype = kDTypes[item.at("dtype").as_choice({"bf16", "fp16", "fp32"})];
+    StateArray array = {.name = item.at("name").as_string(),
+                        .dtype = kDTypes[item.at("dtype").as_choice({"bf16", "fp16", "fp32"})]};
     unit.arrays.push_back(std::move(array));
   }
   return unit;
@@ -138,10 +136,9 @@ CheckpointFile read_file(const ConfigNode& node) {
 }
 
 RunProgress read_progress(const ConfigNode& root) {
-  RunProgress progress;
-  progress.step = root.at("step").as_int(0);
-  progress.next_sample = root.at("next_sample").as_int(0);
-  progress.seed = root.at("seed").as_int();
+  RunProgress progress = {.step = root.at("step").as_int(0),
+                          .next_sample = root.at("next_sample").as_int(0),
+                          .seed = root.at("seed").as_int()};
   const ConfigNode metadata = root.at("metadata");
   for (const ConfigItem& item : metadata.items()) {
     progress.metadata[item.key] = item.value.as_string();

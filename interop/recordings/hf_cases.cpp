@@ -287,9 +287,8 @@ void compare_peaks(const std::string& file, std::int64_t seen, std::int64_t told
 Conformance conform_case(const std::filesystem::path& file) {
   const ConfigNode root = read_json_file(file);
   const ConfigNode said = root.at("case"), result = root.at("result");
-  Conformance row;
-  row.id = file.stem().string();
-  row.version = result.at("versions").at("torch").as_string();
+  Conformance row = {.id = file.stem().string(),
+                     .version = result.at("versions").at("torch").as_string()};
   try {
     const PlanDocument document = document_of(said, result.at("versions"));
     const ModelSpec plain = build_hf_model(model_of_case(file, root));

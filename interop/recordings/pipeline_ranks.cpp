@@ -201,12 +201,11 @@ class PipelineRecordings {
       }
       return conform(recording, forecast_steps(JobOfRank(settings->second, rank).read()));
     } catch (const Error& error) {
-      Conformance c;
-      c.state = Conformance::State::kNotForecast;
-      c.id = recording.id;
-      c.version = kRecordedVersion;
-      c.reason = error.what();
-      c.peak_measured_bytes = recording.steps[1].total;
+      Conformance c = {.state = Conformance::State::kNotForecast,
+                       .id = recording.id,
+                       .version = kRecordedVersion,
+                       .reason = error.what(),
+                       .peak_measured_bytes = recording.steps[1].total};
       return c;
     }
   }

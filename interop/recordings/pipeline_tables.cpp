@@ -93,9 +93,7 @@ std::string first_difference(std::string_view recorded, std::string_view forecas
 }
 
 Conformance compare(const Case& c, const Actions& actions) {
-  Conformance row;
-  row.id = c.id;
-  row.version = kVersion;
+  Conformance row = {.id = c.id, .version = kVersion};
   row.bytes_identical = row.memory_identical = row.memory_within_tolerance = true;  // none recorded
   const std::vector<std::string_view> recorded = actions.of(c.id, "host");
   std::vector<PipelineRows> rows;
@@ -181,11 +179,10 @@ ConformanceFolder conform_pipeline_tables(const std::filesystem::path& folder,
     if (const auto refused = csv_path(folder, "refused"); !refused.empty()) {
       const CsvFile file = read_csv_file(refused);
       for (std::size_t row = 0; row < file.rows(); ++row) {
-        Conformance c;
-        c.state = Conformance::State::kNotRecorded;
-        c.id = file.text(row, file.at("id"));
-        c.version = kVersion;
-        c.reason = file.text(row, file.at("reason"));
+        Conformance c = {.state = Conformance::State::kNotRecorded,
+                         .id = file.text(row, file.at("id")),
+                         .version = kVersion,
+                         .reason = file.text(row, file.at("reason"))};
         result.rows.push_back(std::move(c));
       }
     }

@@ -23,22 +23,21 @@ namespace {
 using Settings = const SettingsReader&;
 
 RecordedSettings model_settings(Settings s) {
-  RecordedSettings m;
-  m.model = s.text("model");
-  m.layers = s.number("layers");
-  m.dim = s.number("dim");
-  m.ffn = s.number("ffn");
-  m.heads = s.number("heads");
-  m.kv_heads = s.number("kv_heads");
-  m.vocab = s.number("vocab");
-  m.seq = s.number("seq");
-  m.batch = s.number("batch");
-  m.experts = s.number("experts");
-  m.top_k = s.number("top_k");
-  m.repeat = s.number("repeat");
-  m.tied = s.text("tied") == "root" || s.flag("tied");
-  m.attention = s.text("attention");
-  m.norm = s.text("norm");
+  RecordedSettings m = {.model = s.text("model"),
+                        .layers = s.number("layers"),
+                        .dim = s.number("dim"),
+                        .ffn = s.number("ffn"),
+                        .heads = s.number("heads"),
+                        .kv_heads = s.number("kv_heads"),
+                        .vocab = s.number("vocab"),
+                        .seq = s.number("seq"),
+                        .batch = s.number("batch"),
+                        .experts = s.number("experts"),
+                        .top_k = s.number("top_k"),
+                        .repeat = s.number("repeat"),
+                        .tied = s.text("tied") == "root" || s.flag("tied"),
+                        .attention = s.text("attention"),
+                        .norm = s.text("norm")};
   return m;
 }
 
@@ -200,9 +199,7 @@ void apply_dtypes(Settings s, Plan& plan) {
 }  // namespace
 
 Cluster recorded_cluster(const Plan& plan) {
-  Cluster cluster;
-  cluster.spec = "recorded";
-  cluster.gpus = plan.mesh.world();
+  Cluster cluster = {.spec = "recorded", .gpus = plan.mesh.world()};
   cluster.node.gpus = 1;
   return cluster;
 }
@@ -292,9 +289,9 @@ std::string recorded_unit_name(const std::string& unit, const RecordedSettings& 
 ForecastSteps forecast_steps(const RecordedJob& job) {
   check(job.plan, job.model, recorded_cluster(job.plan));
   const LayerPrograms programs(job.model, job.plan);
-  ForecastSteps steps;
-  steps.first = record_training_step(job.model, job.plan, programs, StepNumber::kFirst);
-  steps.steady = record_training_step(job.model, job.plan, programs, StepNumber::kSteady);
+  ForecastSteps steps = {
+      .first = record_training_step(job.model, job.plan, programs, StepNumber::kFirst),
+      .steady = record_training_step(job.model, job.plan, programs, StepNumber::kSteady)};
   for (const Unit& unit : steps.steady.graph.units) {
     steps.unit_names.push_back(recorded_unit_name(unit.name, job.settings));
   }
@@ -307,9 +304,7 @@ namespace {
 // What stands in the way of one configuration must not lose the others. A cell that is wrong is
 // another matter: then the recording cannot be trusted.
 Conformance conform_row(RecordingLibrary& library, const RecordingFolder& folder, std::size_t row) {
-  Conformance result;
-  result.id = folder.id(row);
-  result.version = folder.setting(row, "torch").value_or("");
+  Conformance result = {.id = folder.id(row), .version = folder.setting(row, "torch").value_or("")};
   if (const auto reason = folder.refusal(row)) {
     result.state = Conformance::State::kNotRecorded;
     result.counted = false;

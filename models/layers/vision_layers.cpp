@@ -86,9 +86,7 @@ void use_quick_gelu(LayerSpec& layer) {
 }  // namespace
 
 LayerSpec encoder_block(const BlockDims& sizes, std::string_view family, Mask mask) {
-  ModelDims dims;
-  dims.family = sizes.name;
-  dims.hidden = sizes.hidden;
+  ModelDims dims = {.family = sizes.name, .hidden = sizes.hidden};
   dims.heads = dims.kv_heads = sizes.heads;
   dims.head_dim = sizes.hidden / sizes.heads;
   dims.ffn = sizes.ffn;

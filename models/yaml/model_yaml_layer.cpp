@@ -354,12 +354,12 @@ class LayerReader {
   static ScanShape read_scan(const ConfigNode& node) {
     node.allow_only({"heads", "head_dim", "state", "groups", "chunk"});
     constexpr std::int64_t kMost = 1 << 20;
-    ScanShape shape;
-    shape.heads = node.at("heads", "a number of heads, for example 128").as_int(1, kMost);
-    shape.head_dim = node.at("head_dim", "features of a head, for example 64").as_int(1, kMost);
-    shape.state = node.at("state", "features of a state, for example 128").as_int(1, kMost);
-    shape.groups = read_size(node, "groups", 1, kMost, 1);
-    shape.chunk = read_size(node, "chunk", 1, kMost, 256);
+    ScanShape shape = {
+        .heads = node.at("heads", "a number of heads, for example 128").as_int(1, kMost),
+        .head_dim = node.at("head_dim", "features of a head, for example 64").as_int(1, kMost),
+        .state = node.at("state", "features of a state, for example 128").as_int(1, kMost),
+        .groups = read_size(node, "groups", 1, kMost, 1),
+        .chunk = read_size(node, "chunk", 1, kMost, 256)};
     if (shape.heads % shape.groups != 0) {
       throw node.at("groups").error(
           fmt::format("{} groups do not divide {} heads", shape.groups, shape.heads),

@@ -69,11 +69,10 @@ MicroAttention fit_micro_attention(const std::vector<AttentionRow>& rows, const 
   const auto of = [](std::span<const double> x) {
     return MicroAttention{x[0], x[1], x[2], x[3], x[4], x[5]};
   };
-  LeastSquares problem;
-  problem.rows = rows.size() + kConstants;
-  problem.ranges = {{0.02, 1.5}, {1, 5000}, {0, 10}, {0, 1}, {0, 6}, {1e-7, 5e-5}};
-  problem.starts = {
-      {usual.efficiency, usual.s_half, usual.c_half, usual.wave, usual.moves, usual.overhead}};
+  LeastSquares problem = {.rows = rows.size() + kConstants,
+                          .ranges = {{0.02, 1.5}, {1, 5000}, {0, 10}, {0, 1}, {0, 6}, {1e-7, 5e-5}},
+                          .starts = {{usual.efficiency, usual.s_half, usual.c_half, usual.wave,
+                                      usual.moves, usual.overhead}}};
   problem.residuals = [&](std::span<const double> x, std::span<double> out) {
     const MicroAttention model = of(x);
     log_errors(
@@ -276,14 +275,13 @@ class AttentionJudge {
       choices.attention_kernel = row.kernel;
       found = models_.emplace(name, CostModel(cluster, load_profile(row.gpu), choices)).first;
     }
-    Kernel kernel;
-    kernel.kind = KernelKind::kAttention;
-    kernel.function = Function::kAttention;
-    kernel.causal = row.causal;
-    kernel.m = static_cast<std::int64_t>(row.batch);
-    kernel.n = static_cast<std::int64_t>(row.sequence);
-    kernel.k = row.head_dim;
-    kernel.heads = static_cast<std::int64_t>(row.heads);
+    Kernel kernel = {.kind = KernelKind::kAttention,
+                     .function = Function::kAttention,
+                     .causal = row.causal,
+                     .m = static_cast<std::int64_t>(row.batch),
+                     .n = static_cast<std::int64_t>(row.sequence),
+                     .k = row.head_dim,
+                     .heads = static_cast<std::int64_t>(row.heads)};
     const bool both = row.pass == AttentionPass::kBoth;
     double seconds = 0;
     constexpr double kBackwardShare = 2.5 / 3.5;

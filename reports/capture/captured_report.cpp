@@ -218,9 +218,8 @@ AttentionKernel captured_attention(const Capture& capture) {
 }  // namespace
 
 Plan captured_plan(const Capture& capture, const Cluster& cluster) {
-  Plan plan;
-  plan.model = capture.model.empty() ? "captured" : capture.model;
-  plan.cluster = cluster.spec;
+  Plan plan = {.model = capture.model.empty() ? "captured" : capture.model,
+               .cluster = cluster.spec};
   plan.mesh.shard = capture.world;
   for (const auto& [name, version] : capture.versions) {
     if (name != "torch") continue;

@@ -127,9 +127,7 @@ SlowStep why_slower(const EventGraph& graph, const Timeline& predicted, const Ti
   };
   for (const auto& [key, time] : Cut(graph, predicted).shares()) part_of(key).predicted = time;
   for (const auto& [key, time] : Cut(graph, measured).shares()) part_of(key).measured = time;
-  SlowStep step;
-  step.predicted = predicted.period;
-  step.measured = measured.period;
+  SlowStep step = {.predicted = predicted.period, .measured = measured.period};
   for (auto& [key, part] : parts) {
     if (part.difference() != Time()) step.parts.push_back(std::move(part));
   }

@@ -103,9 +103,8 @@ void add_excess(const Forecast& forecast, Findings& findings) {
 
 Findings find_causes(const Forecast& forecast) {
   const EventNames names(forecast.graph, forecast.model);
-  Findings findings;
-  findings.bars = waterfall(forecast.graph, forecast.timeline);
-  findings.exposed = exposed_events(forecast.graph, forecast.timeline);
+  Findings findings = {.bars = waterfall(forecast.graph, forecast.timeline),
+                       .exposed = exposed_events(forecast.graph, forecast.timeline)};
   findings.groups = group(forecast, findings.exposed, names);
   findings.alive = live_groups(forecast);
   add_excess(forecast, findings);

@@ -419,10 +419,8 @@ class Native final : public StepBuilder {
     const auto layers = static_cast<std::int32_t>(model_.order.size());
     const auto execution = at(pass() * layers + l);
     const std::int32_t first = graph().executions[execution].first_buffer;
-    RowDetail detail;
-    detail.layer = l;
-    detail.buffer = first + found.outputs.front();
-    detail.other = first + found.inputs.front();
+    RowDetail detail = {
+        .layer = l, .buffer = first + found.outputs.front(), .other = first + found.inputs.front()};
     return detail;
   }
 

@@ -328,11 +328,11 @@ EventId StepBuilder::push(EventKind kind, Stream stream, std::uint16_t work, std
   }
   graph_.rows.push_back(row);
   // Where the actions end is where the next row's begin: finish() fills it in.
-  RowDetail detail;
-  detail.unit = unit;
-  detail.layer = layer;
-  detail.microbatch = microbatch_;
-  detail.actions_begin = static_cast<std::uint32_t>(id == 0 ? 0 : graph_.actions.size());
+  RowDetail detail = {
+      .unit = unit,
+      .layer = layer,
+      .microbatch = microbatch_,
+      .actions_begin = static_cast<std::uint32_t>(id == 0 ? 0 : graph_.actions.size())};
   detail.actions_end = detail.actions_begin;
   graph_.details.push_back(detail);
   tails_[s] = id;
@@ -495,9 +495,7 @@ EventId StepBuilder::add_layer_run(EventKind kind, std::int32_t layer, std::size
 
 EventId StepBuilder::add_collective(EventKind kind, Stream stream, std::uint8_t communicator,
                                     Bytes bytes, std::int32_t unit) {
-  UnitWork work;
-  work.communicator = communicator;
-  work.bytes = bytes;
+  UnitWork work = {.communicator = communicator, .bytes = bytes};
   return push(kind, stream, collective_work(kind, work), unit, -1);
 }
 
@@ -505,12 +503,12 @@ EventId StepBuilder::add_collective(const LayerCollective& collective, Bytes byt
                                     std::int32_t unit) {
   const Stream stream = stream_of(collective.dim);
   wait(stream, tail(Stream::kCompute));
-  UnitWork work;
-  work.communicator = communicator_of(collective.dim);
-  work.bytes = bytes;
-  work.to_neighbour = collective.to_neighbour;
-  work.caller = collective.dim == MeshDim::kTp ? Caller::kRedistribution : Caller::kFunctional;
-  work.copies = static_cast<std::uint16_t>(collective.copies);
+  UnitWork work = {
+      .communicator = communicator_of(collective.dim),
+      .bytes = bytes,
+      .to_neighbour = collective.to_neighbour,
+      .caller = collective.dim == MeshDim::kTp ? Caller::kRedistribution : Caller::kFunctional,
+      .copies = static_cast<std::uint16_t>(collective.copies)};
   const EventKind kind = kind_of(collective.kind);
   return push(kind, stream, collective_work(kind, work), unit, -1);
 }
@@ -518,9 +516,7 @@ EventId StepBuilder::add_collective(const LayerCollective& collective, Bytes byt
 EventId StepBuilder::add_exchange(std::int32_t peer, Bytes bytes, Exchange::Side side) {
   const Stream stream = side == Exchange::Side::kSend ? Stream::kPipelineSend : Stream::kPipeline;
   wait(stream, tail(Stream::kCompute));
-  UnitWork work;
-  work.communicator = communicator_of(MeshDim::kPp);
-  work.bytes = bytes;
+  UnitWork work = {.communicator = communicator_of(MeshDim::kPp), .bytes = bytes};
   work.queues = side == Exchange::Side::kBoth;  // one way each has a communicator of its own
   const EventId row =
       push(EventKind::kSendRecv, stream, collective_work(EventKind::kSendRecv, work), -1, -1);
@@ -747,9 +743,7 @@ EventGraph StepBuilder::finish() {
 // --- counts shared by the runtimes ---
 
 Kernel StepBuilder::memory_kernel(MemoryClass memory_class, std::int64_t bytes_moved) {
-  Kernel kernel;
-  kernel.memory_class = memory_class;
-  kernel.bytes = Bytes(bytes_moved);
+  Kernel kernel = {.memory_class = memory_class, .bytes = Bytes(bytes_moved)};
   return kernel;
 }
 

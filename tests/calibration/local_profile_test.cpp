@@ -76,9 +76,7 @@ TEST(LocalMachine, IsOneNodeWhoseRanksShareTheMemory) {
 }
 
 TEST(LocalMachine, OtherNumbersOfRanksTakeTheNextVariant) {
-  Kernel copy;
-  copy.function = Function::kCopy;
-  copy.bytes = Bytes(100'000);
+  Kernel copy = {.function = Function::kCopy, .bytes = Bytes(100'000)};
   EXPECT_EQ(costs_of(2).price(copy).evidence, Evidence::kMeasured);
   // Four ranks on two cores get half a core each: twice the time of two, and nobody measured it.
   const KernelPrice four = costs_of(4).price(copy);
@@ -108,10 +106,7 @@ TEST(LocalMachine, AGatherOfOneIsACopyOrACast) {
 }
 
 TEST(LocalMachine, NominalFiguresAreAllAssumed) {
-  MeasuredHost host;
-  host.cpu = "some CPU";
-  host.cores = 4;
-  host.memory = Bytes(std::int64_t{16} << 30);
+  MeasuredHost host = {.cpu = "some CPU", .cores = 4, .memory = Bytes(std::int64_t{16} << 30)};
   const LocalMachine machine = local_machine(nominal_local_profile(host), 8);
   const CostModel costs(machine.cluster, machine.calibration);
   const Kernel gemm = kernel_of(GemmPoint{Pass::kForward, true, 512, 512, 512, 1});

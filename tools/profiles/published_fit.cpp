@@ -101,9 +101,7 @@ ContentionCurve contention_curve(const Cluster& machine, const Gpu& h100) {
   constexpr double kCommunication = 0.15;
   // What a ring over the links of one node takes of H100: 24 blocks of 132 multiprocessors, and 3
   // bytes of memory traffic for each of the 350 GB/s on the link (sim/cost/collective.h).
-  CollectivePrice ring;
-  ring.ctas = 24;
-  ring.busbw = 350e9;
+  CollectivePrice ring = {.ctas = 24, .busbw = 350e9};
   ContentionCurve curve;
   curve.memory = 0;
   const Slowdown of_blocks = slowdown_of(ring, h100, curve);
@@ -159,12 +157,11 @@ FactorSpread fabric_spread(const std::vector<double>& biases) {
   constexpr double kNormal = 1.4826;  // standard deviation over median of the absolute value
   std::vector<double> sizes;
   for (const double bias : biases) sizes.push_back(std::abs(bias));
-  FactorSpread spread;
-  spread.log_sd = rounded(kNormal * sorted_quantile(std::move(sizes), 0.5));
-  spread.source = fmt::format(
-      "1.48 times the median size of the biases of {} published tables, each by a fit without its "
-      "source",
-      biases.size());
+  FactorSpread spread = {.log_sd = rounded(kNormal * sorted_quantile(std::move(sizes), 0.5)),
+                         .source = fmt::format("1.48 times the median size of the biases of {} "
+                                               "published tables, each by a fit without its "
+                                               "source",
+                                               biases.size())};
   return spread;
 }
 

@@ -191,10 +191,7 @@ class Builder {
   }
 
   std::int32_t new_buffer(MemoryCategory category, std::int64_t stream, std::int64_t bytes) {
-    Buffer buffer;
-    buffer.category = category;
-    buffer.pool = of(stream);
-    buffer.bytes = Bytes(bytes);
+    Buffer buffer = {.category = category, .pool = of(stream), .bytes = Bytes(bytes)};
     graph().buffers.push_back(buffer);
     return static_cast<std::int32_t>(graph().buffers.size()) - 1;
   }
@@ -312,10 +309,9 @@ class Builder {
       graph().works.back().bytes = Bytes(bytes);
       graph().works.back().launches = launches();
     } else {
-      Kernel kernel;
-      kernel.function = Function::kCopy;
-      kernel.memory_class = MemoryClass::kCopy;
-      kernel.bytes = Bytes(kind == 'D' ? 2 * bytes : bytes);
+      Kernel kernel = {.function = Function::kCopy,
+                       .memory_class = MemoryClass::kCopy,
+                       .bytes = Bytes(kind == 'D' ? 2 * bytes : bytes)};
       add_kernel(phase(i, call), call, kernel, {});
     }
     if (call.values[2] != 0) {

@@ -260,10 +260,7 @@ void set_threads(Kernel& k, const KernelClass& row, std::string_view name,
 }
 
 Kernel attention(const KernelClass& row, std::string_view name, const CapturedCall& call) {
-  Kernel k;
-  k.kind = KernelKind::kAttention;
-  k.function = Function::kAttention;
-  k.pass = row.pass;
+  Kernel k = {.kind = KernelKind::kAttention, .function = Function::kAttention, .pass = row.pass};
   const std::vector<std::int64_t> traits = numbers_after(name, "kernel_traits<");
   const auto& v = call.values;
   if (traits.size() >= 3) {  // flash: head size, queries and keys of a tile
@@ -303,9 +300,7 @@ std::int64_t bytes_of_type(std::int64_t type) {
 
 Kernel product(std::string_view name, const CapturedCall& call) {
   const auto& v = call.values;
-  Kernel k;
-  k.kind = KernelKind::kGemm;
-  k.function = Function::kMatrixProduct;
+  Kernel k = {.kind = KernelKind::kGemm, .function = Function::kMatrixProduct};
   // Column-major: the rows of C are PyTorch's columns.
   k.m = std::max<std::int64_t>(1, v[1]);
   k.n = std::max<std::int64_t>(1, v[0]);
@@ -374,10 +369,9 @@ Kernel convolution(const KernelClass& row, std::string_view name, const Captured
 Kernel cudnn_attention(std::string_view name, const CapturedCall& call) {
   constexpr std::int64_t kKeys = 128, kElement = 2;
   const auto& v = call.values;
-  Kernel k;
-  k.kind = KernelKind::kAttention;
-  k.function = Function::kAttention;
-  k.pass = name.ends_with("backward") ? Pass::kBackward : Pass::kForward;
+  Kernel k = {.kind = KernelKind::kAttention,
+              .function = Function::kAttention,
+              .pass = name.ends_with("backward") ? Pass::kBackward : Pass::kForward};
   const bool forward = k.pass == Pass::kForward;
   k.m = v[1];
   k.heads = v[2];

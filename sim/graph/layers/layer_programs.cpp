@@ -158,12 +158,11 @@ bool casts_sinusoids(const ModelSpec& model, const Plan& plan) {
 
 // Of what a layer hands on (a norm of an fp32 stream: fp32).
 DType handed_on(const LayerSpec& layer, const Variant& variant, const Plan& plan) {
-  ProgramOptions options;
-  options.compute = plan.compute_dtype();
-  options.arrives = variant.arrives;
-  options.output_dtype = output_of_units(plan);
-  options.begins_unit = variant.begins_unit;
-  options.ends_unit = variant.ends_unit;
+  ProgramOptions options = {.compute = plan.compute_dtype(),
+                            .arrives = variant.arrives,
+                            .output_dtype = output_of_units(plan),
+                            .begins_unit = variant.begins_unit,
+                            .ends_unit = variant.ends_unit};
   const CastedLayer casts = with_casts(layer, options);
   const LayerSpec& casted = casts.layer ? *casts.layer : layer;
   return element_types(casted, casts, options)[static_cast<std::size_t>(casted.output)].dtype;
@@ -242,9 +241,7 @@ std::vector<Variant> variants_of(const ModelSpec& model, const Plan& plan) {
     const std::size_t module =
         instance.same_as >= 0 ? static_cast<std::size_t>(instance.same_as) : l;
     if (layer.role == LayerRole::kBlock && module == l) block_of[l] = block++;
-    Variant variant;
-    variant.kind = instance.kind;
-    variant.joined = plan.compute_dtype();
+    Variant variant = {.kind = instance.kind, .joined = plan.compute_dtype()};
     if (l > 0 && layer.role == LayerRole::kEmbedding) {
       const LayerSpec& before = model.kinds[static_cast<std::size_t>(model.order[l - 1].kind)];
       const DType dtype = handed_on(before, variants.back(), plan);

@@ -53,9 +53,7 @@ LibraryStep Zero3::record(Zero3Run& run, std::int32_t step) {
   script_ = run.script;
   coordinator_ = run.coordinator;
   run_step();
-  LibraryStep recorded;
-  recorded.graph = finish();
-  recorded.log = std::move(log_);
+  LibraryStep recorded = {.graph = finish(), .log = std::move(log_)};
   return recorded;
 }
 
@@ -347,9 +345,7 @@ EventGraph build_zero3(const ModelSpec& model, const Plan& plan, const LayerProg
 LibraryRun record_zero3(const ModelSpec& model, const Plan& plan, const LayerPrograms& programs,
                         const LibraryWatch& watch) {
   LibraryRun record;
-  Zero3Run run;
-  run.record = &record;
-  run.steps = watch.steps;
+  Zero3Run run = {.record = &record, .steps = watch.steps};
   Zero3 first(model, plan, programs, {});
   const Zero3Script script(first, model, plan);
   Zero3Coordinator coordinator(script, plan);

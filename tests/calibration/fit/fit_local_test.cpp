@@ -32,9 +32,7 @@ Kernel product(std::int64_t m, std::int64_t n, std::int64_t k) {
 }
 
 Kernel moving(Function function, std::int64_t bytes) {
-  Kernel kernel;
-  kernel.function = function;
-  kernel.bytes = Bytes(bytes);
+  Kernel kernel = {.function = function, .bytes = Bytes(bytes)};
   return kernel;
 }
 

@@ -42,15 +42,14 @@ RunRecord run_of(const std::string& plan_file, double stretch, const std::string
     step.spans.push_back(
         {stretched(s.issue), stretched(s.start), stretched(s.arrive), stretched(s.end)});
   }
-  RunRecord record;
-  record.created = "2026-01-02T03:04:05Z";
-  record.host = "node-7";
-  record.cpu = "a CPU";
-  record.versions = {{"foreshard", FORESHARD_VERSION}};
-  record.fingerprint = made.graph.fingerprint();
-  record.plan_yaml = to_yaml(job.resolved.plan);
-  record.launcher = "spawn";
-  record.world = static_cast<int>(job.resolved.plan.mesh.world());
+  RunRecord record = {.created = "2026-01-02T03:04:05Z",
+                      .host = "node-7",
+                      .cpu = "a CPU",
+                      .versions = {{"foreshard", FORESHARD_VERSION}},
+                      .fingerprint = made.graph.fingerprint(),
+                      .plan_yaml = to_yaml(job.resolved.plan),
+                      .launcher = "spawn",
+                      .world = static_cast<int>(job.resolved.plan.mesh.world())};
   record.losses.assign(8, 5.0);
   record.parameter_hash = "ab";
   record.tokens_per_step = 256;

@@ -206,10 +206,7 @@ TEST(CrossEntropy, IsItsFormulaAndItsGradient) {
     }
     return Doubles{loss / kTokens};
   };
-  MicroBatch batch;
-  batch.sequences = 2;
-  batch.sequence = 3;
-  batch.labels = at::empty({kTokens}, at::kLong);
+  MicroBatch batch = {.sequences = 2, .sequence = 3, .labels = at::empty({kTokens}, at::kLong)};
   std::copy(labels.begin(), labels.end(), batch.labels.mutable_data_ptr<std::int64_t>());
   batch.tokens = batch.labels;  // where they are is where results are made
   batch.loss_scale = 0.5;

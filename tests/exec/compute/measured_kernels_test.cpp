@@ -41,9 +41,7 @@ TEST(MeasuredKernels, AreOfEveryPartThatATensorParallelPlanComputes) {
     if (row["kind"] == "gemm") measured.insert(Shape(row["m"], row["n"], row["k"]));
     EXPECT_EQ(row.value("kv_heads", 2 / 2), 2 / 2);
   }
-  Plan plan;
-  plan.runtime = {RuntimeKind::kNative, "1"};
-  plan.host = HostKind::kComputes;
+  Plan plan = {.runtime = {RuntimeKind::kNative, "1"}, .host = HostKind::kComputes};
   plan.mesh.tp = 2;
   plan.batch = {32, 2, 1};
   for (const Kernel& kernel : build_training_step(whole.model, plan).kernels) {

@@ -56,9 +56,7 @@ class HostileAccelerator final : public Accelerator {
   }
 
   AcceleratorInfo info() override {
-    AcceleratorInfo info;
-    info.name = "cpu, hostile";
-    info.globaltimer_step_ns = 1;
+    AcceleratorInfo info = {.name = "cpu, hostile", .globaltimer_step_ns = 1};
     return info;
   }
   AcceleratorMemory memory() override { return {}; }

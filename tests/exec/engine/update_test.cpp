@@ -89,10 +89,7 @@ TEST(LearningRate, IsConstantUnlessThePlanSaysOtherwise) {
 // 0.6, a third of half (cos 60 degrees = 1/2 is at 8/3) not on a step; quarter: 0.2 + 0.4 (1 +
 // sqrt(1/2)).
 TEST(LearningRate, WarmsUpAndDecays) {
-  Optimizer optimizer;
-  optimizer.learning_rate = 1;
-  optimizer.min_learning_rate = 0.2;
-  optimizer.warmup_steps = 4;
+  Optimizer optimizer = {.learning_rate = 1, .warmup_steps = 4, .min_learning_rate = 0.2};
   EXPECT_EQ(learning_rate(optimizer, 1), 0.25);
   EXPECT_EQ(learning_rate(optimizer, 4), 1);
   EXPECT_EQ(learning_rate(optimizer, 400), 1);

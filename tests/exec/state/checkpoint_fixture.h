@@ -211,11 +211,11 @@ inline std::int64_t count_differences(const TestRank& rank, std::int64_t step,
 }
 
 inline RunProgress progress_at(std::int64_t step) {
-  RunProgress progress;
-  progress.step = step;
-  progress.next_sample = step * 8;
-  progress.seed = -7;
-  progress.metadata = {{"plan", "model: x\n\tbatch: \"1\" # \xC3\xA4\n"}, {"version", "0.1.0"}};
+  RunProgress progress = {
+      .step = step,
+      .next_sample = step * 8,
+      .seed = -7,
+      .metadata = {{"plan", "model: x\n\tbatch: \"1\" # \xC3\xA4\n"}, {"version", "0.1.0"}}};
   return progress;
 }
 

@@ -56,18 +56,12 @@ Plan plan_of(const InferredJob& job, const ModelSpec& model) {
 }
 
 CudaTraceOptions with_shapes() {
-  CudaTraceOptions options;
-  options.shapes = true;
-  options.steps = 1;
+  CudaTraceOptions options = {.steps = 1, .shapes = true};
   return options;
 }
 
 TEST(InferJob, NamesTheZoosModelByTheSizesOfItsUnits) {
-  Plan plan;
-  plan.model = "gpt2";
-  plan.cluster = "16xh100";
-  plan.batch = {512, 4, 1};
-  plan.mesh = {16, 1};
+  Plan plan = {.model = "gpt2", .cluster = "16xh100", .batch = {512, 4, 1}, .mesh = {16, 1}};
   plan.units.embedding = plan.units.head = UnitPlacement::kRoot;
   const ModelSpec model = load_zoo_model("gpt2");
   const InferredJob job = infer_job(trace_of(model, plan), std::nullopt);

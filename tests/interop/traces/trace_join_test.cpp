@@ -291,10 +291,7 @@ TEST(Kineto, ReadsWhatIsCompressedAndRefusesWhatIsDamaged) {
 // --- the recording of a real job ---
 
 Plan recorded_plan() {
-  Plan plan;
-  plan.model = "model.json";
-  plan.batch = {64, 2, 1};
-  plan.mesh = {2, 1};
+  Plan plan = {.model = "model.json", .batch = {64, 2, 1}, .mesh = {2, 1}};
   plan.units.head = UnitPlacement::kWithNorm;
   plan.reshard_after_forward.ranges = {{3, 3, {Reshard::Kind::kNever, 0}}};
   plan.param_dtype = plan.reduce_dtype = DType::kFp32;

@@ -138,9 +138,7 @@ TEST(Compiled, BlocksOfEveryShapeBalance) {
           const ModelSpec model = with_variants(load_zoo_model(name, Stack::kEager), plan);
           for (const LayerSpec& layer : model.kinds) {
             if (layer.role != LayerRole::kBlock) continue;
-            ProgramOptions options;
-            options.sequence = 128;
-            options.recompute = recompute;
+            ProgramOptions options = {.sequence = 128, .recompute = recompute};
             const LayerProgram p = build_layer_program(layer, options);
             std::vector<int> alive(p.slots.size() + 2, 0);
             alive[0] = 1;

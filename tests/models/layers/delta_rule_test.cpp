@@ -44,9 +44,7 @@ LayerSpec block(std::string_view family, std::size_t of = 0) {
 }
 
 LayerProgram program(const LayerSpec& layer) {
-  ProgramOptions options;
-  options.batch = kBatch;
-  options.sequence = kSequence;
+  ProgramOptions options = {.batch = kBatch, .sequence = kSequence};
   return build_layer_program(layer, options);
 }
 

@@ -42,19 +42,18 @@ double forward_flops_of(const LayerSpec& layer, OperationKind kind) {
 }
 
 ModelDims small_mixture() {
-  ModelDims dims;
-  dims.name = "small";
-  dims.family = "mixtral";
-  dims.naming = Naming::kMixtral;
-  dims.layers = 2;
-  dims.hidden = 512;
-  dims.heads = 8;
-  dims.kv_heads = 4;
-  dims.head_dim = 64;
-  dims.ffn = 256;
-  dims.vocabulary = 1000;
-  dims.max_positions = 4096;
-  dims.moe = {.experts = 8, .top_k = 2, .ffn = 256, .normalized = true};
+  ModelDims dims = {.name = "small",
+                    .family = "mixtral",
+                    .layers = 2,
+                    .hidden = 512,
+                    .heads = 8,
+                    .kv_heads = 4,
+                    .head_dim = 64,
+                    .ffn = 256,
+                    .vocabulary = 1000,
+                    .max_positions = 4096,
+                    .naming = Naming::kMixtral,
+                    .moe = {.experts = 8, .top_k = 2, .ffn = 256, .normalized = true}};
   return dims;
 }
 
@@ -117,9 +116,7 @@ TEST(MixtureTest, SavesWhatAutogradSaves) {
   const std::int64_t d = dims.hidden, f = dims.moe.ffn, e = dims.moe.experts, k = dims.moe.top_k;
   ModelDims dense = dims;
   dense.moe = {};
-  ProgramOptions options;
-  options.batch = kBatch;
-  options.sequence = kSequence;
+  ProgramOptions options = {.batch = kBatch, .sequence = kSequence};
   const auto saved = [&](const ModelDims& of, FeedForwardKind kind) {
     return build_layer_program(decoder_block(of, Stack::kEager, {.mlp = kind}), options)
         .saved_bytes()
@@ -136,9 +133,7 @@ TEST(MixtureTest, SavesWhatAutogradSaves) {
 // rows.
 TEST(MixtureTest, GroupedProductsShareTheRows) {
   const ModelDims dims = small_mixture();
-  ProgramOptions options;
-  options.batch = kBatch;
-  options.sequence = kSequence;
+  ProgramOptions options = {.batch = kBatch, .sequence = kSequence};
   const LayerProgram p = build_layer_program(
       decoder_block(dims, Stack::kEager, {.mlp = FeedForwardKind::kExperts}), options);
   const auto grouped = [](const LayerPhaseProgram& phase) {
@@ -280,9 +275,7 @@ TEST(ExpertLoopTest, TheHostWaitsForTheRouter) {
 // In fp32 the products keep copies in bf16: both first ones one of the rows, which are as much as
 // the rows in fp32, each one of its weights, and what lies between them is half as wide.
 TEST(GroupedProductsTest, MultiplyInBf16) {
-  Plan plan;
-  plan.batch = {kSequence, kBatch, 1};
-  plan.mesh = {8, 1};
+  Plan plan = {.batch = {kSequence, kBatch, 1}, .mesh = {8, 1}};
   plan.param_dtype = plan.master_dtype = DType::kFp32;
   const ModelSpec plain = build_model(small_mixture());
   const auto casted = [&] {

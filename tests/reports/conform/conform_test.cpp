@@ -24,30 +24,17 @@ namespace {
 using What = Difference::What;
 
 HostEvent event(const char* kind, std::int32_t unit, const char* stream, std::uint32_t actions) {
-  HostEvent e;
-  e.kind = kind;
-  e.unit = unit;
-  e.stream = stream;
-  e.actions = actions;
+  HostEvent e = {.kind = kind, .unit = unit, .stream = stream, .actions = actions};
   return e;
 }
 
 RecordedStep hand_made_step() {
   RecordedStep step;
   EventGraph& graph = step.graph;
-  Unit unit;
-  unit.name = "layers.0";
-  unit.parameters = 2;
-  unit.numel = 1000;
-  unit.shard_numel = 128;
-  unit.shards = 8;
+  Unit unit = {.name = "layers.0", .parameters = 2, .numel = 1000, .shard_numel = 128, .shards = 8};
   graph.units = {unit};
   const auto buffer = [&](MemoryCategory category, Stream pool, std::int64_t bytes) {
-    Buffer b;
-    b.category = category;
-    b.pool = pool;
-    b.unit = 0;
-    b.bytes = Bytes(bytes);
+    Buffer b = {.category = category, .pool = pool, .unit = 0, .bytes = Bytes(bytes)};
     graph.buffers.push_back(b);
   };
   buffer(MemoryCategory::kShardedParam, Stream::kCompute, 512);
@@ -89,14 +76,13 @@ ForecastSteps hand_made_forecast() {
 
 RecordedEvent row(std::int64_t seq, const char* kind, const char* unit, const char* stream,
                   PoolBytes pools) {
-  RecordedEvent e;
-  e.step = 2;
-  e.seq = seq;
-  e.microbatch = 0;
-  e.kind = kind;
-  e.unit = unit;
-  e.stream = stream;
-  e.pools = pools;
+  RecordedEvent e = {.step = 2,
+                     .seq = seq,
+                     .microbatch = 0,
+                     .kind = kind,
+                     .unit = unit,
+                     .stream = stream,
+                     .pools = pools};
   return e;
 }
 

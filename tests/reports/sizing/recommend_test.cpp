@@ -141,10 +141,7 @@ std::vector<CandidateCluster> round_candidates() {
 }
 
 RecommendOptions options_of(int threads) {
-  RecommendOptions options;
-  options.threads = threads;
-  options.most_sequences = 32;
-  options.draws = 8;
+  RecommendOptions options = {.threads = threads, .most_sequences = 32, .draws = 8};
   return options;
 }
 

@@ -155,9 +155,7 @@ TEST(CollectiveModel, OtherKernelsHoldFewerMultiprocessors) {
   EXPECT_EQ(ctas(CollectiveKernels::kCopyEngine, Op::kAllGather), 0);
   EXPECT_EQ(ctas(CollectiveKernels::kCopyEngine, Op::kReduceScatter), 24);  // copies do not add
   EXPECT_EQ(ctas(CollectiveKernels::kSymmetric, Op::kReduceScatter), 2);
-  CollectiveSettings old;
-  old.version = {2, 26, 2};
-  old.kernels = CollectiveKernels::kCopyEngine;
+  CollectiveSettings old = {.version = {2, 26, 2}, .kernels = CollectiveKernels::kCopyEngine};
   EXPECT_EQ(model_of({}, {}, old).price(Op::kAllGather, 256 * kMebi).ctas, 24);
   CollectiveSettings few;
   few.max_ctas = 8;
@@ -167,18 +165,14 @@ TEST(CollectiveModel, OtherKernelsHoldFewerMultiprocessors) {
 }
 
 Gpu gpu(std::int64_t multiprocessors, double bandwidth) {
-  Gpu g;
-  g.multiprocessors = multiprocessors;
-  g.memory_bandwidth = BytesPerSecond(bandwidth);
+  Gpu g = {.multiprocessors = multiprocessors, .memory_bandwidth = BytesPerSecond(bandwidth)};
   return g;
 }
 
 TEST(Slowdown, FollowsWhatTheKernelOccupies) {
   ContentionCurve curve;
   curve.memory = 0.4;
-  CollectivePrice ring;
-  ring.ctas = 24;
-  ring.busbw = 350e9;
+  CollectivePrice ring = {.ctas = 24, .busbw = 350e9};
   const Gpu h100_gpu = gpu(132, 3350e9);
   const double held = 3 * 350 / 3350.0;
   const Slowdown near = slowdown_of(ring, h100_gpu, curve);

@@ -11,13 +11,12 @@ namespace {
 
 // 100 W idle, 1 J for a TFLOP.
 HeatCurve curve() {
-  HeatCurve c;
-  c.idle = 100;
-  c.joules_per_flop = 1e-12;
-  c.joules_per_byte = 1e-10;
-  c.energy_exponent = 1.2;
-  c.rate_exponent = 0.4;
-  c.cool = 0.9;
+  HeatCurve c = {.idle = 100,
+                 .joules_per_flop = 1e-12,
+                 .joules_per_byte = 1e-10,
+                 .energy_exponent = 1.2,
+                 .rate_exponent = 0.4,
+                 .cool = 0.9};
   return c;
 }
 

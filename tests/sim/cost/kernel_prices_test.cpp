@@ -12,23 +12,21 @@ namespace foreshard::kernel_prices_test {
 namespace {
 
 Gpu gpu() {
-  Gpu g;
-  g.multiprocessors = 100;
-  g.peak_bf16 = FlopsPerSecond(100e12);
-  g.peak_fp32 = FlopsPerSecond(10e12);
-  g.peak_fp8 = FlopsPerSecond(200e12);
-  g.memory_bandwidth = BytesPerSecond(1e12);
-  g.power_limit = 400;
+  Gpu g = {.multiprocessors = 100,
+           .peak_bf16 = FlopsPerSecond(100e12),
+           .peak_fp32 = FlopsPerSecond(10e12),
+           .peak_fp8 = FlopsPerSecond(200e12),
+           .memory_bandwidth = BytesPerSecond(1e12),
+           .power_limit = 400};
   return g;
 }
 
 AttentionCurve attention(const char* kernel, std::int64_t head_dim, Pass pass, double efficiency) {
-  AttentionCurve curve;
-  curve.kernel = kernel;
-  curve.head_dim = head_dim;
-  curve.pass = pass;
-  curve.efficiency = efficiency;
-  curve.evidence = Evidence::kMeasured;
+  AttentionCurve curve = {.kernel = kernel,
+                          .head_dim = head_dim,
+                          .pass = pass,
+                          .efficiency = efficiency,
+                          .evidence = Evidence::kMeasured};
   return curve;
 }
 

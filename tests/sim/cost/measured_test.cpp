@@ -59,16 +59,12 @@ TEST(ShapeCorrection, PassesAndDtypesAreApart) {
 
 // 192 tiles of 256 x 256 are one wave and a half of 128 units, 384 tiles of 128 x 256 three.
 TEST(CurveSeconds, TilesAreHipblasltsOnAmd) {
-  GemmCurve curve;
-  curve.efficiency = 0.5;
-  curve.hbm_fraction = 1;
-  curve.wave = 0.3;
+  GemmCurve curve = {.efficiency = 0.5, .hbm_fraction = 1, .wave = 0.3};
   GemmCurve flat = curve;
   flat.wave = 0;
-  Gpu gpu;
-  gpu.multiprocessors = 128;
-  gpu.peak_fp32 = FlopsPerSecond(1e14);
-  gpu.memory_bandwidth = BytesPerSecond(1e13);
+  Gpu gpu = {.multiprocessors = 128,
+             .peak_fp32 = FlopsPerSecond(1e14),
+             .memory_bandwidth = BytesPerSecond(1e13)};
   const Kernel kernel = product(4096, 3072, 4096);
   const auto waste = [&](const char* architecture) {
     gpu.architecture = architecture;
@@ -79,10 +75,7 @@ TEST(CurveSeconds, TilesAreHipblasltsOnAmd) {
 }
 
 Gpu hopper() {
-  Gpu gpu;
-  gpu.multiprocessors = 132;
-  gpu.clock = 1.83e9;
-  gpu.peak_bf16 = FlopsPerSecond(989e12);
+  Gpu gpu = {.multiprocessors = 132, .clock = 1.83e9, .peak_bf16 = FlopsPerSecond(989e12)};
   return gpu;
 }
 
@@ -130,9 +123,7 @@ TEST(RowSeconds, ShortRowsOfANormTakeABlockEach) {
   const Gpu gpu = hopper();
   MemoryCurve streams;
   streams.fraction = 0.9;
-  Kernel kernel;
-  kernel.memory_class = MemoryClass::kNormForward;
-  kernel.m = 262144;
+  Kernel kernel = {.memory_class = MemoryClass::kNormForward, .m = 262144};
   EXPECT_NEAR(row_seconds(kernel, streams, gpu), 385e-6, 4e-6);
   kernel.memory_class = MemoryClass::kGeneratedNorm;
   EXPECT_EQ(row_seconds(kernel, streams, gpu), 0);
@@ -144,10 +135,9 @@ TEST(RowSeconds, WeightsOfANarrowNormGoDownItsRows) {
   gpu.memory_bandwidth = BytesPerSecond(4.8e12);
   MemoryCurve streams;
   streams.fraction = 0.9;
-  Kernel kernel;
-  kernel.memory_class = MemoryClass::kNormBackward;
-  kernel.m = 16384;
-  kernel.bytes = Bytes(3LL * 16384 * 1024 * 2);
+  Kernel kernel = {.memory_class = MemoryClass::kNormBackward,
+                   .m = 16384,
+                   .bytes = Bytes(3LL * 16384 * 1024 * 2)};
   EXPECT_NEAR(row_seconds(kernel, streams, gpu), 114e-6, 0.15 * 114e-6);
   // Above 65,536 rows narrow ones share their columns.
   kernel.m = 131072;
@@ -188,9 +178,7 @@ MeasuredPoints collectives() {
 
 TEST(CollectiveAt, GroupsThatWereNotMeasured) {
   const MeasuredPoints measured = collectives();
-  CollectiveCall call;
-  call.bytes = 1e6;
-  call.group = 4;
+  CollectiveCall call = {.group = 4, .bytes = 1e6};
   EXPECT_DOUBLE_EQ(collective_at(measured, call)->value, 30e-6 + 750e-6);
   call.group = 3;  // between 510 us and 780 us
   EXPECT_NEAR(collective_at(measured, call)->value, 645e-6, 1e-12);
@@ -228,9 +216,7 @@ TEST(CostModelOnCpu, FunctionsAreFoundByFunctionPassAndDtype) {
   c.measured.functions = {{Function::kAdd, Pass::kForward, true, {{1000, 1}}},
                           {Function::kAdd, Pass::kForward, false, {{1000, 2}}},
                           {Function::kAdd, Pass::kBackward, true, {{1000, 3}}}};
-  Kernel kernel;
-  kernel.function = Function::kAdd;
-  kernel.bytes = Bytes(1000);
+  Kernel kernel = {.function = Function::kAdd, .bytes = Bytes(1000)};
   const auto price = [&](DType compute) {
     CostChoices choices;
     choices.compute = compute;

@@ -11,9 +11,7 @@ using Kind = Optimizer::Kind;
 
 // {bytes in all, bytes in managed memory} of a matrix of 1,000 x 512.
 std::pair<std::int64_t, std::int64_t> kept(Kind kind, bool is_table = false) {
-  Optimizer optimizer;
-  optimizer.kind = kind;
-  optimizer.state = DType::kBf16;
+  Optimizer optimizer = {.kind = kind, .state = DType::kBf16};
   std::pair<std::int64_t, std::int64_t> sum;
   for (const StateTensor& state : optimizer_state(optimizer, {"weight", {1000, 512}}, is_table)) {
     sum.first += state.bytes;

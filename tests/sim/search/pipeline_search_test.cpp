@@ -122,10 +122,7 @@ TEST(PipelineSearch, FindsTheFastestOfAll) {
     space.base.pipeline.stages_per_rank = stages;
     if (stages > 1) space.base.pipeline.schedule = PipelineSchedule::kInterleaved1F1B;
     space.global_batch = 64;
-    SearchOptions options;
-    options.threads = 1;
-    options.detail = SearchDetail::kBest;
-    options.tie = 0;
+    SearchOptions options = {.threads = 1, .detail = SearchDetail::kBest, .tie = 0};
     const SearchResult found = search(space, model, costs, options);
     ASSERT_TRUE(found.best);
     EXPECT_GT(found.pruned, 0);

@@ -29,9 +29,7 @@ std::vector<std::int64_t> ends(const std::vector<LinkUse>& uses) {
     graph.works.emplace_back();
     graph.works.back().communicator = row.communicator;
     graph.communicators.emplace_back();
-    Cost cost;
-    cost.duration = Time::ns(1000);
-    cost.uses = uses[i];
+    Cost cost = {.duration = Time::ns(1000), .uses = uses[i]};
     table.works.push_back(cost);
   }
   std::vector<std::int64_t> list;

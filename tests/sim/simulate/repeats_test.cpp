@@ -137,10 +137,7 @@ TEST(Repeats, ARunThatBeginsBehindOtherRowsIsNotTheNextOne) {
 // Nothing is told where the step has not settled, or the host ends it.
 TEST(Repeats, ASingleMicroBatchDoesNotRepeat) {
   const ModelSpec model = tiny_model(4);
-  Plan plan;
-  plan.model = model.name;
-  plan.mesh = {2, 1};
-  plan.batch = {16, 1, 1};
+  Plan plan = {.model = model.name, .batch = {16, 1, 1}, .mesh = {2, 1}};
   EXPECT_EQ(find_repeats(build_training_step(model, plan)).count, 0);
   plan.batch.accumulation = 8;
   const RepeatedRows rows = find_repeats(build_training_step(model, plan));

@@ -316,9 +316,7 @@ TEST(ReceivedRows, TheFullestRankDecides) {
   ExpertParallel counted;
   counted.counts = {1, 1, 1, 1, 1, 1, 5, 5};
   EXPECT_EQ(received_rows(counted, {4, 8}, 1600), 4000);  // 10 of 16 of 6400
-  ExpertParallel listed;
-  listed.received = {10, 20, 30, 40};
-  listed.sent = {25, 25, 25, 25};
+  ExpertParallel listed = {.sent = {25, 25, 25, 25}, .received = {10, 20, 30, 40}};
   EXPECT_EQ(received_rows(listed, {4, 8}, 100), 100);
 }
 

@@ -18,9 +18,9 @@ struct Operands {
 Kernel kernel_of(const std::string& name, const Operands& given) {
   Capture capture;
   capture.names = {name};
-  CapturedCall call;
-  call.name = 0;
-  call.values = {256, 1, 1, 128, 1, 1, 0, given.elements, given.bytes, given.largest, given.blocks};
+  CapturedCall call = {.name = 0,
+                       .values = {256, 1, 1, 128, 1, 1, 0, given.elements, given.bytes,
+                                  given.largest, given.blocks}};
   const auto made = captured_kernel(capture, call, Pass::kForward);
   EXPECT_TRUE(made && made->known) << name;
   return made ? made->kernel : Kernel{};
@@ -96,9 +96,9 @@ TEST(CapturedKernel, ListsAreReadAndWrittenAsTheirFunctorSays) {
 }
 
 CapturedCall strided_call(std::int64_t elements, std::int64_t asked, std::int64_t dimensions) {
-  CapturedCall call;
-  call.name = 0;
-  call.values = {256, 1, 1, 128, 1, 1, 0, elements, 0, 0, 0, 8 * elements, asked, dimensions};
+  CapturedCall call = {
+      .name = 0,
+      .values = {256, 1, 1, 128, 1, 1, 0, elements, 0, 0, 0, 8 * elements, asked, dimensions}};
   return call;
 }
 
@@ -121,10 +121,10 @@ TEST(CapturedKernel, AttentionIsOfWholeTiles) {
   Capture capture;
   capture.names = {"cudnn attention_forward"};
   const auto flops = [&](std::int64_t sequence, bool causal) {
-    CapturedCall call;
-    call.kind = CapturedCall::Kind::kLibrary;
-    call.name = 0;
-    call.values = {4 * 2 * 16 * sequence * 64, 1, 16, sequence, sequence, 64, causal ? 1 : 0};
+    CapturedCall call = {
+        .kind = CapturedCall::Kind::kLibrary,
+        .name = 0,
+        .values = {4 * 2 * 16 * sequence * 64, 1, 16, sequence, sequence, 64, causal ? 1 : 0}};
     const Kernel kernel = captured_kernel(capture, call, Pass::kForward)->kernel;
     EXPECT_TRUE(kernel.in_tiles);
     return kernel.flops.count();
@@ -156,10 +156,9 @@ TEST(CapturedKernel, AConvolutionIsAProductAndLongerInTf32) {
   const auto kernel = [](std::int64_t type) {
     Capture capture;
     capture.names = {"cudnn convolution_forward"};
-    CapturedCall call;
-    call.kind = CapturedCall::Kind::kLibrary;
-    call.name = 0;
-    call.values = {1 << 20, 6400, 256, 576, 1, type};
+    CapturedCall call = {.kind = CapturedCall::Kind::kLibrary,
+                         .name = 0,
+                         .values = {1 << 20, 6400, 256, 576, 1, type}};
     return captured_kernel(capture, call, Pass::kForward)->kernel;
   };
   constexpr std::int64_t kFloat = 0, kBf16 = 14;
@@ -177,10 +176,9 @@ TEST(CapturedKernel, GroupsOfChannelsAreOneKernelOrAProductEach) {
   const auto kernel = [](const char* name, std::array<std::int64_t, 4> shape) {
     Capture capture;
     capture.names = {name};
-    CapturedCall call;
-    call.kind = CapturedCall::Kind::kLibrary;
-    call.name = 0;
-    call.values = {1 << 20, shape[0], shape[1], shape[2], shape[3], 14};
+    CapturedCall call = {.kind = CapturedCall::Kind::kLibrary,
+                         .name = 0,
+                         .values = {1 << 20, shape[0], shape[1], shape[2], shape[3], 14}};
     return captured_kernel(capture, call, Pass::kForward)->kernel;
   };
   constexpr const char* kForward = "cudnn convolution_forward in groups";

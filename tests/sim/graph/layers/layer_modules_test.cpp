@@ -20,12 +20,7 @@ const LayerSpec& layer_of(const ModelSpec& model, std::int32_t layer) {
 
 // Four blocks of GPT-2: biases, LayerNorm, one matrix for q, k and v, tied embeddings.
 ModelSpec tiny_gpt() {
-  ModelDims dims;
-  dims.name = "tiny";
-  dims.family = "gpt2";
-  dims.source = "tests";
-  dims.layers = 4;
-  dims.hidden = 64;
+  ModelDims dims = {.name = "tiny", .family = "gpt2", .source = "tests", .layers = 4, .hidden = 64};
   dims.heads = dims.kv_heads = 4;
   dims.head_dim = 16;
   dims.ffn = 256;
@@ -40,9 +35,7 @@ ModelSpec tiny_gpt() {
 }
 
 LayerProgram program_of(const ModelSpec& model, std::int32_t layer) {
-  ProgramOptions options;
-  options.sequence = 8;
-  options.hooks = true;
+  ProgramOptions options = {.sequence = 8, .hooks = true};
   const bool is_table =
       layer_of(model, layer).role == LayerRole::kEmbedding && model.tied_embeddings;
   options.tied = is_table ? Tying::kTokenTable : Tying::kNone;

@@ -291,12 +291,8 @@ States between_steps(const EventGraph& graph) {
 
 // GPT of 36 blocks of 4096: 7.46 billion parameters.
 ModelSpec large_model() {
-  ModelDims dims;
-  dims.name = "gpt-7.5b";
-  dims.family = "gpt2";
-  dims.source = "tests";
-  dims.layers = 36;
-  dims.hidden = 4096;
+  ModelDims dims = {
+      .name = "gpt-7.5b", .family = "gpt2", .source = "tests", .layers = 36, .hidden = 4096};
   dims.heads = dims.kv_heads = 32;
   dims.head_dim = 128;
   dims.ffn = std::int64_t{4} * 4096;
