@@ -22,8 +22,7 @@ namespace foreshard {
 
 OpenStack open_stack(std::vector<StackOutcome> outcomes, const std::vector<double>& draws,
                      double width) {
-  OpenStack open;
-  open.outcomes = std::move(outcomes);
+  OpenStack open = {.outcomes = std::move(outcomes)};
   if (draws.empty() || width <= 0) return open;
   const std::vector<double> weights = weights_of(open.outcomes);
   std::vector<double> ratios;

@@ -172,8 +172,7 @@ ExitCode measure_gpu(const MeasureOptions& options) {
 
 // Collectives between the GPUs of the ranks; the stand-in's ranks are threads.
 ExitCode measure_gpus(const MeasureOptions& options) {
-  DeviceCollectivesRequest request;
-  request.progress = [](const std::string& what) { note(what); };
+  DeviceCollectivesRequest request = {.progress = [](const std::string& what) { note(what); }};
   const std::string created = utc_now();
   if (options.device == "standin") {
     request.largest = std::size_t{1} << 18;
@@ -220,8 +219,7 @@ ExitCode run_measure(const MeasureOptions& options) {
         std::filesystem::temp_directory_path() /
         fmt::format("foreshard-measure-{}-{}.json", ::getpid(), ranks);
     ::setenv(kRowsVariable, file.c_str(), 1);
-    SpawnOptions spawn;
-    spawn.arguments = {"foreshard-exec"};
+    SpawnOptions spawn = {.arguments = {"foreshard-exec"}};
     spawn.arguments.insert(spawn.arguments.end(), options.spawn.arguments.begin(),
                            options.spawn.arguments.end());
     const int code = spawn_ranks(ranks, spawn);

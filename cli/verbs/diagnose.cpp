@@ -34,9 +34,8 @@ std::vector<Thread> score_threads(const std::string& file) {
   std::vector<Thread> threads;
   for (const ConfigNode& node : root.elements()) {
     node.allow_only({"source", "said", "cause", "found"});
-    Thread& thread = threads.emplace_back();
-    thread.source = node.at("source").as_string();
-    thread.cause = node.at("cause").as_string();
+    Thread& thread = threads.emplace_back(
+        Thread{.source = node.at("source").as_string(), .cause = node.at("cause").as_string()});
     const Diagnosis named = diagnose({{}, node.at("said").as_string()}, {}, 0.1);
     const auto found = std::ranges::find_if(
         named.causes, [&](const DiagnosedCause& cause) { return cause.name == thread.cause; });

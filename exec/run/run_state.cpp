@@ -41,9 +41,8 @@ TrainingState RunState::state() {
                          .parts = plan_.mesh.tp,
                          .part_index = engine_.part_index()};
   for (UnitMemory& unit : engine_.units().all()) {
-    StateUnit& described = state.units.emplace_back();
-    described.name = unit.name;
-    described.shard_numel = unit.shard;
+    StateUnit& described =
+        state.units.emplace_back(StateUnit{.name = unit.name, .shard_numel = unit.shard});
     for (std::size_t i = 0; i < unit.layout.parameters.size(); ++i) {
       const FlatParameter& p = unit.layout.parameters[i];
       const LayerInstance& layer = model_.order[at(p.layer)];

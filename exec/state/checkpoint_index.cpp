@@ -78,8 +78,7 @@ std::uint64_t parse_hex(const ConfigNode& node, std::string_view digits) {
 
 StateParameter read_parameter(const ConfigNode& node) {
   node.allow_only({"name", "shape", "offset", "numel", "parts", "cut"});
-  StateParameter parameter;
-  parameter.name = node.at("name").as_string();
+  StateParameter parameter = {.name = node.at("name").as_string()};
   const ConfigNode shape = node.at("shape");
   for (const ConfigNode& extent : shape.elements()) parameter.shape.push_back(extent.as_int(0));
   parameter.offset = node.at("offset").as_int(0);
@@ -112,8 +111,7 @@ StateUnit read_unit(const ConfigNode& node) {
 
 CheckpointFile read_file(const ConfigNode& node) {
   node.allow_only({"name", "bytes", "checksums"});
-  CheckpointFile file;
-  file.name = node.at("name").as_string();
+  CheckpointFile file = {.name = node.at("name").as_string()};
   if (file.name.empty() || file.name == "." || file.name == ".." ||
       file.name.find_first_of(std::string_view("/\0", 2)) != std::string::npos) {
     throw node.at("name").error("is no plain file name: a checkpoint's files are in its folder");
@@ -184,8 +182,7 @@ CheckpointIndex parse_index(std::string_view text, const std::string& file_name)
     throw Error(ExitCode::kInvalidInput,
                 file_name + ": is incomplete: it does not end with its checksum");
   }
-  CheckpointIndex index;
-  index.checksum = text_checksum(text, position);
+  CheckpointIndex index = {.checksum = text_checksum(text, position)};
   if (text.substr(position, kDigits) != hex(index.checksum)) {
     throw Error(ExitCode::kInvalidInput,
                 file_name + ": was altered: its checksum is not the one that was written");

@@ -129,8 +129,7 @@ class JobOfRank {
   }
   Mesh mesh() const {
     const std::string_view word = text("dp");
-    Mesh mesh;
-    mesh.pp = number("pp");
+    Mesh mesh = {.pp = number("pp")};
     if (word.empty()) return mesh;  // stages without fully_shard
     const std::size_t cross = word.find('x');
     mesh.shard = number("dp", cross == word.npos ? word : word.substr(cross + 1));
@@ -267,12 +266,12 @@ class PipelineRecordings {
       const std::string kind(file.text(row, file.at("kind")));
       highest = std::max(highest, file.integer(row, file.at("peak_since_previous_row")));
       if (std::ranges::find(r.boundaries, kind) == r.boundaries.end()) continue;
-      RecordedMemoryRow& m = r.memory.emplace_back();
-      m.step = 2;
-      m.seq = file.integer(row, file.at("seq"));
-      m.kind = kind;
-      m.total = file.integer(row, file.at("total"));
-      m.peak_since_previous_row = std::exchange(highest, 0);
+      RecordedMemoryRow& m = r.memory.emplace_back(
+          RecordedMemoryRow{.step = 2,
+                            .seq = file.integer(row, file.at("seq")),
+                            .kind = kind,
+                            .total = file.integer(row, file.at("total")),
+                            .peak_since_previous_row = std::exchange(highest, 0)});
       m.categories.resize(r.categories.size());
       for (std::size_t c = 0; c < place.size(); ++c) {
         m.categories[place[c]] += file.integer(row, first + c);

@@ -206,8 +206,7 @@ Cluster recorded_cluster(const Plan& plan) {
 
 RecordedJob read_recorded_job(const RecordingFolder& folder, std::size_t row) {
   const SettingsReader s(folder, row);
-  RecordedJob job;
-  job.settings = model_settings(s);
+  RecordedJob job = {.settings = model_settings(s)};
   job.model = build_recorded_model(job.settings);
   if (job.settings.model != "gpt2") {
     // seq x head_dim / 2 complex numbers of two fp32.
@@ -341,18 +340,16 @@ ConformanceFolder conform_folder(RecordingLibrary& library, const RecordingFolde
   const auto wanted = [&](const std::string& id) {
     return only.empty() || std::ranges::find(only, id) != only.end();
   };
-  ConformanceFolder result;
-  result.path = folder.path().string();
+  ConformanceFolder result = {.path = folder.path().string()};
   for (std::size_t row = 0; row < folder.size(); ++row) {
     if (wanted(folder.id(row))) result.rows.push_back(conform_row(library, folder, row));
   }
   for (const SkippedRecording& skipped : folder.skipped()) {
     if (!wanted(skipped.id)) continue;
-    Conformance& row = result.rows.emplace_back();
-    row.state = Conformance::State::kNotRecorded;
-    row.counted = false;
-    row.id = skipped.id;
-    row.reason = skipped.reason;
+    result.rows.push_back({.state = Conformance::State::kNotRecorded,
+                           .id = skipped.id,
+                           .reason = skipped.reason,
+                           .counted = false});
   }
   return result;
 }

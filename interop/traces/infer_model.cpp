@@ -25,8 +25,7 @@ namespace {
 constexpr std::int64_t kShortSequence = 128;  // sizes of units do not depend on it
 
 Plan plan_of(const ModelSpec& model, std::int64_t shards, const Units& units) {
-  Plan plan;
-  plan.model = model.name;
+  Plan plan = {.model = model.name};
   plan.batch.sequence = model.fixed_sequence > 0 ? model.fixed_sequence
                                                  : std::min(model.max_positions, kShortSequence);
   plan.mesh = {shards, 1};

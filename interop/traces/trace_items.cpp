@@ -94,8 +94,7 @@ class Linker {
   }
 
   TracedWork link() {
-    TracedWork work;
-    work.messages = trace_.messages;
+    TracedWork work = {.messages = trace_.messages};
     gpu_ ? link_device(work) : link_host(work);
     const auto& threads = issuing_threads_;
     for (const TraceEvent& event : trace_.events) {

@@ -106,8 +106,7 @@ class LayerReader {
     const ConfigNode tensors = node_.at("tensors", "the layer's tensors, its input first");
     for (const ConfigItem& item : tensors.items()) {
       const ConfigNode& node = item.value;
-      TensorSpec spec;
-      spec.name = item.key;
+      TensorSpec spec = {.name = item.key};
       if (node.is_mapping()) {
         node.allow_only({"per_token", "per_position", "by_pairs", "per_sequence", "by_samples",
                          "per_image", "fixed", "split", "type", "name"});
@@ -156,8 +155,7 @@ class LayerReader {
     if (parameters == nullptr) return;
     for (const ConfigItem& item : parameters->items()) {
       const ConfigNode& node = item.value;
-      ParameterSpec spec;
-      spec.name = item.key;
+      ParameterSpec spec = {.name = item.key};
       ConfigNode shape = node;
       if (node.is_mapping()) {
         node.allow_only({"shape", "norm", "tied", "trainable", "stored_as_computed", "unpacked",

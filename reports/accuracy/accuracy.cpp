@@ -137,8 +137,7 @@ std::vector<const AccuracyRow*> pointers(const std::vector<AccuracyRow>& rows) {
 }
 
 AccuracySummary summarize_accuracy(const std::vector<const AccuracyRow*>& rows) {
-  AccuracySummary s;
-  s.rows = static_cast<int>(rows.size());
+  AccuracySummary s = {.rows = static_cast<int>(rows.size())};
   std::vector<double> errors, sizes, widths;
   int covered = 0, in_half = 0, in_80 = 0;
   double crps = 0;

@@ -269,10 +269,8 @@ class AttentionJudge {
     const auto name = std::pair(row.gpu, row.kernel);
     auto found = models_.find(name);
     if (found == models_.end()) {
-      Cluster cluster;
-      cluster.gpu = gpu;
-      CostChoices choices;
-      choices.attention_kernel = row.kernel;
+      Cluster cluster = {.gpu = gpu};
+      CostChoices choices = {.attention_kernel = row.kernel};
       found = models_.emplace(name, CostModel(cluster, load_profile(row.gpu), choices)).first;
     }
     Kernel kernel = {.kind = KernelKind::kAttention,

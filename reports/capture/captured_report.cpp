@@ -240,8 +240,7 @@ CapturedForecast forecast_capture(const Capture& capture, const Plan& plan,
                             capture.path, capture.rank, capture.world, cluster.gpus, capture.world,
                             cluster.gpu.key, cluster.gpus));
   }
-  CapturedForecast made;
-  made.captured = capture_graph(capture);
+  CapturedForecast made = {.captured = capture_graph(capture)};
   Forecast& forecast = made.forecast;
   forecast.graph = std::move(made.captured.graph);
   forecast.plan = plan;

@@ -73,17 +73,16 @@ class LibraryComparison {
     for (std::size_t seq = 0; seq < log.size(); ++seq) {
       const LibraryEvent& event = log[seq];
       if (!whole && !is_always_kept(event.kind)) continue;
-      LibraryRecordedEvent& row = rows.emplace_back();
-      row.step = step;
-      row.microbatch = event.microbatch;
-      row.seq = static_cast<std::int64_t>(seq);
-      row.kind = event.kind;
-      row.unit = event.unit;
-      row.dtype = event.dtype;
-      row.group = event.group;
-      row.note = event.note;
-      row.bytes_in = event.bytes_in;
-      row.bytes_out = event.bytes_out;
+      rows.push_back({.step = step,
+                      .microbatch = event.microbatch,
+                      .seq = static_cast<std::int64_t>(seq),
+                      .kind = event.kind,
+                      .unit = event.unit,
+                      .dtype = event.dtype,
+                      .group = event.group,
+                      .note = event.note,
+                      .bytes_in = event.bytes_in,
+                      .bytes_out = event.bytes_out});
     }
     return rows;
   }

@@ -61,8 +61,7 @@ ScalingCurve scale(const std::vector<CandidateCluster>& sizes, const JobMaker& m
   };
   judge_each(sizes.size(), {options.threads, options.progress, "scale"}, judge);
 
-  ScalingCurve curve;
-  curve.weak = weak;
+  ScalingCurve curve = {.weak = weak};
   for (std::size_t i = 0; i < sizes.size(); ++i) {
     if (looked[i].sequence > 0) {
       curve.model = looked[i].model;

@@ -598,8 +598,7 @@ class Native final : public StepBuilder {
     }
     free_gradients();
     const auto by_host = [&](std::vector<Kernel> kernels) {
-      UnitWork work;
-      work.kernels = std::move(kernels);
+      UnitWork work = {.kernels = std::move(kernels)};
       return add_row(EventKind::kHostOptimizer, Stream::kCompute,
                      new_work(EventKind::kHostOptimizer, work), -1);
     };

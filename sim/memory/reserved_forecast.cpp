@@ -63,8 +63,7 @@ ReservedForecast decide(const EventGraph& graph, const Plan& plan, const Cluster
                         Order order, const SettledIn& settled) {
   const Bytes allocated = peak_allocated(graph);
   if (cluster.host_computes) {
-    ReservedForecast laid_out;
-    laid_out.peak = allocated;
+    ReservedForecast laid_out = {.peak = allocated};
     return laid_out;
   }
   // The engine's, beside which the allocator serves what layers make.

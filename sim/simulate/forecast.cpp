@@ -75,8 +75,7 @@ void take_fullest_rank(EventGraph& graph, Plan& plan) {
 }
 
 RowTimes row_times(const Timeline& timeline) {
-  RowTimes times;
-  times.period = timeline.period;
+  RowTimes times = {.period = timeline.period};
   times.issues.reserve(timeline.spans.size());
   times.ends.reserve(timeline.spans.size());
   for (const Span& span : timeline.spans) {

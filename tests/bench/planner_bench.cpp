@@ -199,8 +199,7 @@ void count_plans(benchmark::State& state, const SearchResult& result) {
 
 void BM_SearchGrid(benchmark::State& state) {
   const Setting s;
-  SearchOptions options;
-  options.threads = 1;
+  SearchOptions options = {.threads = 1};
   SearchResult result;
   for (auto _ : state) result = search(gpt3_space(s), s.model, s.costs, options);
   count_plans(state, result);

@@ -97,8 +97,7 @@ TEST(LocalMachine, AGatherOfOneIsACopyOrACast) {
   EXPECT_NEAR(costs_of(1).price(EventKind::kAllGather, Bytes(1'000'000), {1, 1}).seconds, 203e-6,
               1e-9);
   const LocalMachine machine = local_machine(profile(), 1);
-  CostChoices choices;
-  choices.compute = DType::kBf16;
+  CostChoices choices = {.compute = DType::kBf16};
   EXPECT_NEAR(CostModel(machine.cluster, machine.calibration, choices)
                   .price(EventKind::kAllGather, Bytes(1'000'000), {1, 1})
                   .seconds,

@@ -48,8 +48,7 @@ TEST(Choices, PredictAgreesWithSearch) {
     const Job asked = load_job(options);
     const std::int64_t batch = asked.cluster.gpus * draw.of<std::int64_t>({1, 4, 8});
     const SearchVariants variants = search_variants(asked, {std::to_string(batch), {}});
-    SearchOptions how;
-    how.threads = 1;
+    SearchOptions how = {.threads = 1};
     how.fit.terms.confidence = draw.of({0.6, 0.95});
     const JobSearch found = search_job(variants, how);
     const Job& job = found.chosen.job;

@@ -53,8 +53,7 @@ const AttentionShape* attention_of(const ModelSpec& model, const std::string& ki
 }
 
 ModelSpec planned(const char* name, AttentionKernel kernel, std::int64_t sequence) {
-  Plan plan;
-  plan.attention = kernel;
+  Plan plan = {.attention = kernel};
   plan.batch.sequence = sequence;
   return with_variants(load_zoo_model(name), plan);
 }

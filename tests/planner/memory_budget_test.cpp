@@ -23,8 +23,7 @@ JobOptions small_job() {
 }
 
 SearchOptions quietly() {
-  SearchOptions search;
-  search.threads = 2;
+  SearchOptions search = {.threads = 2};
   return search;
 }
 

@@ -31,8 +31,7 @@ inline RunRecord steady_run(int world, int steps, const EventGraph& graph,
                       .tokens_per_step = 1000};
   for (int s = 0; s < steps; ++s) record.losses.push_back(5.0 / (s + 1));
   for (int r = 0; r < world; ++r) {
-    RankRecord rank;
-    rank.rank = r;
+    RankRecord rank = {.rank = r};
     for (int s = 0; s < steps; ++s) {
       rank.step_durations.push_back(timeline.period);
       rank.timelines.push_back(measured_step(s + 1, timeline));

@@ -268,8 +268,7 @@ class Builder {
     // others may be. NVIDIA's few are shapes chosen to show something else.
     const auto apart = apart_.find(machine.key);
     if (is_amd(machine.node.gpu) && apart != apart_.end()) options.apart = &apart->second;
-    CatalogueGemm gemm;
-    gemm.bf16 = fit_gemm(bf16_.at(machine.key), machine.node.gpu, options);
+    CatalogueGemm gemm = {.bf16 = fit_gemm(bf16_.at(machine.key), machine.node.gpu, options)};
     if (from != nullptr) {
       gemm.bf16.curve.evidence = Evidence::kInterpolated;
       gemm.bf16.curve.sustained = done_.at(from->key).bf16.curve.sustained;
@@ -283,8 +282,7 @@ class Builder {
     if (from == nullptr) return;
     GemmFitOptions options = {.hbm_fraction = kHbmFraction,
                               .relative = &done_.at(from->key).bf16.curve};
-    CatalogueGemm gemm;
-    gemm.bf16 = fit_gemm(anchor_rows(anchor), machine.node.gpu, options);
+    CatalogueGemm gemm = {.bf16 = fit_gemm(anchor_rows(anchor), machine.node.gpu, options)};
     GemmCurve& curve = gemm.bf16.curve;
     curve.sustained =
         hot_share(done_.at(from->key).bf16.curve.sustained, machine.node.gpu, from->node.gpu);

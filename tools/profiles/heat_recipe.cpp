@@ -38,8 +38,7 @@ constexpr std::array kBlackwells = {"b200", "b300", "gb200", "gb300"};
 }  // namespace
 
 HeatCurve fit_heat(const CsvTable& clocks) {
-  LeastSquares problem;
-  problem.rows = clocks.rows();
+  LeastSquares problem = {.rows = clocks.rows()};
   problem.ranges = {{0.1, 10}, {0.001, 1}, {0.2, 4}};  // W per TFLOP/s, per GB/s; the exponent
   problem.starts = {{1, 0.1, 1}};
   problem.residuals = [&](std::span<const double> x, std::span<double> out) {

@@ -457,8 +457,7 @@ class Builder {
     }
     if (after < before) {
       made_.retained -= Bytes(before - after);
-      Buffer rest;
-      rest.bytes = Bytes(before - after);
+      Buffer rest = {.bytes = Bytes(before - after)};
       g.buffers.push_back(rest);
       actions_.emplace_back(MemoryAction::Kind::kAllocate,
                             static_cast<std::int32_t>(g.buffers.size()) - 1);

@@ -65,8 +65,7 @@ KernelClass parse_class(std::string_view line) {
     line = line.substr(0, comma);
   }
   cells[0] = line;
-  KernelClass made;
-  made.name = cells[0];
+  KernelClass made = {.name = cells[0]};
   if (cells[1].starts_with("attention_")) {
     made.kind = KernelKind::kAttention;
     made.pass = cells[1] == "attention_forward" ? Pass::kForward : Pass::kBackward;
@@ -327,8 +326,7 @@ Flops operations_of(double picoseconds) {
 // each channel, threads bind.
 Kernel convolution(const KernelClass& row, std::string_view name, const CapturedCall& call) {
   const auto& v = call.values;
-  Kernel k;
-  k.bytes = Bytes(v[0]);
+  Kernel k = {.bytes = Bytes(v[0])};
   if (row.binds_threads) {
     k.flops = Flops(row.factor * as_double(v[1] * v[2] * v[3] * v[4]));
     return k;
@@ -402,8 +400,7 @@ Kernel cudnn_attention(std::string_view name, const CapturedCall& call) {
 
 Kernel library_call(std::string_view name, const CapturedCall& call) {
   if (name.find("attention") != std::string_view::npos) return cudnn_attention(name, call);
-  Kernel k;
-  k.bytes = Bytes(call.values[0]);
+  Kernel k = {.bytes = Bytes(call.values[0])};
   if (const KernelClass* const row = class_of(name); row != nullptr) {
     if (row->kind == KernelKind::kGemm || row->binds_threads) return convolution(*row, name, call);
     k.memory_class = row->memory_class;
@@ -504,8 +501,7 @@ std::optional<CapturedKernel> captured_kernel(const Capture& capture, const Capt
     return CapturedKernel{library_call(name, call), true};
   if (call.kind != CapturedCall::Kind::kLaunch) return std::nullopt;
   const KernelClass* const row = class_of(name);
-  CapturedKernel made;
-  made.known = row != nullptr;
+  CapturedKernel made = {.known = row != nullptr};
   if (row == nullptr) {
     made.kernel.bytes = Bytes(call.values[8]);
   } else if (row->kind == KernelKind::kAttention) {

@@ -149,8 +149,7 @@ void LayerProgramWriter::await(std::int16_t launch) {
 }
 
 void LayerProgramWriter::recompute_here() {
-  LayerCall call;
-  call.kind = LayerCall::Kind::kRecompute;
+  LayerCall call = {.kind = LayerCall::Kind::kRecompute};
   add_call(call);
 }
 

@@ -312,8 +312,7 @@ std::uint16_t Zero3::work_of(EventKind kind, std::int64_t bytes, std::uint8_t co
       static_cast<std::uint64_t>(bytes) << 18 | static_cast<std::uint64_t>(kind) << 13 |
       static_cast<std::uint64_t>(communicator & 31U) << 8 | static_cast<std::uint64_t>(hooks);
   if (const std::uint16_t* known = work_indices_.find(key)) return *known;
-  UnitWork work;
-  work.communicator = communicator;
+  UnitWork work = {.communicator = communicator};
   const bool is_copy =
       kind == EventKind::kAllGatherCopyIn || kind == EventKind::kAllGatherCopyOut ||
       kind == EventKind::kReduceScatterCopyIn || kind == EventKind::kGradientCopyIn;

@@ -30,8 +30,7 @@ class Tracer {
     stops.reserve(places.size());
     const bool is_backward = &places == &script_.backward;
     for (const Zero3Place& place : places) {
-      Zero3Trace::Stop stop;
-      stop.place = place;
+      Zero3Trace::Stop stop = {.place = place};
       if (place.kind != Kind::kLoss) {
         if (place.layer >= 0) where_ = place;
         stop.place.layer = where_.layer;

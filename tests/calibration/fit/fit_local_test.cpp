@@ -22,8 +22,7 @@ const LocalFit& fit() {
 
 CostModel costs_of(std::int64_t ranks) {
   LocalMachine machine = local_machine(fit().profile, ranks);
-  CostChoices choices;
-  choices.order = ReductionOrder::kMicrobatch;
+  CostChoices choices = {.order = ReductionOrder::kMicrobatch};
   return CostModel(machine.cluster, machine.calibration, choices);
 }
 

@@ -21,8 +21,7 @@ std::string traced(const std::vector<std::string>& set, bool shapes) {
       .model = "llama-3.2-1b", .cluster = "8xh100", .sequence = "2048", .assignments = {set}};
   const Job job = load_job(options);
   const Forecast made = forecast(job.model, job.resolved.plan, cost_model(job));
-  CudaTraceOptions trace;
-  trace.shapes = shapes;
+  CudaTraceOptions trace = {.shapes = shapes};
   return write_temporary("rank-0.trace.json", cuda_trace(made, made.timeline, trace));
 }
 

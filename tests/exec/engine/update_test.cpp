@@ -78,8 +78,7 @@ TEST(AddSquares, IsTheSumOfSquaresOnAGridOf32) {
 }
 
 TEST(LearningRate, IsConstantUnlessThePlanSaysOtherwise) {
-  Optimizer optimizer;
-  optimizer.learning_rate = 0.5;
+  Optimizer optimizer = {.learning_rate = 0.5};
   for (const std::int64_t step : {1, 2, 1000, 1000000}) {
     EXPECT_EQ(learning_rate(optimizer, step), 0.5);
   }

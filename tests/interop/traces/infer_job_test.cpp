@@ -87,8 +87,7 @@ TEST(InferJob, MakesTheModelOfTheShapesWhereNobodyNamedOneLikeIt) {
 }
 
 TEST(InferJob, AsksForWhatTheTraceDoesNotTell) {
-  CudaTraceOptions options;
-  options.device = "A card of tomorrow";
+  CudaTraceOptions options = {.device = "A card of tomorrow"};
   const InferredJob job = infer_job(trace_of(tiny_model(3), tiny_plan(), options), std::nullopt);
   EXPECT_EQ(asked_keys(job),
             (std::vector<std::string>{"cluster", "batch.sequence", "batch.micro_batch", "model"}));

@@ -19,8 +19,7 @@ constexpr std::int64_t kWide = 8192, kFfn = 28672, kStatistic = 4;
 LayerProgram block(const Plan& plan, const ModelSpec& eager) {
   const ModelSpec model = with_variants(eager, plan);
   const auto is_block = [](const LayerSpec& layer) { return layer.role == LayerRole::kBlock; };
-  ProgramOptions options;
-  options.sequence = kTokens;
+  ProgramOptions options = {.sequence = kTokens};
   return build_layer_program(*std::find_if(model.kinds.begin(), model.kinds.end(), is_block),
                              options);
 }

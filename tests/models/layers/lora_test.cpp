@@ -20,8 +20,7 @@ constexpr std::int64_t kTokens = 1024;
 constexpr std::int64_t d = 4096, dkv = 1024, f = 14336;
 
 Cluster cluster_of_8() {
-  Cluster cluster;
-  cluster.gpus = 8;
+  Cluster cluster = {.gpus = 8};
   return cluster;
 }
 
@@ -45,8 +44,7 @@ LayerSpec block_of(const ModelSpec& model) {
 }
 
 LayerProgram program(const LayerSpec& layer) {
-  ProgramOptions options;
-  options.sequence = kTokens;
+  ProgramOptions options = {.sequence = kTokens};
   return build_layer_program(layer, options);
 }
 

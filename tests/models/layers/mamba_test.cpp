@@ -43,8 +43,7 @@ constexpr std::int64_t kConvolved = kInner + 2 * kShared;
 constexpr std::int64_t kProjected = kInner + kConvolved + kHeads;
 
 std::int64_t kept(RuntimeKind runtime) {
-  Plan plan;
-  plan.batch = {kSequence, kBatch, 1};
+  Plan plan = {.batch = {kSequence, kBatch, 1}};
   plan.runtime.kind = runtime;
   const ModelSpec model = with_variants(build_model(small()), plan);
   ProgramOptions options = {.batch = kBatch, .sequence = kSequence};

@@ -188,8 +188,7 @@ TEST(LatentAttentionTest, FlopsOfKeysWiderThanValues) {
   const LayerSpec& block = kind_named(model, "deepseek_v3 block");
   const double expected = 2.0 * 128 * kSequence * (192 + 128) / 2;
   EXPECT_DOUBLE_EQ(forward_flops_of(block, OperationKind::kAttention), expected);
-  ProgramOptions options;
-  options.sequence = kSequence;
+  ProgramOptions options = {.sequence = kSequence};
   const LayerProgram p = build_layer_program(block, options);
   double backward = 0;
   for (const Kernel& k : p.backward.kernels) {
@@ -266,8 +265,7 @@ TEST(ExpertLoopTest, TheHostWaitsForTheRouter) {
   EXPECT_EQ(waits(loop), 2);
   EXPECT_EQ(waits(grouped), 0);
   // The same work.
-  ProgramOptions options;
-  options.sequence = kSequence;
+  ProgramOptions options = {.sequence = kSequence};
   EXPECT_DOUBLE_EQ(p.forward.flops.count(),
                    build_layer_program(grouped.kinds[1], options).forward.flops.count());
 }

@@ -66,8 +66,7 @@ std::int64_t rows_summed(TensorSpec product, std::int64_t batch, std::int64_t se
   op.outputs = {1};
   op.parameters = {0, 1};
   layer.operations = {op};
-  ModelSpec model;
-  model.kinds = {layer};
+  ModelSpec model = {.kinds = {layer}};
   model = with_variants(model, plan_with(Compile::kNone));
   TensorSpec sums = model.kinds[0].tensors.back();
   EXPECT_EQ(sums.name, kColumnSums);

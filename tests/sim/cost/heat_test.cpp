@@ -58,8 +58,7 @@ TEST(Heat, TheClockIsTheGreatestWithinTheLimit) {
 }
 
 Kernel product() {
-  Kernel kernel;
-  kernel.kind = KernelKind::kGemm;
+  Kernel kernel = {.kind = KernelKind::kGemm};
   kernel.m = kernel.n = kernel.k = 8192;
   kernel.flops = Flops(2.0 * 8192 * 8192 * 8192);
   kernel.bytes = Bytes(3LL * 8192 * 8192 * 2);
@@ -84,8 +83,7 @@ CostModel costs(double limit, Calibration calibration) {
 // Of a row of one product, and of one with a copy of 1 GiB behind it (0.5 ms): s.
 std::pair<double, double> alone_and_beside(const CostModel& costs) {
   EventGraph graph;
-  Kernel copy;
-  copy.bytes = Bytes(1 << 30);
+  Kernel copy = {.bytes = Bytes(1 << 30)};
   graph.kernels = {product(), copy};
   Work alone, beside;
   alone.kernels_end = 1;

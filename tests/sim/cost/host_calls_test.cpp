@@ -129,8 +129,7 @@ TEST(HostCalls, ModulesOfTransformerEngineAreNotCompiled) {
 
 // Megatron-Core's checkpoint is one function of autograd's: 79 us, and what runs again.
 TEST(HostCalls, MegatronCoresCheckpointIsNoHookOfEachOperation) {
-  EventGraph graph;
-  graph.host = {.python = true, .engine = true};
+  EventGraph graph = {.host = {.python = true, .engine = true}};
   graph.kernels.resize(3);
   Work work;
   work.kind = EventKind::kRecompute;
@@ -155,8 +154,7 @@ TEST(HostCalls, AMicroBatchIsOnePass) {
 
 // Experts' products are launched one by one, from C++.
 TEST(HostCalls, GroupsAreLaunchedOneByOne) {
-  EventGraph graph;
-  graph.host = {.python = true, .engine = true};
+  EventGraph graph = {.host = {.python = true, .engine = true}};
   Kernel product, other;
   product.kind = KernelKind::kGemm;
   product.groups = 16;
@@ -187,8 +185,7 @@ TEST(HostCalls, GroupsAreLaunchedOneByOne) {
 // A product and a norm take 65 us more each, twice as long on a processor half as fast; products of
 // groups, other operations, layers without tensor parallelism and a compiler's kernels nothing.
 TEST(HostCalls, ProductsAndNormsOfTensorParallelismWorkOnDTensors) {
-  EventGraph graph;
-  graph.host = {.python = true, .dtensors = true};
+  EventGraph graph = {.host = {.python = true, .dtensors = true}};
   Kernel product, grouped, norm, other;
   product.kind = grouped.kind = KernelKind::kGemm;
   grouped.groups = 16;

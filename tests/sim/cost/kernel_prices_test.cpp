@@ -48,14 +48,12 @@ Calibration calibration() {
 }
 
 Cluster cluster() {
-  Cluster c;
-  c.gpu = gpu();
+  Cluster c = {.gpu = gpu()};
   return c;
 }
 
 CostChoices with_kernel(const char* name) {
-  CostChoices choices;
-  choices.attention_kernel = name;
+  CostChoices choices = {.attention_kernel = name};
   return choices;
 }
 

@@ -100,8 +100,7 @@ TEST(CurveSeconds, RowsOfAGroupAreAlignedWhateverTheirNumber) {
 // A mask of every pair and dropout: what forward and backward take besides, as cuDNN's do.
 TEST(CurveSeconds, ScoresThatAreMaskedOrDroppedTakeLonger) {
   const Gpu gpu = hopper();
-  AttentionCurve curve;
-  curve.efficiency = 0.5;
+  AttentionCurve curve = {.efficiency = 0.5};
   Kernel kernel = kernel_of(AttentionPoint{.fp32 = false,
                                            .causal = false,
                                            .batch = 1,
@@ -121,8 +120,7 @@ TEST(CurveSeconds, ScoresThatAreMaskedOrDroppedTakeLonger) {
 // 262,144 heads of 64 values: 385 us of an H200, where their bytes take 20.
 TEST(RowSeconds, ShortRowsOfANormTakeABlockEach) {
   const Gpu gpu = hopper();
-  MemoryCurve streams;
-  streams.fraction = 0.9;
+  MemoryCurve streams = {.fraction = 0.9};
   Kernel kernel = {.memory_class = MemoryClass::kNormForward, .m = 262144};
   EXPECT_NEAR(row_seconds(kernel, streams, gpu), 385e-6, 4e-6);
   kernel.memory_class = MemoryClass::kGeneratedNorm;
@@ -133,8 +131,7 @@ TEST(RowSeconds, ShortRowsOfANormTakeABlockEach) {
 TEST(RowSeconds, WeightsOfANarrowNormGoDownItsRows) {
   Gpu gpu = hopper();
   gpu.memory_bandwidth = BytesPerSecond(4.8e12);
-  MemoryCurve streams;
-  streams.fraction = 0.9;
+  MemoryCurve streams = {.fraction = 0.9};
   Kernel kernel = {.memory_class = MemoryClass::kNormBackward,
                    .m = 16384,
                    .bytes = Bytes(3LL * 16384 * 1024 * 2)};
@@ -166,8 +163,7 @@ MeasuredPoints collectives() {
     // 10 us per hop, and the share of the buffer that travels at 1 GB/s.
     const double hops = static_cast<double>(group - 1);
     const double share = hops / static_cast<double>(group);
-    CollectivePoints points;
-    points.group = group;
+    CollectivePoints points = {.group = group};
     for (const double bytes : {1e4, 1e6}) {
       points.points.push_back({bytes, 10e-6 * hops + share * bytes / 1e9});
     }
@@ -218,8 +214,7 @@ TEST(CostModelOnCpu, FunctionsAreFoundByFunctionPassAndDtype) {
                           {Function::kAdd, Pass::kBackward, true, {{1000, 3}}}};
   Kernel kernel = {.function = Function::kAdd, .bytes = Bytes(1000)};
   const auto price = [&](DType compute) {
-    CostChoices choices;
-    choices.compute = compute;
+    CostChoices choices = {.compute = compute};
     return CostModel(round_cluster(8), c, choices).price(kernel).seconds;
   };
   EXPECT_EQ(price(DType::kFp32), 1);

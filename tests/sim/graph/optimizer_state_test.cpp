@@ -38,8 +38,7 @@ TEST(OptimizerState, IsThatOfItsKind) {
 // The table, 32 blocks, the norm, and the head where it is its own: matrices of 64,000 elements.
 TEST(OptimizerState, ACheckpointHasIt) {
   constexpr std::int64_t kNumel = 64'000;
-  Plan plan;
-  plan.master_dtype = DType::kFp32;
+  Plan plan = {.master_dtype = DType::kFp32};
   plan.optimizer.kind = Kind::kAdamW;
   plan.optimizer.state = DType::kFp32;
   EXPECT_EQ(checkpoint_bytes(foreshard::small_model(), plan), Bytes(35 * kNumel * 12));

@@ -13,8 +13,7 @@ namespace foreshard {
 namespace {
 
 SearchSpace space_of(const Cluster& cluster) {
-  SearchSpace space;
-  space.base = tiny_plan();
+  SearchSpace space = {.base = tiny_plan()};
   space.base.mesh = {cluster.gpus, 1};
   space.global_batch = cluster.gpus * 2;
   return space;
@@ -98,8 +97,7 @@ RC_GTEST_PROP(DeepProperty, UnitsMayReshardToGroups, ()) {
                        .recomputes = {{Recompute::kNone, {}}, {Recompute::kFull, {}}},
                        .micro_batches = {1}};
   std::swap(space.reshards.front(), space.reshards.back());  // the order is the stage's own
-  SearchOptions options;
-  options.threads = 1;
+  SearchOptions options = {.threads = 1};
   const DeepResult deep = search_deep(space, p.model, costs, {}, options);
   // Mixtures are looked for where something uniform fits.
   RC_ASSERT(!deep.best || optimum.has_value());
@@ -119,8 +117,7 @@ RC_GTEST_PROP(DeepProperty, IsNeverSlowerThanItsBeginning, ()) {
   const CostModel costs(cluster, round_calibration());
   SearchSpace space = space_of(cluster);
   space.prefetches = {{}};
-  SearchOptions options;
-  options.threads = 1;
+  SearchOptions options = {.threads = 1};
   const SearchResult grid = search(space, model, costs, options);
   const SearchSpace further = with_all_knobs(space, cluster, {"units.layers_per_unit", "offload"});
   const DeepResult deep = search_deep(further, model, costs, {grid.best, {}}, options);

@@ -115,8 +115,7 @@ TEST(PipelineSearch, FindsTheFastestOfAll) {
   const ModelSpec model = tiny_model(8);
   const CostModel costs(round_cluster(16), round_calibration());
   for (const std::int64_t stages : {1, 2}) {
-    SearchSpace space;
-    space.base = tiny_plan();
+    SearchSpace space = {.base = tiny_plan()};
     space.base.units.embedding = UnitPlacement::kOwn;
     space.base.mesh.pp = 2;
     space.base.pipeline.stages_per_rank = stages;

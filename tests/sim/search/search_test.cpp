@@ -77,8 +77,7 @@ std::vector<Known> forecast_all(const Problem& p, const CostModel& costs,
 RC_GTEST_PROP(SearchProperty, FindsWhatBruteForceFinds, ()) {
   Problem p = random_problem();
   if (*rc::gen::arbitrary<bool>()) {
-    AllocatorSettings expandable;
-    expandable.expandable_segments = true;
+    AllocatorSettings expandable = {.expandable_segments = true};
     p.space.allocators = {AllocatorSettings(), expandable};
   }
   const CostModel costs(p.cluster, round_calibration());
@@ -197,8 +196,7 @@ RC_GTEST_PROP(SearchProperty, ParetoIsSortedAndUndominated, ()) {
 }
 
 TEST(Search, IsTheSameForOneAndTwoThreads) {
-  SearchSpace space;
-  space.base = tiny_plan();
+  SearchSpace space = {.base = tiny_plan()};
   space.base.mesh = {16, 1};
   space.global_batch = 64;
   const ModelSpec model = tiny_model(3);

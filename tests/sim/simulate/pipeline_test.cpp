@@ -17,8 +17,7 @@ namespace foreshard {
 namespace {
 
 Cost lasting(Time duration) {
-  Cost cost;
-  cost.duration = duration;
+  Cost cost = {.duration = duration};
   return cost;
 }
 

@@ -47,8 +47,7 @@ inline ModelSpec small_model(const SmallModel& shape = {}) {
 }
 
 inline Cluster cluster_of_gpus(std::int64_t gpus) {
-  Cluster cluster;
-  cluster.gpus = gpus;
+  Cluster cluster = {.gpus = gpus};
   cluster.node.gpus = 8;
   return cluster;
 }

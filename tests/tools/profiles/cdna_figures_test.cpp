@@ -57,8 +57,7 @@ TEST(FitAmd, GemmRecoversKnownConstantsFromGradients) {
       }
     }
   }
-  GemmFitOptions options;
-  options.hbm_fraction = 0.9;
+  GemmFitOptions options = {.hbm_fraction = 0.9};
   const GemmCurve found = fit_gemm_curve(rows, gpu, options);
   for (GemmRow row : rows) {
     row.gradients = false;

@@ -67,8 +67,7 @@ TEST(Fit, GemmRecoversKnownConstants) {
     }
   }
   rows[7].seconds *= 3;  // a broken row must not matter
-  GemmFitOptions options;
-  options.hbm_fraction = 0.9;
+  GemmFitOptions options = {.hbm_fraction = 0.9};
   const GemmFit found = fit_gemm(rows, gpu, options);
   EXPECT_NEAR(found.curve.efficiency, 0.8, 0.02);
   EXPECT_NEAR(found.curve.k_half, 120, 25);

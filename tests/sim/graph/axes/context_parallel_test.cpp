@@ -313,8 +313,7 @@ TEST(ExpertParallel, ACastInFrontOfTheExpertsIsDispatchedWithThem) {
 
 TEST(ReceivedRows, TheFullestRankDecides) {
   EXPECT_EQ(received_rows({}, {4, 8}, 1000), 1000);
-  ExpertParallel counted;
-  counted.counts = {1, 1, 1, 1, 1, 1, 5, 5};
+  ExpertParallel counted = {.counts = {1, 1, 1, 1, 1, 1, 5, 5}};
   EXPECT_EQ(received_rows(counted, {4, 8}, 1600), 4000);  // 10 of 16 of 6400
   ExpertParallel listed = {.sent = {25, 25, 25, 25}, .received = {10, 20, 30, 40}};
   EXPECT_EQ(received_rows(listed, {4, 8}, 100), 100);
@@ -323,8 +322,7 @@ TEST(ReceivedRows, TheFullestRankDecides) {
 TEST(ReceivedRows, SteeperIsFuller) {
   std::int64_t before = 1000;
   for (const double zipf : {0.1, 0.5, 1.0, 2.0}) {
-    ExpertParallel how;
-    how.zipf = zipf;
+    ExpertParallel how = {.zipf = zipf};
     const std::int64_t rows = received_rows(how, {8, 64}, 1000);
     EXPECT_GT(rows, before) << zipf;
     EXPECT_LE(rows, 8000);

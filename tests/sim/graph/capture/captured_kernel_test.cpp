@@ -16,8 +16,7 @@ struct Operands {
 };
 
 Kernel kernel_of(const std::string& name, const Operands& given) {
-  Capture capture;
-  capture.names = {name};
+  Capture capture = {.names = {name}};
   CapturedCall call = {.name = 0,
                        .values = {256, 1, 1, 128, 1, 1, 0, given.elements, given.bytes,
                                   given.largest, given.blocks}};
@@ -104,8 +103,7 @@ CapturedCall strided_call(std::int64_t elements, std::int64_t asked, std::int64_
 
 // Elements that a strided kernel looks for take time by themselves; sectors for one of them more.
 TEST(CapturedKernel, StridedElementsTakeTimeOfTheirOwn) {
-  Capture capture;
-  capture.names = {strided("at::native::CUDAFunctor_add<float>", 2)};
+  Capture capture = {.names = {strided("at::native::CUDAFunctor_add<float>", 2)}};
   const auto busy = [&](std::int64_t elements, std::int64_t asked, std::int64_t dimensions) {
     return captured_kernel(capture, strided_call(elements, asked, dimensions), Pass::kForward)
         ->kernel.flops.count();
@@ -118,8 +116,7 @@ TEST(CapturedKernel, StridedElementsTakeTimeOfTheirOwn) {
 // cuDNN's attention works in tiles: 197 positions take what 256 take, a causal mask leaves out what
 // lies wholly behind it.
 TEST(CapturedKernel, AttentionIsOfWholeTiles) {
-  Capture capture;
-  capture.names = {"cudnn attention_forward"};
+  Capture capture = {.names = {"cudnn attention_forward"}};
   const auto flops = [&](std::int64_t sequence, bool causal) {
     CapturedCall call = {
         .kind = CapturedCall::Kind::kLibrary,
@@ -154,8 +151,7 @@ TEST(CapturedKernel, WhereThreadsBindTheirOperationsAreCounted) {
 
 TEST(CapturedKernel, AConvolutionIsAProductAndLongerInTf32) {
   const auto kernel = [](std::int64_t type) {
-    Capture capture;
-    capture.names = {"cudnn convolution_forward"};
+    Capture capture = {.names = {"cudnn convolution_forward"}};
     CapturedCall call = {.kind = CapturedCall::Kind::kLibrary,
                          .name = 0,
                          .values = {1 << 20, 6400, 256, 576, 1, type}};
@@ -174,8 +170,7 @@ TEST(CapturedKernel, AConvolutionIsAProductAndLongerInTf32) {
 // products, one behind another.
 TEST(CapturedKernel, GroupsOfChannelsAreOneKernelOrAProductEach) {
   const auto kernel = [](const char* name, std::array<std::int64_t, 4> shape) {
-    Capture capture;
-    capture.names = {name};
+    Capture capture = {.names = {name}};
     CapturedCall call = {.kind = CapturedCall::Kind::kLibrary,
                          .name = 0,
                          .values = {1 << 20, shape[0], shape[1], shape[2], shape[3], 14}};
@@ -202,8 +197,7 @@ TEST(CapturedKernel, ALayerNormTakesTimeForEachRow) {
     capture.names = {
         "void at::native::(anonymous namespace)::vectorized_layer_norm_kernel<float, float, "
         "false>"};
-    CapturedCall call;
-    call.name = 0;
+    CapturedCall call = {.name = 0};
     const std::int64_t bytes = 4 * rows * width;
     call.values = {rows, 1, 1, 32, 4, 1, 24, -1, 2 * bytes, bytes, 5};
     return captured_kernel(capture, call, Pass::kForward)->kernel.flops.count();

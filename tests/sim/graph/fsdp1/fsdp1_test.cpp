@@ -31,8 +31,7 @@ Plan fsdp1_plan() {
 }
 
 UnitParameter of(std::int64_t numel) {
-  UnitParameter p;
-  p.numel = numel;
+  UnitParameter p = {.numel = numel};
   return p;
 }
 

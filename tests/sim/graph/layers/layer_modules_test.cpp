@@ -112,8 +112,7 @@ TEST(LayerModules, ATiedTableIsStoredLast) {
 TEST(LayerModules, SegmentsAreThePhaseInPieces) {
   for (const ModelSpec& model : {tiny_model(2), tiny_gpt()}) {
     for (std::int32_t l = 0; l < static_cast<std::int32_t>(model.order.size()); ++l) {
-      ProgramOptions options;
-      options.sequence = 8;
+      ProgramOptions options = {.sequence = 8};
       const LayerProgram whole = build_layer_program(layer_of(model, l), options);
       options.hooks = true;
       const LayerProgram cut = build_layer_program(layer_of(model, l), options);

@@ -127,8 +127,7 @@ TEST(LayerProgram, FlopsAreTwoPerMultiplyAndAttentionHalfWhenCausal) {
 }
 
 TEST(LayerProgram, ModulesInsideCutThePhases) {
-  RecordedSettings settings;
-  settings.model = "moe";
+  RecordedSettings settings = {.model = "moe"};
   const ModelSpec model = build_recorded_model(settings);
   ProgramOptions options = {.batch = kBatch, .sequence = kSequence, .split_parts = true};
   const LayerProgram p = build_layer_program(block_of(model), options);

@@ -33,8 +33,7 @@ LayerPhaseProgram phase() {
   LayerPhaseProgram p;
   const std::uint32_t ends[] = {1, 1, 2, 3, 4, 5, 6, 7};
   for (std::size_t o = 0; o < std::size(ends); ++o) {
-    LayerStep step;
-    step.operation = static_cast<std::int16_t>(o);
+    LayerStep step = {.operation = static_cast<std::int16_t>(o)};
     step.kernels_end = step.actions_end = ends[o];
     p.steps.push_back(step);
   }
@@ -47,8 +46,7 @@ LayerPhaseProgram phase() {
   }
   const auto call = [&](LayerCall::Kind kind, CollectiveKind collective, std::uint16_t segment,
                         std::int16_t launch) {
-    LayerCall made;
-    made.kind = kind;
+    LayerCall made = {.kind = kind};
     made.collective.kind = collective;
     made.segment = segment;
     made.launch = launch;
