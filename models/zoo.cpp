@@ -365,13 +365,12 @@ std::int64_t size(const ConfigNode& node, std::string_view key) {
 
 TowerDims read_tower(const ConfigNode& node) {
   node.allow_only({"image", "patch", "layers", "hidden", "heads", "ffn"});
-  TowerDims tower = {.image = size(node, "image"),
-                     .patch = size(node, "patch"),
-                     .layers = size(node, "layers"),
-                     .hidden = size(node, "hidden"),
-                     .heads = size(node, "heads"),
-                     .ffn = size(node, "ffn")};
-  return tower;
+  return TowerDims{.image = size(node, "image"),
+                   .patch = size(node, "patch"),
+                   .layers = size(node, "layers"),
+                   .hidden = size(node, "hidden"),
+                   .heads = size(node, "heads"),
+                   .ffn = size(node, "ffn")};
 }
 
 ModelDims read_text(const ConfigNode& node) {

@@ -117,13 +117,12 @@ StepMetrics measure(const EventGraph& graph, const Timeline& timeline, const Cut
   const Time computing = total_length(compute);
   const Time communicating = total_length(communication);
   const Time exposed = communicating - overlap(compute, communication);
-  StepMetrics metrics = {.seconds = period.seconds(),
-                         .communication = communicating.seconds(),
-                         .exposed_communication = exposed.seconds(),
-                         .waiting = total_length(united(std::move(waiting))).seconds(),
-                         .compute = computing.seconds(),
-                         .idle = (period - computing - exposed).seconds()};
-  return metrics;
+  return StepMetrics{.seconds = period.seconds(),
+                     .communication = communicating.seconds(),
+                     .exposed_communication = exposed.seconds(),
+                     .waiting = total_length(united(std::move(waiting))).seconds(),
+                     .compute = computing.seconds(),
+                     .idle = (period - computing - exposed).seconds()};
 }
 
 void set_times(const StepMetrics& central, Drawn drawn, const StepEvidence& evidence,
@@ -383,11 +382,10 @@ StepRates step_rates(const Forecast& forecast, const Cluster& cluster) {
   const double flops = model_flops(forecast);
   const double peak = world * peak_flops(cluster, plan.compute_dtype());
   const auto at_peak = [&](double count) { return peak > 0 ? count / peak : 0; };
-  StepRates rates = {
+  return StepRates{
       .tokens_per_gpu = sequences * as_double(plan.batch.sequence) / world,
       .model_peak_seconds = at_peak(flops),
       .hardware_peak_seconds = at_peak(flops + recomputed_flops(forecast.graph) * world)};
-  return rates;
 }
 
 double mfu_of(const Forecast& forecast, const Cluster& cluster) {

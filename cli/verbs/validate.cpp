@@ -30,7 +30,7 @@ Plan plan_of(const RunRecord& record, const std::string& folder, const Job& job)
 }
 
 HistoryRow history_row(const Job& job, const Validation& v, const RunRecord& record) {
-  HistoryRow row = {
+  return HistoryRow{
       .host = record.host,
       .fingerprint = record.fingerprint,
       .plan_yaml = to_yaml(job.resolved.plan),
@@ -47,7 +47,6 @@ HistoryRow history_row(const Job& job, const Validation& v, const RunRecord& rec
       .passed = v.passed,
       .profile = job.profile_file.empty() ? job.cluster.gpu.key : job.profile_file.stem().string(),
       .version = FORESHARD_VERSION};
-  return row;
 }
 
 // The comparison stands without it.

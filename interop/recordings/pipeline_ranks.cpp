@@ -200,12 +200,11 @@ class PipelineRecordings {
       }
       return conform(recording, forecast_steps(JobOfRank(settings->second, rank).read()));
     } catch (const Error& error) {
-      Conformance c = {.state = Conformance::State::kNotForecast,
-                       .id = recording.id,
-                       .version = kRecordedVersion,
-                       .reason = error.what(),
-                       .peak_measured_bytes = recording.steps[1].total};
-      return c;
+      return Conformance{.state = Conformance::State::kNotForecast,
+                         .id = recording.id,
+                         .version = kRecordedVersion,
+                         .reason = error.what(),
+                         .peak_measured_bytes = recording.steps[1].total};
     }
   }
 

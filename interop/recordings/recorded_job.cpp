@@ -23,22 +23,21 @@ namespace {
 using Settings = const SettingsReader&;
 
 RecordedSettings model_settings(Settings s) {
-  RecordedSettings m = {.model = s.text("model"),
-                        .layers = s.number("layers"),
-                        .dim = s.number("dim"),
-                        .ffn = s.number("ffn"),
-                        .heads = s.number("heads"),
-                        .kv_heads = s.number("kv_heads"),
-                        .vocab = s.number("vocab"),
-                        .seq = s.number("seq"),
-                        .batch = s.number("batch"),
-                        .experts = s.number("experts"),
-                        .top_k = s.number("top_k"),
-                        .repeat = s.number("repeat"),
-                        .tied = s.text("tied") == "root" || s.flag("tied"),
-                        .attention = s.text("attention"),
-                        .norm = s.text("norm")};
-  return m;
+  return RecordedSettings{.model = s.text("model"),
+                          .layers = s.number("layers"),
+                          .dim = s.number("dim"),
+                          .ffn = s.number("ffn"),
+                          .heads = s.number("heads"),
+                          .kv_heads = s.number("kv_heads"),
+                          .vocab = s.number("vocab"),
+                          .seq = s.number("seq"),
+                          .batch = s.number("batch"),
+                          .experts = s.number("experts"),
+                          .top_k = s.number("top_k"),
+                          .repeat = s.number("repeat"),
+                          .tied = s.text("tied") == "root" || s.flag("tied"),
+                          .attention = s.text("attention"),
+                          .norm = s.text("norm")};
 }
 
 Mesh mesh_of(Settings s) {

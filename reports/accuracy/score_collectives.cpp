@@ -181,8 +181,7 @@ class Residuals {
 };
 
 AccuracyRow blank_row(const NcclRow& row) {
-  AccuracyRow out = {.id = row.id, .line = row.line, .quantity = "time_us_oop"};
-  return out;
+  return AccuracyRow{.id = row.id, .line = row.line, .quantity = "time_us_oop"};
 }
 
 std::vector<AccuracyRow> score(const CsvTable& table, const std::vector<NcclRow>& rows) {

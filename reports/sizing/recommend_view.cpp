@@ -217,7 +217,7 @@ Json choice_json(const Choice& c) {
   const SizedPlan& sized = c.sized;
   const Interruptions& x = run.interruptions;
   const Quantity price{c.price.usd_per_hour, c.price.low, c.price.high, c.price.evidence};
-  Json json = {
+  return Json{
       {"cluster", sized.cluster.spec},
       {"machine", c.machine},
       {"gpus", sized.cluster.gpus},
@@ -258,7 +258,6 @@ Json choice_json(const Choice& c) {
         {"evaluation_share", run.evaluation_share}}},
       {"open", open_json(sized.open_stack)},
       {"plans", {{"enumerated", sized.enumerated}, {"simulated", sized.simulated}}}};
-  return json;
 }
 
 Json remedy_json(const TermsRemedy& remedy) {

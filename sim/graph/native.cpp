@@ -419,9 +419,8 @@ class Native final : public StepBuilder {
     const auto layers = static_cast<std::int32_t>(model_.order.size());
     const auto execution = at(pass() * layers + l);
     const std::int32_t first = graph().executions[execution].first_buffer;
-    RowDetail detail = {
+    return RowDetail{
         .layer = l, .buffer = first + found.outputs.front(), .other = first + found.inputs.front()};
-    return detail;
   }
 
   EventId communicate(const LayerCall& call, const RowDetail& operands) {

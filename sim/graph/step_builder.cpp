@@ -743,8 +743,7 @@ EventGraph StepBuilder::finish() {
 // --- counts shared by the runtimes ---
 
 Kernel StepBuilder::memory_kernel(MemoryClass memory_class, std::int64_t bytes_moved) {
-  Kernel kernel = {.memory_class = memory_class, .bytes = Bytes(bytes_moved)};
-  return kernel;
+  return Kernel{.memory_class = memory_class, .bytes = Bytes(bytes_moved)};
 }
 
 Kernel StepBuilder::copy_kernel(std::int64_t bytes_moved) {

@@ -182,8 +182,7 @@ BENCHMARK(BM_DataParallelPlan)->DenseRange(0, 2);
 // GPT-3 175B on 1,024 GPUs, one sequence each: the grid on one core, and the best plan of all knobs
 // by bounds. "simulated" counts neither what was pruned nor what did not fit.
 SearchSpace gpt3_space(const Setting& s) {
-  SearchSpace space = {.base = s.plan, .global_batch = 1024};
-  return space;
+  return SearchSpace{.base = s.plan, .global_batch = 1024};
 }
 
 void count_plans(benchmark::State& state, const SearchResult& result) {

@@ -37,10 +37,7 @@ std::int64_t largest(const std::vector<Job>& jobs, std::int64_t Mesh::*axis) {
 
 std::int64_t best_ranks(const JobSearch& found) { return found.result.best->plan.mesh.pp; }
 
-SearchOptions one_thread() {
-  SearchOptions options = {.threads = 1, .detail = SearchDetail::kBest};
-  return options;
-}
+SearchOptions one_thread() { return SearchOptions{.threads = 1, .detail = SearchDetail::kBest}; }
 
 // Attention with a bias of its heads is of heads, and what an encoder hands over is gathered as
 // what the block itself has: each sum of a block is scattered, and each norm's output gathered,

@@ -22,10 +22,7 @@ JobOptions small_job() {
   return options;
 }
 
-SearchOptions quietly() {
-  SearchOptions search = {.threads = 2};
-  return search;
-}
+SearchOptions quietly() { return SearchOptions{.threads = 2}; }
 
 // Whether predict says that the plan holds on a GPU of so much memory.
 bool holds(const JobOptions& options, const Plan& plan, Bytes memory) {

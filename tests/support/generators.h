@@ -104,10 +104,9 @@ inline RandomStep random_step() {
 }
 
 inline Contention random_contention() {
-  Contention c = {
+  return Contention{
       .compute = *rc::gen::inRange<std::int64_t>(Contention::kOne, 3 * Contention::kOne),
       .communication = *rc::gen::inRange<std::int64_t>(Contention::kOne, 3 * Contention::kOne)};
-  return c;
 }
 
 }  // namespace foreshard

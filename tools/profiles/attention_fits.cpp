@@ -69,9 +69,8 @@ AttentionCurve fit_split(const Rows& rows, const PassRatio& ratio, const Attenti
   LeastSquares problem = {
       .rows = rows.size(), .ranges = {{0.05, 1}, {10, 5000}}, .starts = {{0.6, 500}}};
   const auto with = [&](std::span<const double> x) {
-    AttentionCurve curve = {
+    return AttentionCurve{
         .efficiency = x[0], .s_half = x[1], .c_half = fixed.c_half, .overhead = fixed.overhead};
-    return curve;
   };
   problem.residuals = [&](std::span<const double> x, std::span<double> out) {
     const AttentionCurve forward = with(x);
@@ -128,13 +127,12 @@ AttentionCurve fit_attention(const std::vector<AttentionRow>& rows, const Gpu& g
     problem.starts[0].push_back(5e-6);
   }
   const auto with = [&](std::span<const double> x) {
-    AttentionCurve curve = {
+    return AttentionCurve{
         .pass = rows.front().pass == AttentionPass::kBackward ? Pass::kBackward : Pass::kForward,
         .efficiency = x[0],
         .s_half = x[1],
         .c_half = fit_c ? x[2] : fixed.c_half,
         .overhead = fit_overhead ? x.back() : fixed.overhead};
-    return curve;
   };
   problem.residuals = [&](std::span<const double> x, std::span<double> out) {
     const AttentionCurve curve = with(x);

@@ -51,15 +51,14 @@ HeatCurve fit_heat(const CsvTable& clocks) {
     }
   };
   const std::vector<double> found = solve(problem);
-  HeatCurve curve = {.idle = kIdle,
-                     .joules_per_flop = rounded(found[0] * 1e-12),
-                     .joules_per_byte = rounded(found[1] * 1e-9),
-                     .energy_exponent = rounded(found[2]),
-                     .rate_exponent = kRateExponent,
-                     .cool = kCool,
-                     .evidence = Evidence::kMeasured,
-                     .source = "clocks.csv: 25 runs on an H100 and an H200"};
-  return curve;
+  return HeatCurve{.idle = kIdle,
+                   .joules_per_flop = rounded(found[0] * 1e-12),
+                   .joules_per_byte = rounded(found[1] * 1e-9),
+                   .energy_exponent = rounded(found[2]),
+                   .rate_exponent = kRateExponent,
+                   .cool = kCool,
+                   .evidence = Evidence::kMeasured,
+                   .source = "clocks.csv: 25 runs on an H100 and an H200"};
 }
 
 HeatCurve blackwell_heat(const HeatCurve& hopper, double sustained) {

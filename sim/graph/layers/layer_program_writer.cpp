@@ -110,8 +110,7 @@ void LayerProgramWriter::exit_modules(const std::vector<std::int16_t>& modules) 
 }
 
 LayerStep LayerProgramWriter::begin_step(LayerStep::Kind kind, std::size_t operation) {
-  LayerStep step = {.kind = kind, .operation = static_cast<std::int16_t>(operation)};
-  return step;
+  return LayerStep{.kind = kind, .operation = static_cast<std::int16_t>(operation)};
 }
 
 void LayerProgramWriter::end_step(LayerStep step) {

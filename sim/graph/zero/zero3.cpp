@@ -53,8 +53,7 @@ LibraryStep Zero3::record(Zero3Run& run, std::int32_t step) {
   script_ = run.script;
   coordinator_ = run.coordinator;
   run_step();
-  LibraryStep recorded = {.graph = finish(), .log = std::move(log_)};
-  return recorded;
+  return LibraryStep{.graph = finish(), .log = std::move(log_)};
 }
 
 void Zero3::run_step() {

@@ -31,8 +31,7 @@ Kernel product(std::int64_t m, std::int64_t n, std::int64_t k) {
 }
 
 Kernel moving(Function function, std::int64_t bytes) {
-  Kernel kernel = {.function = function, .bytes = Bytes(bytes)};
-  return kernel;
+  return Kernel{.function = function, .bytes = Bytes(bytes)};
 }
 
 TEST(LocalFit, HasAVariantPerNumberOfRanks) {

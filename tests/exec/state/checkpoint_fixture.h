@@ -209,12 +209,11 @@ inline std::int64_t count_differences(const TestRank& rank, std::int64_t step,
 }
 
 inline RunProgress progress_at(std::int64_t step) {
-  RunProgress progress = {
+  return RunProgress{
       .step = step,
       .next_sample = step * 8,
       .seed = -7,
       .metadata = {{"plan", "model: x\n\tbatch: \"1\" # \xC3\xA4\n"}, {"version", "0.1.0"}}};
-  return progress;
 }
 
 // Saves that step with the layout; returns what each rank threw.

@@ -55,10 +55,7 @@ Plan plan_of(const InferredJob& job, const ModelSpec& model) {
   return resolve(document, model, cluster).plan;
 }
 
-CudaTraceOptions with_shapes() {
-  CudaTraceOptions options = {.steps = 1, .shapes = true};
-  return options;
-}
+CudaTraceOptions with_shapes() { return CudaTraceOptions{.steps = 1, .shapes = true}; }
 
 TEST(InferJob, NamesTheZoosModelByTheSizesOfItsUnits) {
   Plan plan = {.model = "gpt2", .cluster = "16xh100", .batch = {512, 4, 1}, .mesh = {16, 1}};

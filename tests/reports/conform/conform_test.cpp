@@ -24,8 +24,7 @@ namespace {
 using What = Difference::What;
 
 HostEvent event(const char* kind, std::int32_t unit, const char* stream, std::uint32_t actions) {
-  HostEvent e = {.kind = kind, .unit = unit, .stream = stream, .actions = actions};
-  return e;
+  return HostEvent{.kind = kind, .unit = unit, .stream = stream, .actions = actions};
 }
 
 RecordedStep hand_made_step() {
@@ -76,14 +75,13 @@ ForecastSteps hand_made_forecast() {
 
 RecordedEvent row(std::int64_t seq, const char* kind, const char* unit, const char* stream,
                   PoolBytes pools) {
-  RecordedEvent e = {.step = 2,
-                     .seq = seq,
-                     .microbatch = 0,
-                     .kind = kind,
-                     .unit = unit,
-                     .stream = stream,
-                     .pools = pools};
-  return e;
+  return RecordedEvent{.step = 2,
+                       .seq = seq,
+                       .microbatch = 0,
+                       .kind = kind,
+                       .unit = unit,
+                       .stream = stream,
+                       .pools = pools};
 }
 
 Recording hand_made_recording() {

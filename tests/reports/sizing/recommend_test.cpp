@@ -139,8 +139,7 @@ std::vector<CandidateCluster> round_candidates() {
 }
 
 RecommendOptions options_of(int threads) {
-  RecommendOptions options = {.threads = threads, .most_sequences = 32, .draws = 8};
-  return options;
+  return RecommendOptions{.threads = threads, .most_sequences = 32, .draws = 8};
 }
 
 TEST(Recommend, OrdersByDeadlineThenDollars) {

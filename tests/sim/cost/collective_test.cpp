@@ -160,8 +160,7 @@ TEST(CollectiveModel, OtherKernelsHoldFewerMultiprocessors) {
 }
 
 Gpu gpu(std::int64_t multiprocessors, double bandwidth) {
-  Gpu g = {.multiprocessors = multiprocessors, .memory_bandwidth = BytesPerSecond(bandwidth)};
-  return g;
+  return Gpu{.multiprocessors = multiprocessors, .memory_bandwidth = BytesPerSecond(bandwidth)};
 }
 
 TEST(Slowdown, FollowsWhatTheKernelOccupies) {

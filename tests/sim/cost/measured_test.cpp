@@ -75,8 +75,7 @@ TEST(CurveSeconds, TilesAreHipblasltsOnAmd) {
 }
 
 Gpu hopper() {
-  Gpu gpu = {.multiprocessors = 132, .clock = 1.83e9, .peak_bf16 = FlopsPerSecond(989e12)};
-  return gpu;
+  return Gpu{.multiprocessors = 132, .clock = 1.83e9, .peak_bf16 = FlopsPerSecond(989e12)};
 }
 
 // Experts' rows lie between features: how many a group has aligns nothing.

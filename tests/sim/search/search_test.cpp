@@ -38,10 +38,7 @@ Problem random_problem() {
 }
 
 // No two plans count as equally fast, as brute force sees it.
-SearchOptions on_threads(int threads) {
-  SearchOptions options = {.threads = threads, .tie = 0};
-  return options;
-}
+SearchOptions on_threads(int threads) { return SearchOptions{.threads = threads, .tie = 0}; }
 
 // What predict says of a plan.
 struct Known {

@@ -95,10 +95,9 @@ TEST(CapturedKernel, ListsAreReadAndWrittenAsTheirFunctorSays) {
 }
 
 CapturedCall strided_call(std::int64_t elements, std::int64_t asked, std::int64_t dimensions) {
-  CapturedCall call = {
+  return CapturedCall{
       .name = 0,
       .values = {256, 1, 1, 128, 1, 1, 0, elements, 0, 0, 0, 8 * elements, asked, dimensions}};
-  return call;
 }
 
 // Elements that a strided kernel looks for take time by themselves; sectors for one of them more.
