@@ -166,8 +166,7 @@ Launch from_pmi(const Environment& environment, const std::string& rank) {
 }
 
 Launch lone_process() {
-  Launch launch;
-  launch.launcher = "none";
+  Launch launch = {.launcher = "none"};
   return launch;
 }
 

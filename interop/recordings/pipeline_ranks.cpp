@@ -209,14 +209,13 @@ class PipelineRecordings {
   }
 
   Recording read(std::size_t row, const std::string& config, std::int64_t rank) const {
-    Recording r;
-    r.id = fmt::format("{}/{}", config, rank);
-    r.version = kRecordedVersion;
-    r.index_file = ranks_.name();
-    r.events_file = events_.file().name();
-    r.memory_file = memory_.file().name();
-    r.units_file = units_.file().name();
-    r.events_have_pools = false;
+    Recording r = {.id = fmt::format("{}/{}", config, rank),
+                   .version = kRecordedVersion,
+                   .index_file = ranks_.name(),
+                   .events_file = events_.file().name(),
+                   .memory_file = memory_.file().name(),
+                   .units_file = units_.file().name(),
+                   .events_have_pools = false};
     r.first_step_order_equal = false;  // shapes are exchanged first
     r.boundaries = {"step_begin", "action_end", "optimizer_begin", "optimizer_end", "step_end"};
     r.steps[1].total = ranks_.integer(row, ranks_.at("step2_peak"));

@@ -300,12 +300,11 @@ EventId StepBuilder::push(EventKind kind, Stream stream, std::uint16_t work, std
   const auto s = at(stream);
   const auto bit = static_cast<StreamSet>(1U << s);
   Row* const rows = graph_.rows.data();
-  Row row;
-  row.kind = kind;
-  row.stream = stream;
-  row.work = work;
-  row.wakes = bit;
-  row.waits_begin = static_cast<std::uint32_t>(graph_.waits.size());
+  Row row = {.kind = kind,
+             .stream = stream,
+             .waits_begin = static_cast<std::uint32_t>(graph_.waits.size()),
+             .work = work,
+             .wakes = bit};
   for (std::uint32_t sources = pending_sources_[s]; sources != 0; sources &= sources - 1) {
     const EventId event = pending_waits_[s][at(std::countr_zero(sources))];
     graph_.waits.push_back(event);
@@ -341,11 +340,10 @@ EventId StepBuilder::push(EventKind kind, Stream stream, std::uint16_t work, std
 }
 
 std::int32_t StepBuilder::add_work(EventKind kind, const UnitWork& cost, Flops flops) {
-  Work work;
-  work.kind = kind;
-  work.communicator = cost.communicator;
-  work.hooks = static_cast<std::uint16_t>(std::min(pending_hooks_, kHookSteps - 1));
-  work.kernels_begin = static_cast<std::uint32_t>(graph_.kernels.size());
+  Work work = {.kind = kind,
+               .communicator = cost.communicator,
+               .hooks = static_cast<std::uint16_t>(std::min(pending_hooks_, kHookSteps - 1)),
+               .kernels_begin = static_cast<std::uint32_t>(graph_.kernels.size())};
   graph_.kernels.insert(graph_.kernels.end(), cost.kernels.begin(), cost.kernels.end());
   work.kernels_end = static_cast<std::uint32_t>(graph_.kernels.size());
   work.launches = static_cast<std::uint16_t>(

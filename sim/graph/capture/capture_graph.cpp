@@ -145,8 +145,7 @@ class Builder {
         if (space != std::string::npos) groups[name.substr(6, space - 6)] = name.substr(space + 1);
       }
       if (call.kind != CallKind::kCommunicator) continue;
-      Communicator made;
-      made.name = name.empty() ? "world" : name;
+      Communicator made = {.name = name.empty() ? "world" : name};
       const auto ranks = groups.find(name);
       made.group = shape_of(ranks == groups.end() ? "" : ranks->second, call.values[1]);
       communicators_[call.values[0]] = static_cast<std::uint8_t>(graph().communicators.size());
@@ -417,8 +416,7 @@ class Builder {
       if (tail != kNoEvent) row(tail).wakes |= bit;
       tail = id;
     }
-    Work work;
-    work.kind = kind;
+    Work work = {.kind = kind};
     work.kernels_begin = work.kernels_end = static_cast<std::uint32_t>(g.kernels.size());
     RowDetail detail;
     detail.actions_begin = detail.actions_end = static_cast<std::uint32_t>(g.actions.size());

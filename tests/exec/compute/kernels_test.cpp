@@ -212,8 +212,7 @@ TEST(CrossEntropy, IsItsFormulaAndItsGradient) {
   batch.loss_scale = 0.5;
   at::Tensor x = at::empty({kTokens, kVocabulary}, at::kFloat);
   std::copy(logits.begin(), logits.end(), x.mutable_data_ptr<float>());
-  Operation operation;
-  operation.function = Function::kCrossEntropy;
+  Operation operation = {.function = Function::kCrossEntropy};
   const Numerics numerics;
   const RotaryTable rotary;
   const OperationContext context{numerics, DType::kFp32, rotary, batch, {}, {}};

@@ -34,13 +34,12 @@ ModelSpec small_model(const std::string& family, bool tied) {
 }
 
 Plan small_plan(std::int64_t shard, std::int64_t replicate) {
-  Plan plan;
-  plan.runtime = {RuntimeKind::kNative, "1"};
-  plan.host = HostKind::kComputes;
-  plan.param_dtype = DType::kFp32;
-  plan.reduction_order = ReductionOrder::kMicrobatch;
-  plan.mesh = {shard, replicate};
-  plan.batch = {32, 2, 4 / (shard * replicate)};
+  Plan plan = {.runtime = {RuntimeKind::kNative, "1"},
+               .batch = {32, 2, 4 / (shard * replicate)},
+               .mesh = {shard, replicate},
+               .param_dtype = DType::kFp32,
+               .reduction_order = ReductionOrder::kMicrobatch,
+               .host = HostKind::kComputes};
   plan.optimizer.learning_rate = 1e-2;
   return plan;
 }

@@ -60,11 +60,8 @@ std::int64_t rows_summed(TensorSpec product, std::int64_t batch, std::int64_t se
       .role = LayerRole::kBlock,
       .tensors = {product, product},
       .parameters = {{.name = "weight", .shape = {8, 8}}, {.name = "bias", .shape = {8}}}};
-  Operation op;
-  op.kind = OperationKind::kGemm;
-  op.inputs = {0};
-  op.outputs = {1};
-  op.parameters = {0, 1};
+  Operation op = {
+      .kind = OperationKind::kGemm, .inputs = {0}, .outputs = {1}, .parameters = {0, 1}};
   layer.operations = {op};
   ModelSpec model = {.kinds = {layer}};
   model = with_variants(model, plan_with(Compile::kNone));

@@ -85,23 +85,22 @@ RecordedEvent row(std::int64_t seq, const char* kind, const char* unit, const ch
 }
 
 Recording hand_made_recording() {
-  Recording r;
-  r.id = "tiny";
-  r.version = "2.11.0";
-  r.index_file = "index.csv";
-  r.events_file = "events.csv";
-  r.memory_file = "memory.csv";
-  r.peaks_file = "peaks.csv";
-  r.units_file = "units.csv";
-  r.allocations_file = "allocations.csv";
-  r.events = {row(1, "step_begin", "", "D", {1536, 0, 0, 0, 0}),
-              row(2, "all_gather_copy_in", "layers.0", "CI", {1536, 4096, 0, 0, 0}),
-              row(3, "wait", "layers.0", "AG", {1536, 4096, 0, 0, 0}),
-              row(4, "all_gather_copy_out", "layers.0", "D", {3072, 4096, 0, 0, 0}),
-              row(5, "free_all_gather_output", "layers.0", "D", {3072, 0, 0, 0, 0}),
-              row(6, "reduce_scatter", "layers.0", "RS", {3072, 0, 2048, 0, 0}),
-              row(7, "reduce_end", "layers.0", "D", {3072, 0, 2048, 0, 0}),
-              row(8, "step_end", "", "D", {1536, 0, 0, 0, 0})};
+  Recording r = {.id = "tiny",
+                 .version = "2.11.0",
+                 .index_file = "index.csv",
+                 .events_file = "events.csv",
+                 .memory_file = "memory.csv",
+                 .peaks_file = "peaks.csv",
+                 .units_file = "units.csv",
+                 .allocations_file = "allocations.csv",
+                 .events = {row(1, "step_begin", "", "D", {1536, 0, 0, 0, 0}),
+                            row(2, "all_gather_copy_in", "layers.0", "CI", {1536, 4096, 0, 0, 0}),
+                            row(3, "wait", "layers.0", "AG", {1536, 4096, 0, 0, 0}),
+                            row(4, "all_gather_copy_out", "layers.0", "D", {3072, 4096, 0, 0, 0}),
+                            row(5, "free_all_gather_output", "layers.0", "D", {3072, 0, 0, 0, 0}),
+                            row(6, "reduce_scatter", "layers.0", "RS", {3072, 0, 2048, 0, 0}),
+                            row(7, "reduce_end", "layers.0", "D", {3072, 0, 2048, 0, 0}),
+                            row(8, "step_end", "", "D", {1536, 0, 0, 0, 0})}};
   r.events[0].microbatch = r.events[7].microbatch = -1;
   r.events[2].on = "all_gather layers.0";
   r.events[4].bytes_in = 4096;

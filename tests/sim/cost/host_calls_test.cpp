@@ -131,9 +131,7 @@ TEST(HostCalls, ModulesOfTransformerEngineAreNotCompiled) {
 TEST(HostCalls, MegatronCoresCheckpointIsNoHookOfEachOperation) {
   EventGraph graph = {.host = {.python = true, .engine = true}};
   graph.kernels.resize(3);
-  Work work;
-  work.kind = EventKind::kRecompute;
-  work.kernels_end = 3;
+  Work work = {.kind = EventKind::kRecompute, .kernels_end = 3};
   for (const bool begins : {false, true}) {
     work.begins = begins;
     EXPECT_EQ(of(host_calls(graph, work), HostCall::kRecomputed), 0);
@@ -160,9 +158,7 @@ TEST(HostCalls, GroupsAreLaunchedOneByOne) {
   product.groups = 16;
   other.kind = KernelKind::kMemory;
   graph.kernels = {other, product, other};
-  Work work;
-  work.launches = 3;
-  work.kernels_end = 3;
+  Work work = {.launches = 3, .kernels_end = 3};
   // Two operations, a product, three launches, 15 more of the groups.
   EXPECT_NEAR(host_seconds(graph, work, unit_curve()).during,
               2 * 2.7e-5 + 56e-6 + 15 * 13e-6 + (3 + 15) * 3e-6, 1e-12);
@@ -191,8 +187,7 @@ TEST(HostCalls, ProductsAndNormsOfTensorParallelismWorkOnDTensors) {
   grouped.groups = 16;
   norm.memory_class = MemoryClass::kNormForward;
   graph.kernels = {norm, product, other, grouped};
-  Work work;
-  work.kernels_end = 4;
+  Work work = {.kernels_end = 4};
   HostCurve curve = unit_curve();
   curve.processor = 2;
   const double plain = host_seconds(graph, work, curve).during;

@@ -80,9 +80,7 @@ Gpu hopper() {
 
 // Experts' rows lie between features: how many a group has aligns nothing.
 TEST(CurveSeconds, RowsOfAGroupAreAlignedWhateverTheirNumber) {
-  GemmCurve curve;
-  curve.efficiency = curve.hbm_fraction = 1;
-  curve.misaligned = {1, 1, 1};
+  GemmCurve curve = {.efficiency = 1, .hbm_fraction = 1, .misaligned = {1, 1, 1}};
   Gpu gpu = hopper();
   gpu.memory_bandwidth = BytesPerSecond(1e18);  // nothing waits for it
   const auto seconds = [&](std::int64_t k, std::int64_t groups) {

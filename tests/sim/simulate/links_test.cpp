@@ -19,9 +19,7 @@ std::vector<std::int64_t> ends(const std::vector<LinkUse>& uses) {
   EventGraph graph;
   CostTable table;
   for (std::size_t i = 0; i < uses.size(); ++i) {
-    Row row;
-    row.kind = EventKind::kAllGather;
-    row.stream = kStreamsOf[i];
+    Row row = {.kind = EventKind::kAllGather, .stream = kStreamsOf[i]};
     row.work = static_cast<decltype(row.work)>(i);
     row.communicator = static_cast<decltype(row.communicator)>(i);
     row.wakes = static_cast<StreamSet>((1U << kStreams) - 1);

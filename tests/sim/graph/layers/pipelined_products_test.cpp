@@ -8,8 +8,7 @@ namespace foreshard {
 namespace {
 
 Operation operation(OperationKind kind, CollectiveKind collective = CollectiveKind::kNone) {
-  Operation op;
-  op.kind = kind;
+  Operation op = {.kind = kind};
   op.collective.kind = collective;
   return op;
 }
@@ -40,8 +39,7 @@ LayerPhaseProgram phase() {
   p.kernels.resize(7);
   p.actions.assign(7, 1);
   for (const std::uint32_t end : {1U, 6U, 7U}) {
-    LayerSegment segment;
-    segment.kernels_end = segment.actions_end = end;
+    LayerSegment segment = {.actions_end = end, .kernels_end = end};
     p.segments.push_back(segment);
   }
   const auto call = [&](LayerCall::Kind kind, CollectiveKind collective, std::uint16_t segment,
