@@ -269,11 +269,12 @@ LayerSpec unread_block(const VisionDims& dims, const Place& place) {
     block.tensors.push_back(std::move(spec));
     return static_cast<Index>(block.tensors.size() - 1);
   };
-  Operation norm = {.name = "vision_model.post_layernorm",
-                    .kind = OperationKind::kNorm,
-                    .function = Function::kLayerNorm,
-                    .inputs = {result},
-                    .outputs = {tensor({.name = "pooled", .per_sequence = tower.hidden})}};
+  Operation norm;
+  norm.name = "vision_model.post_layernorm";
+  norm.kind = OperationKind::kNorm;
+  norm.function = Function::kLayerNorm;
+  norm.inputs = {result};
+  norm.outputs = {tensor({.name = "pooled", .per_sequence = tower.hidden})};
   for (const char* name : {".weight", ".bias"}) {
     norm.parameters.push_back(static_cast<Index>(block.parameters.size()));
     block.parameters.push_back({.name = norm.name + name, .shape = {tower.hidden}});

@@ -83,9 +83,10 @@ std::optional<std::filesystem::path> newest_profile() {
 }
 
 MeasuredHost this_machine() {
-  MeasuredHost host = {.name = "this machine",
-                       .cpu = cpu_name(),
-                       .cores = std::max(1U, std::thread::hardware_concurrency())};
+  MeasuredHost host;
+  host.name = "this machine";
+  host.cpu = cpu_name();
+  host.cores = std::max(1U, std::thread::hardware_concurrency());
   const long pages = ::sysconf(_SC_PHYS_PAGES);
   const long size = ::sysconf(_SC_PAGESIZE);
   constexpr std::int64_t kUnknown = std::int64_t{8} << 30;

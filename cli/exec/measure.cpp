@@ -38,12 +38,13 @@ constexpr const char* kRowsVariable = "FORESHARD_MEASURE_ROWS";
 
 // A small decoder, where the user names no model: shapes to interpolate between.
 ModelSpec usual_model(std::int64_t hidden) {
-  ModelDims dims = {.name = fmt::format("llama of width {}", hidden),
-                    .family = "llama",
-                    .source = "foreshard-exec measure",
-                    .layers = 4,
-                    .hidden = hidden,
-                    .heads = hidden / 64};
+  ModelDims dims;
+  dims.name = fmt::format("llama of width {}", hidden);
+  dims.family = "llama";
+  dims.source = "foreshard-exec measure";
+  dims.layers = 4;
+  dims.hidden = hidden;
+  dims.heads = hidden / 64;
   dims.kv_heads = std::max<std::int64_t>(1, dims.heads / 2);
   dims.head_dim = 64;
   dims.ffn = 3 * hidden;
@@ -87,10 +88,11 @@ std::vector<MeasuredJob> jobs_of(const MeasureOptions& options) {
 // As a rank of one world.
 ExitCode measure_as_rank(const MeasureOptions& options, const std::string& rows_file) {
   set_threads(options.threads);
-  MeasureRequest request = {.jobs = jobs_of(options),
-                            .dtype = options.dtype == "bf16" ? DType::kBf16 : DType::kFp32,
-                            .seconds = options.seconds,
-                            .progress = [](const std::string& what) { note(what); }};
+  MeasureRequest request;
+  request.jobs = jobs_of(options);
+  request.dtype = options.dtype == "bf16" ? DType::kBf16 : DType::kFp32;
+  request.seconds = options.seconds;
+  request.progress = [](const std::string& what) { note(what); };
   const Launch launch = resolve_launch(process_environment());
   const auto world = connect_processes(launch, connect_options(process_environment()));
   const Json rows = measure_machine(*world, request);
@@ -144,10 +146,11 @@ Json device_document(const MeasureOptions& options, const AcceleratorInfo& info,
 
 ExitCode measure_gpu(const MeasureOptions& options) {
   set_threads(options.threads);
-  DeviceMeasureRequest request = {.jobs = jobs_of(options),
-                                  .dtype = options.dtype == "fp32" ? DType::kFp32 : DType::kBf16,
-                                  .seconds = options.budget_s,
-                                  .progress = [](const std::string& what) { note(what); }};
+  DeviceMeasureRequest request;
+  request.jobs = jobs_of(options);
+  request.dtype = options.dtype == "fp32" ? DType::kFp32 : DType::kBf16;
+  request.seconds = options.budget_s;
+  request.progress = [](const std::string& what) { note(what); };
   const auto accelerator = options.device == "standin" ? host_accelerator() : load_accelerator(0);
   const AcceleratorInfo info = accelerator->info();
   const std::string created = utc_now();
@@ -172,7 +175,8 @@ ExitCode measure_gpu(const MeasureOptions& options) {
 
 // Collectives between the GPUs of the ranks; the stand-in's ranks are threads.
 ExitCode measure_gpus(const MeasureOptions& options) {
-  DeviceCollectivesRequest request = {.progress = [](const std::string& what) { note(what); }};
+  DeviceCollectivesRequest request;
+  request.progress = [](const std::string& what) { note(what); };
   const std::string created = utc_now();
   if (options.device == "standin") {
     request.largest = std::size_t{1} << 18;

@@ -314,13 +314,14 @@ ExitCode run_rank(const RunCommandOptions& options, const Launch& launch, World&
   const std::unique_ptr<Accelerator> device = open_device(options.device, job.cluster, launch);
   if (!options.paced) check_world(plan, launch);
 
-  RunRecord record = {.created = utc_now(),
-                      .host = launch.launcher,
-                      .cpu = cpu_name(),
-                      .versions = engine_versions(),
-                      .command = options.command,
-                      .launcher = launch.launcher,
-                      .threads = threads};
+  RunRecord record;
+  record.created = utc_now();
+  record.host = launch.launcher;
+  record.cpu = cpu_name();
+  record.versions = engine_versions();
+  record.command = options.command;
+  record.launcher = launch.launcher;
+  record.threads = threads;
   const std::string folder = run_folder(options, job.model, record.created);
   record.plan_yaml = plan_file_text(job, plan, folder);
   char host[256] = {};

@@ -34,10 +34,11 @@ FabricSystem system_of(const Cluster& machine, const CollectiveSweep& sweep, Ncc
   Cluster cluster = machine;
   const std::int64_t per_node = std::max<std::int64_t>(1, sweep.ranks / sweep.nodes);
   cluster.node.gpus = std::max(cluster.node.gpus, per_node);
-  GroupLink link = {.size = sweep.ranks,
-                    .nodes = sweep.nodes,
-                    .ranks_per_node = per_node,
-                    .link = cluster.node.gpu_link};
+  GroupLink link;
+  link.size = sweep.ranks;
+  link.nodes = sweep.nodes;
+  link.ranks_per_node = per_node;
+  link.link = cluster.node.gpu_link;
   if (sweep.nodes > 1) {
     const double ports = as_double(cluster.node.nics * per_node) / as_double(cluster.node.gpus);
     link.network = BytesPerSecond(cluster.node.nic_rate.value() * ports);

@@ -135,9 +135,10 @@ ExitCode run_recommend(const RecommendCommandOptions& options) {
   const Candidates candidates = Chooser(options, jobs, terms, prices).candidates();
 
   Progress progress("recommend");
-  RecommendOptions how = {.threads = options.threads,
-                          .most_sequences = candidates.most_sequences,
-                          .progress = progress.until_interrupted()};
+  RecommendOptions how;
+  how.threads = options.threads;
+  how.most_sequences = candidates.most_sequences;
+  how.progress = progress.until_interrupted();
   const Recommendation answer = blame_profile(
       options.job, [&] { return recommend(candidates.clusters, std::cref(jobs), terms, how); });
   const bool asks_more = options.what_if || !options.html.empty();

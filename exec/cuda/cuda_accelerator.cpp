@@ -192,10 +192,11 @@ class CudaAccelerator final : public Accelerator {
   // --- what it is ---
 
   AcceleratorInfo info() override {
-    AcceleratorInfo info = {.name = properties_.name,
-                            .multiprocessors = properties_.multiProcessorCount,
-                            .capability = properties_.major * 10 + properties_.minor,
-                            .memory_bytes = static_cast<std::int64_t>(properties_.totalGlobalMem)};
+    AcceleratorInfo info;
+    info.name = properties_.name;
+    info.multiprocessors = properties_.multiProcessorCount;
+    info.capability = properties_.major * 10 + properties_.minor;
+    info.memory_bytes = static_cast<std::int64_t>(properties_.totalGlobalMem);
     int driver = 0, runtime = 0;
     FORESHARD_CUDA(cudaDriverGetVersion(&driver));
     FORESHARD_CUDA(cudaRuntimeGetVersion(&runtime));
@@ -212,12 +213,13 @@ class CudaAccelerator final : public Accelerator {
     using Stat = c10::CachingAllocator::StatType;
     const auto all = static_cast<std::size_t>(Stat::AGGREGATE);
     const auto stats = c10::cuda::CUDACachingAllocator::getDeviceStats(device_);
-    AcceleratorMemory m = {.allocated = stats.allocated_bytes[all].current,
-                           .allocated_peak = stats.allocated_bytes[all].peak,
-                           .reserved = stats.reserved_bytes[all].current,
-                           .reserved_peak = stats.reserved_bytes[all].peak,
-                           .device_allocations = stats.num_device_alloc,
-                           .retries = stats.num_alloc_retries};
+    AcceleratorMemory m;
+    m.allocated = stats.allocated_bytes[all].current;
+    m.allocated_peak = stats.allocated_bytes[all].peak;
+    m.reserved = stats.reserved_bytes[all].current;
+    m.reserved_peak = stats.reserved_bytes[all].peak;
+    m.device_allocations = stats.num_device_alloc;
+    m.retries = stats.num_alloc_retries;
     std::size_t free = 0, total = 0;
     FORESHARD_CUDA(cudaMemGetInfo(&free, &total));
     m.free = static_cast<std::int64_t>(free);

@@ -213,10 +213,11 @@ std::string unhex(const std::string& text) {
 // Of the whole world; rank 0 makes the id.
 std::unique_ptr<DeviceCommunicator> nccl_world(Accelerator& accelerator, World& world) {
   const std::string own = world.rank() == 0 ? hex(accelerator.nccl_unique_id()) : "";
-  NcclGroup whole = {.unique_id = unhex(world.gather("nccl", own).front()),
-                     .name = "world",
-                     .index = world.rank(),
-                     .size = world.size()};
+  NcclGroup whole;
+  whole.unique_id = unhex(world.gather("nccl", own).front());
+  whole.name = "world";
+  whole.index = world.rank();
+  whole.size = world.size();
   return accelerator.nccl(whole);
 }
 
@@ -258,11 +259,12 @@ std::vector<std::unique_ptr<DeviceCommunicator>> split_world(DeviceCommunicator&
                                                              double call_timeout_s) {
   std::vector<std::unique_ptr<DeviceCommunicator>> parts;
   for (const DeviceGroup& group : groups) {
-    CommunicatorPart part = {.name = group.name,
-                             .colour = group.ranks.front(),
-                             .index = place_in(group),
-                             .size = static_cast<int>(group.ranks.size()),
-                             .max_ctas = group.max_ctas};
+    CommunicatorPart part;
+    part.name = group.name;
+    part.colour = group.ranks.front();
+    part.index = place_in(group);
+    part.size = static_cast<int>(group.ranks.size());
+    part.max_ctas = group.max_ctas;
     parts.push_back(watched(whole.split(part), part.name, call_timeout_s));
   }
   return parts;

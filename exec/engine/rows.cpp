@@ -249,11 +249,12 @@ void Rows::all_reduce(EventId id) {
 void Rows::reduce_scatter(EventId id) {
   const RowDetail& d = detail(id);
   if (parts_.debug) check_gradients(d);
-  ReduceScatterCall call = {.event = id,
-                            .communicator = row(id).communicator,
-                            .shard = parts_.units.at(d.unit).shard,
-                            .whole = memory(d.buffer),
-                            .mode = d.sum};
+  ReduceScatterCall call;
+  call.event = id;
+  call.communicator = row(id).communicator;
+  call.shard = parts_.units.at(d.unit).shard;
+  call.whole = memory(d.buffer);
+  call.mode = d.sum;
   if (d.sum == SumMode::kApart) {
     call.apart = d.other;
   } else {

@@ -34,15 +34,17 @@ void RunState::put_on_device() {
 
 TrainingState RunState::state() {
   mirrors_.clear();
-  TrainingState state = {.shards = plan_.mesh.shard,
-                         .shard_index = engine_.shard_index(),
-                         .replicas = plan_.mesh.replicate,
-                         .replica_index = engine_.replica(),
-                         .parts = plan_.mesh.tp,
-                         .part_index = engine_.part_index()};
+  TrainingState state;
+  state.shards = plan_.mesh.shard;
+  state.shard_index = engine_.shard_index();
+  state.replicas = plan_.mesh.replicate;
+  state.replica_index = engine_.replica();
+  state.parts = plan_.mesh.tp;
+  state.part_index = engine_.part_index();
   for (UnitMemory& unit : engine_.units().all()) {
-    StateUnit& described =
-        state.units.emplace_back(StateUnit{.name = unit.name, .shard_numel = unit.shard});
+    StateUnit& described = state.units.emplace_back();
+    described.name = unit.name;
+    described.shard_numel = unit.shard;
     for (std::size_t i = 0; i < unit.layout.parameters.size(); ++i) {
       const FlatParameter& p = unit.layout.parameters[i];
       const LayerInstance& layer = model_.order[at(p.layer)];

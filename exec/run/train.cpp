@@ -302,10 +302,11 @@ class Training {
     record_.losses.push_back(loss);
     note_not_finite(not_finite);
     if (world_.rank() == 0 && options_.progress) {
-      StepReport report = {.step = record_.first_step + std::ssize(record_.losses) - 1,
-                           .last_step = options_.steps,
-                           .loss = loss,
-                           .seconds = own().step_durations[record_.losses.size() - 1].seconds()};
+      StepReport report;
+      report.step = record_.first_step + std::ssize(record_.losses) - 1;
+      report.last_step = options_.steps;
+      report.loss = loss;
+      report.seconds = own().step_durations[record_.losses.size() - 1].seconds();
       report.tokens_per_s = record_.tokens_per_step / report.seconds;
       options_.progress(report);
     }

@@ -145,13 +145,14 @@ class Save {
   }
 
   void commit(std::vector<CheckpointFile> files) {
-    CheckpointIndex index = {.progress = progress_,
-                             .saved = saved_,
-                             .shards = state_.shards,
-                             .replicas = state_.replicas,
-                             .parts = state_.parts,
-                             .units = state_.units,
-                             .files = std::move(files)};
+    CheckpointIndex index;
+    index.progress = progress_;
+    index.saved = saved_;
+    index.shards = state_.shards;
+    index.replicas = state_.replicas;
+    index.parts = state_.parts;
+    index.units = state_.units;
+    index.files = std::move(files);
     const std::string text = index_text(index);
     const fs::path path = working_ / kIndexName;
     parse_index(text, path.string());  // never leave one that no reader takes

@@ -376,9 +376,10 @@ class LogReader {
       note(Mapping::kDefaulted, "the operation", to_string(*operation), "from the file's name",
            line);
     }
-    CollectiveSweep sweep = {.operation = *operation,
-                             .ranks = static_cast<std::int64_t>(test.ranks),
-                             .nodes = std::ssize(test.hosts)};
+    CollectiveSweep sweep;
+    sweep.operation = *operation;
+    sweep.ranks = static_cast<std::int64_t>(test.ranks);
+    sweep.nodes = std::ssize(test.hosts);
     if (sweep.ranks < 2) {
       sweep.ranks = ranks_by_ratio(*operation, test.rows);
       sweep.nodes = std::max<std::int64_t>(1, sweep.ranks / 8);

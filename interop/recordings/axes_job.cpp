@@ -133,10 +133,11 @@ void combine_in_token_order(LayerSpec& layer, const ModelDims& dims) {
   };
   const auto make = [&](std::string name, Function function, std::vector<Index> inputs,
                         Index output) {
-    Operation op = {.name = std::move(name),
-                    .function = function,
-                    .inputs = std::move(inputs),
-                    .outputs = {output}};
+    Operation op;
+    op.name = std::move(name);
+    op.function = function;
+    op.inputs = std::move(inputs);
+    op.outputs = {output};
     return op;
   };
   Operation last = *named("scatter_add");
@@ -233,10 +234,11 @@ class HalvesRotation {
     return static_cast<Index>(layer_.tensors.size() - 1);
   }
   Operation& operation(std::string name, Function function, std::vector<Index> inputs, Index to) {
-    Operation& op = layer_.operations.emplace_back(Operation{.name = std::move(name),
-                                                             .function = function,
-                                                             .inputs = std::move(inputs),
-                                                             .outputs = {to}});
+    Operation& op = layer_.operations.emplace_back();
+    op.name = std::move(name);
+    op.function = function;
+    op.inputs = std::move(inputs);
+    op.outputs = {to};
     return op;
   }
   Operation& constant(std::string name, std::vector<Index> inputs, Index to) {

@@ -200,22 +200,25 @@ class PipelineRecordings {
       }
       return conform(recording, forecast_steps(JobOfRank(settings->second, rank).read()));
     } catch (const Error& error) {
-      return Conformance{.state = Conformance::State::kNotForecast,
-                         .id = recording.id,
-                         .version = kRecordedVersion,
-                         .reason = error.what(),
-                         .peak_measured_bytes = recording.steps[1].total};
+      Conformance c;
+      c.state = Conformance::State::kNotForecast;
+      c.id = recording.id;
+      c.version = kRecordedVersion;
+      c.reason = error.what();
+      c.peak_measured_bytes = recording.steps[1].total;
+      return c;
     }
   }
 
   Recording read(std::size_t row, const std::string& config, std::int64_t rank) const {
-    Recording r = {.id = fmt::format("{}/{}", config, rank),
-                   .version = kRecordedVersion,
-                   .index_file = ranks_.name(),
-                   .events_file = events_.file().name(),
-                   .memory_file = memory_.file().name(),
-                   .units_file = units_.file().name(),
-                   .events_have_pools = false};
+    Recording r;
+    r.id = fmt::format("{}/{}", config, rank);
+    r.version = kRecordedVersion;
+    r.index_file = ranks_.name();
+    r.events_file = events_.file().name();
+    r.memory_file = memory_.file().name();
+    r.units_file = units_.file().name();
+    r.events_have_pools = false;
     r.first_step_order_equal = false;  // shapes are exchanged first
     r.boundaries = {"step_begin", "action_end", "optimizer_begin", "optimizer_end", "step_end"};
     r.steps[1].total = ranks_.integer(row, ranks_.at("step2_peak"));
@@ -264,12 +267,12 @@ class PipelineRecordings {
       const std::string kind(file.text(row, file.at("kind")));
       highest = std::max(highest, file.integer(row, file.at("peak_since_previous_row")));
       if (std::ranges::find(r.boundaries, kind) == r.boundaries.end()) continue;
-      RecordedMemoryRow& m = r.memory.emplace_back(
-          RecordedMemoryRow{.step = 2,
-                            .seq = file.integer(row, file.at("seq")),
-                            .kind = kind,
-                            .total = file.integer(row, file.at("total")),
-                            .peak_since_previous_row = std::exchange(highest, 0)});
+      RecordedMemoryRow& m = r.memory.emplace_back();
+      m.step = 2;
+      m.seq = file.integer(row, file.at("seq"));
+      m.kind = kind;
+      m.total = file.integer(row, file.at("total"));
+      m.peak_since_previous_row = std::exchange(highest, 0);
       m.categories.resize(r.categories.size());
       for (std::size_t c = 0; c < place.size(); ++c) {
         m.categories[place[c]] += file.integer(row, first + c);

@@ -179,10 +179,11 @@ ConformanceFolder conform_pipeline_tables(const std::filesystem::path& folder,
     if (const auto refused = csv_path(folder, "refused"); !refused.empty()) {
       const CsvFile file = read_csv_file(refused);
       for (std::size_t row = 0; row < file.rows(); ++row) {
-        Conformance c = {.state = Conformance::State::kNotRecorded,
-                         .id = file.text(row, file.at("id")),
-                         .version = kVersion,
-                         .reason = file.text(row, file.at("reason"))};
+        Conformance c;
+        c.state = Conformance::State::kNotRecorded;
+        c.id = file.text(row, file.at("id"));
+        c.version = kVersion;
+        c.reason = file.text(row, file.at("reason"));
         result.rows.push_back(std::move(c));
       }
     }

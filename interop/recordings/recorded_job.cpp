@@ -23,21 +23,23 @@ namespace {
 using Settings = const SettingsReader&;
 
 RecordedSettings model_settings(Settings s) {
-  return RecordedSettings{.model = s.text("model"),
-                          .layers = s.number("layers"),
-                          .dim = s.number("dim"),
-                          .ffn = s.number("ffn"),
-                          .heads = s.number("heads"),
-                          .kv_heads = s.number("kv_heads"),
-                          .vocab = s.number("vocab"),
-                          .seq = s.number("seq"),
-                          .batch = s.number("batch"),
-                          .experts = s.number("experts"),
-                          .top_k = s.number("top_k"),
-                          .repeat = s.number("repeat"),
-                          .tied = s.text("tied") == "root" || s.flag("tied"),
-                          .attention = s.text("attention"),
-                          .norm = s.text("norm")};
+  RecordedSettings m;
+  m.model = s.text("model");
+  m.layers = s.number("layers");
+  m.dim = s.number("dim");
+  m.ffn = s.number("ffn");
+  m.heads = s.number("heads");
+  m.kv_heads = s.number("kv_heads");
+  m.vocab = s.number("vocab");
+  m.seq = s.number("seq");
+  m.batch = s.number("batch");
+  m.experts = s.number("experts");
+  m.top_k = s.number("top_k");
+  m.repeat = s.number("repeat");
+  m.tied = s.text("tied") == "root" || s.flag("tied");
+  m.attention = s.text("attention");
+  m.norm = s.text("norm");
+  return m;
 }
 
 Mesh mesh_of(Settings s) {

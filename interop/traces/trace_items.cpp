@@ -63,13 +63,14 @@ struct NameFacts {
 
 NameFacts facts_of(const std::string& name) {
   const auto has = [&](const char* word) { return name.find(word) != std::string::npos; };
-  NameFacts facts = {.fsdp = name.starts_with("FSDP::") || name.starts_with("Optimizer."),
-                     .c10d = name.starts_with("c10d::"),
-                     .nccl = has("ncclDevKernel") || has("ncclKernel") || has("rcclGenericKernel"),
-                     .gloo = name.starts_with("gloo:"),
-                     .profiler = name.starts_with("profiler::"),
-                     .norm = has("norm") && !has("rms_norm") && !has("layer_norm"),
-                     .scale = has("clamp") || has("mul_")};
+  NameFacts facts;
+  facts.fsdp = name.starts_with("FSDP::") || name.starts_with("Optimizer.");
+  facts.c10d = name.starts_with("c10d::");
+  facts.nccl = has("ncclDevKernel") || has("ncclKernel") || has("rcclGenericKernel");
+  facts.gloo = name.starts_with("gloo:");
+  facts.profiler = name.starts_with("profiler::");
+  facts.norm = has("norm") && !has("rms_norm") && !has("layer_norm");
+  facts.scale = has("clamp") || has("mul_");
   static constexpr std::string_view kProducts[] = {"aten::mm", "aten::addmm", "aten::bmm",
                                                    "aten::baddbmm", "aten::_scaled_mm"};
   facts.product = std::ranges::find(kProducts, name) != std::end(kProducts);
@@ -94,7 +95,8 @@ class Linker {
   }
 
   TracedWork link() {
-    TracedWork work = {.messages = trace_.messages};
+    TracedWork work;
+    work.messages = trace_.messages;
     gpu_ ? link_device(work) : link_host(work);
     const auto& threads = issuing_threads_;
     for (const TraceEvent& event : trace_.events) {

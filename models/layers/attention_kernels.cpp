@@ -177,11 +177,12 @@ class Written {
 
   // Reads the inputs, saves nothing; the output has the elements and the type of `like`.
   Index pass(const std::string& name, Function function, Indices inputs, Index output) {
-    operations_.push_back({.name = name,
-                           .function = function,
-                           .inputs = std::move(inputs),
-                           .outputs = {output},
-                           .part = part_});
+    Operation& op = operations_.emplace_back();
+    op.name = name;
+    op.function = function;
+    op.part = part_;
+    op.inputs = std::move(inputs);
+    op.outputs = {output};
     return output;
   }
   Index like(Index input, const std::string& name, ElementType type) {
@@ -260,12 +261,13 @@ class Written {
     const ElementType type = at(inputs.front()).type;
     Indices parts = {activation("q", shape_.heads * shape_.head_dim, type),
                      activation("k", kv, type), activation("v", kv, type)};
-    operations_.push_back({.name = "split",
-                           .function = Function::kCopy,
-                           .inputs = inputs,
-                           .outputs = parts,
-                           .view = true,
-                           .part = part_});
+    Operation& op = operations_.emplace_back();
+    op.name = "split";
+    op.function = Function::kCopy;
+    op.part = part_;
+    op.inputs = inputs;
+    op.outputs = parts;
+    op.view = true;
     return parts;
   }
 

@@ -36,11 +36,12 @@ class LayerWriter {
   }
   Operation& operation(std::string name, OperationKind kind, Function function, Indices inputs,
                        Indices outputs) {
-    Operation& op = layer_.operations.emplace_back(Operation{.name = std::move(name),
-                                                             .kind = kind,
-                                                             .function = function,
-                                                             .inputs = std::move(inputs),
-                                                             .outputs = std::move(outputs)});
+    Operation& op = layer_.operations.emplace_back();
+    op.name = std::move(name);
+    op.kind = kind;
+    op.function = function;
+    op.inputs = std::move(inputs);
+    op.outputs = std::move(outputs);
     return op;
   }
 

@@ -213,12 +213,13 @@ class Rewriter {
   }
 
   Operation pass(const std::string& name, Function function, Indices inputs, Index output) const {
-    Operation op = {.name = name,
-                    .kind = OperationKind::kElementwise,
-                    .function = function,
-                    .inputs = std::move(inputs),
-                    .outputs = {output},
-                    .part = part_};
+    Operation op;
+    op.name = name;
+    op.kind = OperationKind::kElementwise;
+    op.function = function;
+    op.part = part_;
+    op.inputs = std::move(inputs);
+    op.outputs = {output};
     return op;
   }
 
@@ -615,13 +616,13 @@ void add_train_metrics(LayerSpec& loss, const Plan& plan) {
     if (is_under_autocast(plan)) result.type = ElementType::kFp32;
     loss.tensors.push_back(std::move(result));
     const auto output = static_cast<Index>(loss.tensors.size() - 1);
-    Operation op = {.name = "train_metric",
-                    .kind = OperationKind::kSoftmaxLoss,
-                    .function = Function::kLogSoftmax,
-                    .inputs = {0},
-                    .outputs = {output},
-                    .released = {output},
-                    .gradient = GradientRule::kNone};
+    Operation op;
+    op.name = "train_metric";
+    op.kind = OperationKind::kSoftmaxLoss;
+    op.function = Function::kLogSoftmax;
+    op.inputs = {0};
+    op.outputs = op.released = {output};
+    op.gradient = GradientRule::kNone;
     // Logits are there until the loss lets go of them.
     loss.operations.insert(loss.operations.begin() + m, std::move(op));
   }

@@ -172,11 +172,12 @@ class ExpertRewriter {
     return static_cast<Index>(layer_.tensors.size() - 1);
   }
   Operation& push(const std::string& name, Function function, Indices inputs, Index output) {
-    Operation& op = layer_.operations.emplace_back(Operation{.name = name,
-                                                             .function = function,
-                                                             .inputs = std::move(inputs),
-                                                             .outputs = {output},
-                                                             .part = part_});
+    Operation& op = layer_.operations.emplace_back();
+    op.name = name;
+    op.function = function;
+    op.part = part_;
+    op.inputs = std::move(inputs);
+    op.outputs = {output};
     return op;
   }
   Index constant(const std::string& name, Function function, Indices inputs, Index output) {

@@ -567,10 +567,11 @@ void loop_over_experts(LayerSpec& layer) {
     op->one_by_one = true;
   }
   const Index made = last->outputs.front();
-  Operation join = {.name = "concatenate_experts",
-                    .function = Function::kCopy,
-                    .inputs = {made},
-                    .part = last->part};
+  Operation join;
+  join.name = "concatenate_experts";
+  join.function = Function::kCopy;
+  join.part = last->part;
+  join.inputs = {made};
   join.gradient = GradientRule::kAlias;  // views
   join.released = std::exchange(last->released, {});
   const auto at = last - ops.begin();

@@ -63,20 +63,21 @@ void use_quick_gelu(LayerSpec& layer) {
   };
   const Index scaled = add("scaled");
   const Index sigmoid = add("sigmoid");
-  Operation scale = {.name = "quick_gelu_scale",
-                     .function = Function::kScale,
-                     .inputs = {input},
-                     .outputs = {scaled}};
-  Operation squash = {.name = "quick_gelu_sigmoid",
-                      .function = Function::kGelu,
-                      .inputs = {scaled},
-                      .outputs = {sigmoid},
-                      .saved = {sigmoid}};
-  Operation product = {.name = "quick_gelu",
-                       .function = Function::kMultiply,
-                       .inputs = {input, sigmoid},
-                       .outputs = {output},
-                       .saved = {input, sigmoid}};
+  Operation scale;
+  scale.name = "quick_gelu_scale";
+  scale.function = Function::kScale;
+  scale.inputs = {input};
+  scale.outputs = {scaled};
+  Operation squash;
+  squash.name = "quick_gelu_sigmoid";
+  squash.function = Function::kGelu;
+  squash.inputs = {scaled};
+  squash.outputs = squash.saved = {sigmoid};
+  Operation product;
+  product.name = "quick_gelu";
+  product.function = Function::kMultiply;
+  product.inputs = product.saved = {input, sigmoid};
+  product.outputs = {output};
   *at = std::move(product);
   const auto place = layer.operations.insert(at, std::move(squash));
   layer.operations.insert(place, std::move(scale));
@@ -85,7 +86,9 @@ void use_quick_gelu(LayerSpec& layer) {
 }  // namespace
 
 LayerSpec encoder_block(const BlockDims& sizes, std::string_view family, Mask mask) {
-  ModelDims dims = {.family = sizes.name, .hidden = sizes.hidden};
+  ModelDims dims;
+  dims.family = sizes.name;
+  dims.hidden = sizes.hidden;
   dims.heads = dims.kv_heads = sizes.heads;
   dims.head_dim = sizes.hidden / sizes.heads;
   dims.ffn = sizes.ffn;

@@ -256,9 +256,10 @@ class Checker {
     const std::int64_t sequence = model_.fixed_sequence > 0 ? model_.fixed_sequence : 64;
     for (const Recompute mode : {Recompute::kNone, Recompute::kFull, Recompute::kSelective}) {
       if (mode != Recompute::kNone && layer.role != LayerRole::kBlock) continue;
-      ProgramOptions options = {.batch = layer.domain.sequences(1),
-                                .sequence = layer.domain.length(sequence),
-                                .recompute = mode};
+      ProgramOptions options;
+      options.batch = layer.domain.sequences(1);
+      options.sequence = layer.domain.length(sequence);
+      options.recompute = mode;
       try {
         const LayerProgram program = build_layer_program(layer, options);
         check_balance(layer, program);

@@ -183,14 +183,15 @@ FitChecks fit_checks(const std::vector<AccuracyRow>& rows) {
 std::vector<AccuracyRow> accuracy_rows(const std::vector<HistoryRow>& history) {
   std::vector<AccuracyRow> rows;
   for (const HistoryRow& h : history) {
-    AccuracyRow row = {.id = fmt::format("{} {} {}", h.created, h.model, h.fingerprint),
-                       .line = h.id,
-                       .quantity = "step_time_s",
-                       .measured = h.measured_s,
-                       .predicted = h.predicted_s,
-                       .low = h.low_s,
-                       .high = h.high_s,
-                       .groups = {{"host", h.host}, {"model", h.model}, {"profile", h.profile}}};
+    AccuracyRow row;
+    row.id = fmt::format("{} {} {}", h.created, h.model, h.fingerprint);
+    row.line = h.id;
+    row.quantity = "step_time_s";
+    row.measured = h.measured_s;
+    row.predicted = h.predicted_s;
+    row.low = h.low_s;
+    row.high = h.high_s;
+    row.groups = {{"host", h.host}, {"model", h.model}, {"profile", h.profile}};
     if (!is_time(h.measured_s) || !is_time(h.predicted_s) || !is_time(h.low_s) ||
         !is_time(h.high_s)) {
       row.scored = false;

@@ -69,10 +69,11 @@ MicroAttention fit_micro_attention(const std::vector<AttentionRow>& rows, const 
   const auto of = [](std::span<const double> x) {
     return MicroAttention{x[0], x[1], x[2], x[3], x[4], x[5]};
   };
-  LeastSquares problem = {.rows = rows.size() + kConstants,
-                          .ranges = {{0.02, 1.5}, {1, 5000}, {0, 10}, {0, 1}, {0, 6}, {1e-7, 5e-5}},
-                          .starts = {{usual.efficiency, usual.s_half, usual.c_half, usual.wave,
-                                      usual.moves, usual.overhead}}};
+  LeastSquares problem;
+  problem.rows = rows.size() + kConstants;
+  problem.ranges = {{0.02, 1.5}, {1, 5000}, {0, 10}, {0, 1}, {0, 6}, {1e-7, 5e-5}};
+  problem.starts = {
+      {usual.efficiency, usual.s_half, usual.c_half, usual.wave, usual.moves, usual.overhead}};
   problem.residuals = [&](std::span<const double> x, std::span<double> out) {
     const MicroAttention model = of(x);
     log_errors(

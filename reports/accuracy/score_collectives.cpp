@@ -87,11 +87,12 @@ std::vector<CollectiveSweep> other_sweep(const NcclRow& row, const KnownRows& kn
     if (*other->collective != *row.collective) seconds[other->bytes].push_back(other->seconds);
   }
   if (seconds.size() < 2) return {};
-  CollectiveSweep sweep = {.operation = *row.collective == CollectiveOperation::kAllGather
-                                            ? CollectiveOperation::kReduceScatter
-                                            : CollectiveOperation::kAllGather,
-                           .ranks = row.system.ranks(),
-                           .nodes = row.system.nodes};
+  CollectiveSweep sweep;
+  sweep.operation = *row.collective == CollectiveOperation::kAllGather
+                        ? CollectiveOperation::kReduceScatter
+                        : CollectiveOperation::kAllGather;
+  sweep.ranks = row.system.ranks();
+  sweep.nodes = row.system.nodes;
   for (auto& [bytes, all] : seconds) {
     std::ranges::sort(all);
     sweep.points.push_back({bytes, quantile(all, 0.5)});

@@ -64,11 +64,12 @@ std::string first_difference(const Rows& recorded, const Rows& predicted) {
   const std::size_t common = std::min(recorded.size(), predicted.size());
   std::size_t at = 0;
   while (at < common && same_allocation(recorded[at], predicted[at])) ++at;
-  SideBySide sides = {.recorded = recorded.size(),
-                      .predicted = predicted.size(),
-                      .recorded_row = [&](std::size_t i) { return describe(recorded[i]); },
-                      .predicted_row = [&](std::size_t i) { return describe(predicted[i]); },
-                      .label = [](std::size_t i) { return fmt::format("{}", i + 1); }};
+  SideBySide sides;
+  sides.recorded = recorded.size();
+  sides.predicted = predicted.size();
+  sides.recorded_row = [&](std::size_t i) { return describe(recorded[i]); };
+  sides.predicted_row = [&](std::size_t i) { return describe(predicted[i]); };
+  sides.label = [](std::size_t i) { return fmt::format("{}", i + 1); };
   return fmt::format("allocation {} of the {} there\n{}", at + 1, recorded.size(),
                      around(sides, at));
 }

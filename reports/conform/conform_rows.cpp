@@ -51,19 +51,19 @@ std::string describe(const RecordedAllocation& a) {
 }
 
 RecordedEvent in_recorders_words(const HostEvent& event, const std::vector<std::string>& names) {
-  RecordedEvent row = {.microbatch = event.microbatch,
-                       .kind = event.kind,
-                       .unit = name_of(event.unit, names),
-                       .stream = event.stream,
-                       .dtype = event.dtype,
-                       .group = event.group_size > 0
-                                    ? fmt::format("{}:{}", event.group, event.group_size)
-                                    : std::string(event.group),
-                       .cause = event.cause,
-                       .state = event.state,
-                       .on = event.on,
-                       .bytes_in = event.bytes_in,
-                       .bytes_out = event.bytes_out};
+  RecordedEvent row;
+  row.microbatch = event.microbatch;
+  row.kind = event.kind;
+  row.unit = name_of(event.unit, names);
+  row.stream = event.stream;
+  row.bytes_in = event.bytes_in;
+  row.bytes_out = event.bytes_out;
+  row.dtype = event.dtype;
+  row.group = event.group_size > 0 ? fmt::format("{}:{}", event.group, event.group_size)
+                                   : std::string(event.group);
+  row.cause = event.cause;
+  row.state = event.state;
+  row.on = event.on;
   add(row.on, name_of(event.on_unit, names));
   if (event.on_group_size > 0) {
     add(row.on, fmt::format("{}:{}", event.on_group, event.on_group_size));

@@ -51,12 +51,12 @@ std::vector<KnownCause> read_causes() {
   std::vector<KnownCause> causes;
   for (const ConfigNode& node : root.elements()) {
     node.allow_only({"name", "text", "weight", "test", "fix", "signs"});
-    KnownCause& cause =
-        causes.emplace_back(KnownCause{.name = node.at("name").as_string(),
-                                       .text = node.at("text").as_string(),
-                                       .test = node.at("test").as_string(),
-                                       .fix = node.at("fix").as_string(),
-                                       .weight = node.at("weight").as_double(0, 100)});
+    KnownCause& cause = causes.emplace_back();
+    cause.name = node.at("name").as_string();
+    cause.text = node.at("text").as_string();
+    cause.test = node.at("test").as_string();
+    cause.fix = node.at("fix").as_string();
+    cause.weight = node.at("weight").as_double(0, 100);
     const ConfigNode signs = node.at("signs");
     for (const ConfigNode& sign : signs.elements()) {
       const std::span<const ConfigNode> parts = sign.elements();

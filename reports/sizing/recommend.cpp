@@ -257,9 +257,10 @@ Recommendation recommend(const std::vector<CandidateCluster>& candidates, const 
   };
   judge_each(candidates.size(), {options.threads, options.progress, "recommend"}, judge);
 
-  Recommendation r = {.terms = terms,
-                      .most_sequences = options.most_sequences,
-                      .machines = sizes_of(candidates, looked, smallest)};
+  Recommendation r;
+  r.terms = terms;
+  r.most_sequences = options.most_sequences;
+  r.machines = sizes_of(candidates, looked, smallest);
   for (std::size_t i = 0; i < candidates.size(); ++i) {
     if (looked[i].parameters > 0) {
       r.model = looked[i].model;

@@ -40,12 +40,13 @@ bool StepBuilder::is_like_next(std::int32_t unit) const {
 }
 
 StepBuilder::Place StepBuilder::place() const {
-  Place p = {.rows = graph_.rows.size(),
-             .waits = graph_.waits.size(),
-             .actions = graph_.actions.size(),
-             .buffers = graph_.buffers.size(),
-             .works = graph_.works.size(),
-             .hooks = pending_hooks_};
+  Place p;
+  p.rows = graph_.rows.size();
+  p.waits = graph_.waits.size();
+  p.actions = graph_.actions.size();
+  p.buffers = graph_.buffers.size();
+  p.works = graph_.works.size();
+  p.hooks = pending_hooks_;
   p.ids.fill(kNoEvent);
   std::size_t n = 0;
   for (const EventId tail : tails_) p.ids[n++] = tail;

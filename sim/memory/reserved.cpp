@@ -610,14 +610,15 @@ StepReserved ReservedReplay::run_step() {
   const AllocatorStats before = s.allocator.stats();
   s.run_rows();
   const AllocatorStats& after = s.allocator.stats();
-  StepReserved result = {.peak_allocated = Bytes(after.all.allocated_bytes.peak),
-                         .peak_active = Bytes(after.all.active_bytes.peak),
-                         .peak_reserved = Bytes(after.all.reserved_bytes.peak),
-                         .peak_inactive_split = Bytes(after.all.inactive_split_bytes.peak),
-                         .reserved_after = Bytes(after.all.reserved_bytes.current),
-                         .retries = after.num_alloc_retries - before.num_alloc_retries,
-                         .device_allocs = after.num_device_alloc - before.num_device_alloc,
-                         .device_frees = after.num_device_free - before.num_device_free};
+  StepReserved result;
+  result.peak_allocated = Bytes(after.all.allocated_bytes.peak);
+  result.peak_active = Bytes(after.all.active_bytes.peak);
+  result.peak_reserved = Bytes(after.all.reserved_bytes.peak);
+  result.peak_inactive_split = Bytes(after.all.inactive_split_bytes.peak);
+  result.reserved_after = Bytes(after.all.reserved_bytes.current);
+  result.retries = after.num_alloc_retries - before.num_alloc_retries;
+  result.device_allocs = after.num_device_alloc - before.num_device_alloc;
+  result.device_frees = after.num_device_free - before.num_device_free;
   if (s.most_reserved > 0) {
     result.fragmentation = 1 - as_double(s.allocated_then) / as_double(s.most_reserved);
   }

@@ -57,9 +57,9 @@ std::vector<HeatmapCell> heatmap(Places& places, const std::set<Rank>& fastest) 
   }
   std::vector<HeatmapCell> map;
   for (const auto& [key, i] : cells) {
-    HeatmapCell& cell =
-        map.emplace_back(HeatmapCell{.shard = places.space().shard_groups[at(key.first)],
-                                     .prefetch = places.space().prefetches[at(key.second)]});
+    HeatmapCell& cell = map.emplace_back();
+    cell.shard = places.space().shard_groups[at(key.first)];
+    cell.prefetch = places.space().prefetches[at(key.second)];
     if (!i) continue;
     cell.seconds = places.outcome(*i).step.seconds();
     cell.plan = places.plan(*i);

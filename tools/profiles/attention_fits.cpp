@@ -37,9 +37,10 @@ double both_seconds(const AttentionCurve& forward, const AttentionCurve& backwar
 AttentionCurve fit_backward(const Rows& rows, const AttentionCurve& forward, const Gpu& gpu) {
   AttentionCurve backward = forward;
   backward.pass = Pass::kBackward;
-  LeastSquares problem = {.rows = rows.size(),
-                          .ranges = {{0.05, 1}, {10, 5000}},
-                          .starts = {{forward.efficiency * 0.8, 500}}};
+  LeastSquares problem;
+  problem.rows = rows.size();
+  problem.ranges = {{0.05, 1}, {10, 5000}};
+  problem.starts = {{forward.efficiency * 0.8, 500}};
   const auto with = [&](std::span<const double> x) {
     AttentionCurve curve = backward;
     curve.efficiency = x[0];

@@ -61,9 +61,9 @@ Base fit_base(const std::vector<Chip>& chips) {
   const Gpu& h100 = chip_named("h100", chips).gpu;
   const Rows a = attention_rows("a100");
   const Rows h = attention_rows("h100");
-  Base base = {
-      .fa2_c_half = sweep_curve(pick(a, kSweep, "fa2", 128, AttentionPass::kForward), a100).c_half,
-      .fa3_c_half = sweep_curve(pick(h, kSweep, "fa3", 128, AttentionPass::kForward), h100).c_half};
+  Base base;
+  base.fa2_c_half = sweep_curve(pick(a, kSweep, "fa2", 128, AttentionPass::kForward), a100).c_half;
+  base.fa3_c_half = sweep_curve(pick(h, kSweep, "fa3", 128, AttentionPass::kForward), h100).c_half;
   for (const int d : kHeadDims) {
     base.forward[d] = fit_attention(pick(h, kForwardChart, "fa2", d, AttentionPass::kForward), h100,
                                     {base.fa2_c_half, kChartOverhead});
@@ -325,10 +325,10 @@ void add_math(const Gpu& gpu, Collector& out) {
     for (const Pass pass : {Pass::kForward, Pass::kBackward}) {
       const bool forward = pass == Pass::kForward;
       const double flops = 2.0 * d * (forward ? 1 : kBackwardFlops);  // of a score, half masked
-      AttentionCurve curve = {
-          .pass = pass,
-          .efficiency = flops * kFraction * gpu.memory_bandwidth.value() /
-                        ((forward ? kForwardBytes : kBackwardBytes) * gpu.peak_bf16.value())};
+      AttentionCurve curve;
+      curve.pass = pass;
+      curve.efficiency = flops * kFraction * gpu.memory_bandwidth.value() /
+                         ((forward ? kForwardBytes : kBackwardBytes) * gpu.peak_bf16.value());
       curve.full_efficiency = 2 * curve.efficiency;
       curve.overhead = 6 * kChartOverhead;  // as many kernels
       out.add(curve, "math", d, Evidence::kAssumed, "bytes of the scores at 0.85 of the bandwidth");

@@ -156,11 +156,13 @@ FactorSpread fabric_spread(const std::vector<double>& biases) {
   constexpr double kNormal = 1.4826;  // standard deviation over median of the absolute value
   std::vector<double> sizes;
   for (const double bias : biases) sizes.push_back(std::abs(bias));
-  return FactorSpread{.log_sd = rounded(kNormal * sorted_quantile(std::move(sizes), 0.5)),
-                      .source = fmt::format("1.48 times the median size of the biases of {} "
-                                            "published tables, each by a fit without its "
-                                            "source",
-                                            biases.size())};
+  FactorSpread spread;
+  spread.log_sd = rounded(kNormal * sorted_quantile(std::move(sizes), 0.5));
+  spread.source = fmt::format(
+      "1.48 times the median size of the biases of {} published tables, each by a fit without its "
+      "source",
+      biases.size());
+  return spread;
 }
 
 // What all machines together say about how far off a class may be; products by vendor, for their

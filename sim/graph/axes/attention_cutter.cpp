@@ -30,10 +30,11 @@ void AttentionCutter::rotate_own_positions(Operation& op) {
     TensorSpec own = table;
     own.name = "rotary of own positions";
     rotary_ = part_.add_tensor(std::move(own), Placement::kWhole);
-    part_.layer.operations.push_back({.name = "gather_positions",
-                                      .function = Function::kGather,
-                                      .outputs = {rotary_},
-                                      .gradient = GradientRule::kNone});
+    Operation& gather = part_.layer.operations.emplace_back();
+    gather.name = "gather_positions";
+    gather.function = Function::kGather;
+    gather.outputs = {rotary_};
+    gather.gradient = GradientRule::kNone;
   }
   op.inputs.push_back(rotary_);
   op.saved.push_back(rotary_);

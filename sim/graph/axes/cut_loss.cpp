@@ -149,12 +149,13 @@ class LossCutter {
   }
   // Nothing to differentiate unless the caller says so.
   Operation& operation(std::string name, Function function, Indices inputs, Index output) {
-    Operation& op = layer_.operations.emplace_back(Operation{.name = std::move(name),
-                                                             .kind = OperationKind::kSoftmaxLoss,
-                                                             .function = function,
-                                                             .inputs = std::move(inputs),
-                                                             .outputs = {output},
-                                                             .gradient = GradientRule::kNone});
+    Operation& op = layer_.operations.emplace_back();
+    op.name = std::move(name);
+    op.kind = OperationKind::kSoftmaxLoss;
+    op.function = function;
+    op.inputs = std::move(inputs);
+    op.outputs = {output};
+    op.gradient = GradientRule::kNone;
     return op;
   }
   Index all_reduce(Index from, std::string name, bool maximum) {
@@ -188,21 +189,23 @@ LayerSpec cut_native_loss(const LayerSpec& whole, const Plan& plan) {
     return static_cast<Index>(layer.tensors.size() - 1);
   };
   const Index own = statistics("slice_statistics", slices);
-  layer.operations.push_back({.name = "slice_statistics",
-                              .kind = OperationKind::kSoftmaxLoss,
-                              .function = Function::kLogSoftmax,
-                              .inputs = {0},
-                              .outputs = {own},
-                              .gradient = GradientRule::kNone});
+  Operation& op = layer.operations.emplace_back();
+  op.name = "slice_statistics";
+  op.kind = OperationKind::kSoftmaxLoss;
+  op.function = Function::kLogSoftmax;
+  op.inputs = {0};
+  op.outputs = {own};
+  op.gradient = GradientRule::kNone;
   Index all = own;
   if (plan.mesh.tp > 1) {
     all = statistics("statistics_of_all_slices", slices * plan.mesh.tp);
-    layer.operations.push_back({.name = "all_gather",
-                                .function = Function::kCopy,
-                                .inputs = {own},
-                                .outputs = {all},
-                                .collective = {.kind = CollectiveKind::kAllGather, .waits = true},
-                                .gradient = GradientRule::kNone});
+    Operation& gather = layer.operations.emplace_back();
+    gather.name = "all_gather";
+    gather.function = Function::kCopy;
+    gather.inputs = {own};
+    gather.outputs = {all};
+    gather.collective = {.kind = CollectiveKind::kAllGather, .waits = true};
+    gather.gradient = GradientRule::kNone;
   }
   entropy.inputs.push_back(all);
   layer.operations.push_back(std::move(entropy));

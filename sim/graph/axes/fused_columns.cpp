@@ -85,11 +85,12 @@ LayerSpec fuse_columns(LayerSpec layer) {
     const std::vector<Operation> others = take_out_like(layer, o);
     if (others.empty()) continue;
     Operation& product = layer.operations[o];
-    Operation split = {.name = product.name + "_split",
-                       .function = Function::kCopy,
-                       .outputs = product.outputs,
-                       .view = true,
-                       .part = product.part};
+    Operation split;
+    split.name = product.name + "_split";
+    split.function = Function::kCopy;
+    split.view = true;
+    split.part = product.part;
+    split.outputs = product.outputs;
     TensorSpec wide = layer.tensors[at(product.outputs.front())];
     for (const Operation& other : others) {
       append_rows(layer, other, product);
@@ -115,11 +116,12 @@ LayerSpec unpack_attention(LayerSpec layer) {
     if (!reads_packed_projection(layer.operations[o])) continue;
     Operation& attention = layer.operations[o];
     const Index packed = attention.inputs.front();
-    Operation split = {.name = attention.name + "_split",
-                       .function = Function::kCopy,
-                       .inputs = {packed},
-                       .view = true,
-                       .part = attention.part};
+    Operation split;
+    split.name = attention.name + "_split";
+    split.function = Function::kCopy;
+    split.view = true;
+    split.part = attention.part;
+    split.inputs = {packed};
     for (const Index gradient : attention.backward_temporaries) {
       TensorSpec view = layer.tensors[at(gradient)];
       view.name = layer.tensors[at(packed)].name + " for " + view.name;

@@ -55,11 +55,12 @@ TensorSpec LayerPart::whole(Index t, const char* suffix) const {
 }
 
 Operation& LayerPart::move(Index from, Index to, std::int8_t part) {
-  Operation& op = layer.operations.emplace_back(Operation{.name = layer.tensors[at(to)].name,
-                                                          .function = Function::kCopy,
-                                                          .inputs = {from},
-                                                          .outputs = {to},
-                                                          .part = part});
+  Operation& op = layer.operations.emplace_back();
+  op.name = layer.tensors[at(to)].name;
+  op.function = Function::kCopy;
+  op.inputs = {from};
+  op.outputs = {to};
+  op.part = part;
   return op;
 }
 

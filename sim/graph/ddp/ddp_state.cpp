@@ -279,10 +279,11 @@ std::vector<LibraryBucket> Ddp::list_buckets(bool rebuilt) const {
   std::vector<LibraryBucket> list;
   const std::vector<DdpBucket> buckets = buckets_of(rebuilt);
   for (std::size_t b = 0; b < buckets.size(); ++b) {
-    LibraryBucket& bucket = list.emplace_back(LibraryBucket{.index = static_cast<std::int64_t>(b),
-                                                            .kind = "ddp_bucket",
-                                                            .bytes = buckets[b].bytes,
-                                                            .dtype = torch_word(buckets[b].dtype)});
+    LibraryBucket& bucket = list.emplace_back();
+    bucket.index = static_cast<std::int64_t>(b);
+    bucket.kind = "ddp_bucket";
+    bucket.bytes = buckets[b].bytes;
+    bucket.dtype = torch_word(buckets[b].dtype);
     bucket.extra =
         "issue_order=" + std::to_string(b) + " is_last=" + (b + 1 == buckets.size() ? "1" : "0");
     for (const std::int32_t p : buckets[b].parameters) bucket.parameters.push_back(name_of(p));

@@ -284,10 +284,10 @@ EventId GradientHooks::add_known(EventKind kind, Stream stream, std::int64_t byt
           static_cast<std::uint64_t>(kEventKinds) +
       static_cast<std::uint64_t>(kind);
   if (const std::uint16_t* known = known_.find(key)) return add_row(kind, stream, *known, -1);
-  UnitWork work = {.communicator = communicator,
-                   .bytes = Bytes(bytes),
-                   .launches = launches,
-                   .tensors = launches};
+  UnitWork work;
+  work.bytes = Bytes(bytes);
+  work.communicator = communicator;
+  work.launches = work.tensors = launches;
   if (communicator == kNoCommunicator) {
     work.bytes = Bytes(bytes / 2);
     work.kernels = {copy_kernel(bytes)};

@@ -90,11 +90,12 @@ std::vector<LibraryBucket> Fsdp1Log::buckets() const {
   std::vector<LibraryBucket> list;
   for (std::int32_t u = 0; u < builder_.count(); ++u) {
     const FlatSize& size = builder_.handle(u).size;
-    LibraryBucket bucket = {.phase = "init",
-                            .index = u,
-                            .kind = "flat_param",
-                            .bytes = size.flat * size_of(builder_.plan_.master_dtype),
-                            .dtype = torch_word(builder_.plan_.master_dtype)};
+    LibraryBucket bucket;
+    bucket.phase = "init";
+    bucket.index = u;
+    bucket.kind = "flat_param";
+    bucket.bytes = size.flat * size_of(builder_.plan_.master_dtype);
+    bucket.dtype = torch_word(builder_.plan_.master_dtype);
     // Without shards the recorder multiplies all the same.
     const std::int64_t ranks = flat_group(builder_.plan_);
     bucket.extra = fmt::format(

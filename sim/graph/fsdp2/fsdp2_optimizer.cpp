@@ -39,11 +39,11 @@ void Fsdp2::list_trained() {
     for (std::size_t i = 0; i < parameters.size(); ++i) {
       const UnitParameter p = sharded(l, parameters[i]);
       if (parameters[i].tied || !p.trainable) continue;
-      Trained& trained = trained_.emplace_back(
-          Trained{.state_bytes = p.local_numel * size_of(plan_.optimizer.state),
-                  .part = parameters[i].part,
-                  .replicated = p.replicated,
-                  .stepped = p.stepped});
+      Trained& trained = trained_.emplace_back();
+      trained.state_bytes = p.local_numel * size_of(plan_.optimizer.state);
+      trained.part = parameters[i].part;
+      trained.replicated = p.replicated;
+      trained.stepped = p.stepped;
       if (is_ignored(parameters[i])) {
         trained.ignored_gradient = first.first_buffer + graph().program(first).weight_gradients[i];
       } else {

@@ -53,11 +53,12 @@ class Inserter {
     spec.name += " cast";
     layer_.tensors.push_back(std::move(spec));
     const auto to = static_cast<Index>(layer_.tensors.size() - 1);
-    Operation op = {.name = "cast",
-                    .function = Function::kCast,
-                    .inputs = {from},
-                    .outputs = {to},
-                    .part = part};
+    Operation op;
+    op.name = "cast";
+    op.function = Function::kCast;
+    op.inputs = {from};
+    op.outputs = {to};
+    op.part = part;
     if (from == 0) op.released = {};
     layer_.operations.push_back(std::move(op));
     casts_.emplace_back(dtype);

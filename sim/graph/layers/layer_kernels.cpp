@@ -146,16 +146,17 @@ void add_gemm(const KernelCounts& counts, Pass pass, const Product& product,
   const bool fp8 = recipe != Float8::kNone, fp4 = recipe == Float8::kNvfp4;
   const auto& [m, n, k, elements, groups, narrow] = product;
   const DType dtype = narrow ? DType::kBf16 : counts.options.compute;
-  Kernel kernel = {.kind = KernelKind::kGemm,
-                   .function = Function::kMatrixProduct,
-                   .pass = pass,
-                   .fp32 = dtype == DType::kFp32,
-                   .fp8 = fp8,
-                   .fp4 = fp4,
-                   .m = m,
-                   .n = n,
-                   .k = k,
-                   .groups = groups};
+  Kernel kernel;
+  kernel.kind = KernelKind::kGemm;
+  kernel.function = Function::kMatrixProduct;
+  kernel.pass = pass;
+  kernel.fp32 = dtype == DType::kFp32;
+  kernel.m = m;
+  kernel.n = n;
+  kernel.k = k;
+  kernel.groups = groups;
+  kernel.fp8 = fp8;
+  kernel.fp4 = fp4;
   // In fp8 the operands take one byte each, the result what it takes otherwise.
   const std::int64_t result = checked_multiply(checked_multiply(m, n), groups);
   const std::int64_t operands = narrow_bytes(recipe, elements - result);
@@ -192,13 +193,14 @@ void add_head_product(const KernelCounts& counts, const Operation& op, Pass pass
 void add_attention(const KernelCounts& counts, const Operation& op, Pass pass,
                    LayerPhaseProgram& phase) {
   if (op.function == Function::kMatrixProduct) return add_head_product(counts, op, pass, phase);
-  Kernel kernel = {.kind = KernelKind::kAttention,
-                   .function = Function::kAttention,
-                   .pass = pass,
-                   .causal = op.attention.causal,
-                   .fp32 = counts.options.compute == DType::kFp32,
-                   .masked = op.attention.masked,
-                   .dropout = op.attention.dropout};
+  Kernel kernel;
+  kernel.kind = KernelKind::kAttention;
+  kernel.function = Function::kAttention;
+  kernel.pass = pass;
+  kernel.causal = op.attention.causal;
+  kernel.masked = op.attention.masked;
+  kernel.dropout = op.attention.dropout;
+  kernel.fp32 = counts.options.compute == DType::kFp32;
   const AttentionShape& shape = op.attention;
   kernel.m = checked_multiply(counts.options.batch, shape.documents);
   kernel.n = std::max<std::int64_t>(
@@ -567,11 +569,12 @@ void add_gradients_of_views(const KernelCounts& counts, const Operation& op, Bac
 }  // namespace
 
 void add_memory_kernel(LayerPhaseProgram& phase, Function function, Pass pass, std::int64_t bytes) {
-  Kernel kernel = {.kind = KernelKind::kMemory,
-                   .function = function,
-                   .memory_class = class_of(function, pass),
-                   .pass = pass,
-                   .bytes = Bytes(bytes)};
+  Kernel kernel;
+  kernel.kind = KernelKind::kMemory;
+  kernel.function = function;
+  kernel.memory_class = class_of(function, pass);
+  kernel.pass = pass;
+  kernel.bytes = Bytes(bytes);
   phase.kernels.push_back(kernel);
 }
 

@@ -158,11 +158,12 @@ bool casts_sinusoids(const ModelSpec& model, const Plan& plan) {
 
 // Of what a layer hands on (a norm of an fp32 stream: fp32).
 DType handed_on(const LayerSpec& layer, const Variant& variant, const Plan& plan) {
-  ProgramOptions options = {.compute = plan.compute_dtype(),
-                            .arrives = variant.arrives,
-                            .output_dtype = output_of_units(plan),
-                            .begins_unit = variant.begins_unit,
-                            .ends_unit = variant.ends_unit};
+  ProgramOptions options;
+  options.compute = plan.compute_dtype();
+  options.arrives = variant.arrives;
+  options.output_dtype = output_of_units(plan);
+  options.begins_unit = variant.begins_unit;
+  options.ends_unit = variant.ends_unit;
   const CastedLayer casts = with_casts(layer, options);
   const LayerSpec& casted = casts.layer ? *casts.layer : layer;
   return element_types(casted, casts, options)[static_cast<std::size_t>(casted.output)].dtype;
@@ -336,19 +337,20 @@ Mesh joined_data_ranks(Mesh mesh) {
 }  // namespace
 
 LayerPrograms::Setting LayerPrograms::setting_of(const Plan& plan) {
-  Setting setting = {.runtime = plan.runtime.kind,
-                     .sequence = plan.batch.sequence,
-                     .micro_batch = plan.batch.micro_batch,
-                     .compute = plan.compute_dtype(),
-                     .reduce = plan.reduce_dtype,
-                     .stored = plan.master_dtype,
-                     .ignored = plan.ignored,
-                     .expert_units = splits_block(plan.units, 0) ? plan.units.experts_every : 0,
-                     .tokens_are_a_unit = plan.units.embedding != UnitPlacement::kRoot,
-                     .frozen = plan.frozen,
-                     .early_stop = plan.recompute_early_stop,
-                     .reentrant = plan.recompute_reentrant,
-                     .stacked = plan.kernels.scan};
+  Setting setting;
+  setting.runtime = plan.runtime.kind;
+  setting.sequence = plan.batch.sequence;
+  setting.micro_batch = plan.batch.micro_batch;
+  setting.compute = plan.compute_dtype();
+  setting.reduce = plan.reduce_dtype;
+  setting.stored = plan.master_dtype;
+  setting.ignored = plan.ignored;
+  setting.expert_units = splits_block(plan.units, 0) ? plan.units.experts_every : 0;
+  setting.tokens_are_a_unit = plan.units.embedding != UnitPlacement::kRoot;
+  setting.frozen = plan.frozen;
+  setting.early_stop = plan.recompute_early_stop;
+  setting.reentrant = plan.recompute_reentrant;
+  setting.stacked = plan.kernels.scan;
   // Autocast's casts cast gradients back.
   if (plan.compute_dtype() != plan.param_dtype) {
     setting.first_gradient = setting.later_gradient = plan.param_dtype;

@@ -164,10 +164,10 @@ void Zero12::take_own_parts() {
 
 void Zero12::list_bucket() {
   if (!is_contiguous() && sums_in_fp32() && !bucket_.parameters.empty()) return;
-  LibraryBucket& bucket =
-      listed_.emplace_back(LibraryBucket{.index = std::ssize(listed_) - 1,
-                                         .kind = "zero_ipg_bucket",
-                                         .bytes = bucket_.elements * gradient_size()});
+  LibraryBucket& bucket = listed_.emplace_back();
+  bucket.index = std::ssize(listed_) - 1;
+  bucket.kind = "zero_ipg_bucket";
+  bucket.bytes = bucket_.elements * gradient_size();
   const bool is_empty = bucket_.parameters.empty();
   if (is_contiguous() || !is_empty) {
     bucket.dtype = torch_word(accumulates_fp32() ? DType::kFp32 : plan_.param_dtype);

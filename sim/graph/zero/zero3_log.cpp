@@ -22,12 +22,12 @@ void append(std::string& note, std::string_view more) {
 
 LibraryEvent& Zero3::log(std::string_view kind, std::string unit, std::string note) {
   append(note, fmt::format("live={} gather_buffers={}", coordinator_->live(), flat_bytes_));
-  LibraryEvent& event = log_.emplace_back(
-      LibraryEvent{.microbatch = microbatch(),
-                   .kind = kind,
-                   .unit = std::move(unit),
-                   .note = std::move(note),
-                   .actions = static_cast<std::uint32_t>(graph().actions.size())});
+  LibraryEvent& event = log_.emplace_back();
+  event.microbatch = microbatch();
+  event.kind = kind;
+  event.unit = std::move(unit);
+  event.note = std::move(note);
+  event.actions = static_cast<std::uint32_t>(graph().actions.size());
   return event;
 }
 
@@ -107,13 +107,13 @@ void Zero3::log_gather(Parameters list, Cause cause, std::int32_t module, Pass p
   unit_ = span_of(list);
   note_ = fmt::format("{} n={} at={}", word, list.size(), at_module);
   if (step_ != run_->steps) return;
-  LibraryBucket& bucket = run_->record->buckets.emplace_back(
-      LibraryBucket{.phase = fmt::format("step{}", step_),
-                    .index = buckets_++,
-                    .kind = cause == Cause::kFetch ? "zero3_fetch" : "zero3_prefetch",
-                    .dtype = torch_word(plan_.param_dtype),
-                    .extra = fmt::format("at={} pass={} micro={}", at_module,
-                                         pass == Pass::kForward ? "fwd" : "bwd", microbatch())});
+  LibraryBucket& bucket = run_->record->buckets.emplace_back();
+  bucket.phase = fmt::format("step{}", step_);
+  bucket.index = buckets_++;
+  bucket.kind = cause == Cause::kFetch ? "zero3_fetch" : "zero3_prefetch";
+  bucket.dtype = torch_word(plan_.param_dtype);
+  bucket.extra = fmt::format("at={} pass={} micro={}", at_module,
+                             pass == Pass::kForward ? "fwd" : "bwd", microbatch());
   for (const std::int32_t p : list) {
     bucket.bytes += parameter(p).numel * 2;
     bucket.parameters.push_back(run_->parameters[static_cast<std::size_t>(p)]);
@@ -130,8 +130,10 @@ void Zero3::log_bucket(std::span<const std::int32_t> list) {
   unit_ = span_of(list);
   note_ = fmt::format("n={}", list.size());
   if (step_ != run_->steps) return;
-  LibraryBucket& bucket = run_->record->buckets.emplace_back(LibraryBucket{
-      .phase = fmt::format("step{}", step_), .index = buckets_++, .kind = "zero3_reduce_bucket"});
+  LibraryBucket& bucket = run_->record->buckets.emplace_back();
+  bucket.phase = fmt::format("step{}", step_);
+  bucket.index = buckets_++;
+  bucket.kind = "zero3_reduce_bucket";
   // Copied into the bucket they are of its dtype.
   const DType dtype = held_gradients_.empty() ? plan_.reduce_dtype : plan_.param_dtype;
   bucket.dtype = torch_word(dtype);
@@ -150,12 +152,13 @@ void Zero3::record_construction(Zero3Run& run, const Plan& plan) {
   LibraryRun& record = *run.record;
   const auto add = [&](std::string_view kind, std::int64_t in, std::int64_t out,
                        std::string_view dtype, std::string note) {
-    record.construction.push_back({.kind = kind,
-                                   .bytes_in = in,
-                                   .bytes_out = out,
-                                   .dtype = dtype,
-                                   .group = "world",
-                                   .note = std::move(note)});
+    LibraryEvent& event = record.construction.emplace_back();
+    event.kind = kind;
+    event.bytes_in = in;
+    event.bytes_out = out;
+    event.dtype = dtype;
+    event.group = "world";
+    event.note = std::move(note);
   };
   for (int time = 0; time < 2; ++time) {
     for (const Zero3Parameter& each : script.parameters) {
@@ -168,15 +171,15 @@ void Zero3::record_construction(Zero3Run& run, const Plan& plan) {
     const std::int64_t partition = foreshard::partition_of(each.numel, plan.mesh.fsdp());
     add("all_gather", partition * size, partition * plan.mesh.fsdp() * size,
         torch_word(plan.param_dtype), "");
-    record.buckets.push_back(
-        {.phase = "init",
-         .index = p,
-         .kind = "zero3_partition",
-         .bytes = partition * size,
-         .dtype = torch_word(plan.param_dtype),
-         .extra = fmt::format("numel={} partition_numel={} padded_numel={} persist={}", each.numel,
-                              partition, partition * plan.mesh.fsdp(), each.persists ? 1 : 0),
-         .parameters = {run.parameters[static_cast<std::size_t>(p)]}});
+    LibraryBucket& bucket = record.buckets.emplace_back();
+    bucket.phase = "init";
+    bucket.index = p;
+    bucket.kind = "zero3_partition";
+    bucket.bytes = partition * size;
+    bucket.dtype = torch_word(plan.param_dtype);
+    bucket.extra = fmt::format("numel={} partition_numel={} padded_numel={} persist={}", each.numel,
+                               partition, partition * plan.mesh.fsdp(), each.persists ? 1 : 0);
+    bucket.parameters = {run.parameters[static_cast<std::size_t>(p)]};
     partitions += partition;
     persistent += each.persists ? each.numel : 0;
     count += each.persists ? 1 : 0;
