@@ -73,16 +73,17 @@ class LibraryComparison {
     for (std::size_t seq = 0; seq < log.size(); ++seq) {
       const LibraryEvent& event = log[seq];
       if (!whole && !is_always_kept(event.kind)) continue;
-      rows.push_back({.step = step,
-                      .microbatch = event.microbatch,
-                      .seq = static_cast<std::int64_t>(seq),
-                      .kind = event.kind,
-                      .unit = event.unit,
-                      .dtype = event.dtype,
-                      .group = event.group,
-                      .note = event.note,
-                      .bytes_in = event.bytes_in,
-                      .bytes_out = event.bytes_out});
+      LibraryRecordedEvent& row = rows.emplace_back();
+      row.step = step;
+      row.microbatch = event.microbatch;
+      row.seq = static_cast<std::int64_t>(seq);
+      row.kind = event.kind;
+      row.unit = event.unit;
+      row.dtype = event.dtype;
+      row.group = event.group;
+      row.note = event.note;
+      row.bytes_in = event.bytes_in;
+      row.bytes_out = event.bytes_out;
     }
     return rows;
   }
@@ -106,82 +107,82 @@ class LibraryComparison {
     const std::size_t common = std::min(recorded.size(), forecast.size());
     result_.rows += std::ssize(recorded);
     const auto differ = [&](What what, std::size_t at, const char* name, auto describe) {
-      SideBySide sides = {
-        .recorded = recorded.size(),
-        .predicted = forecast.size(),
-        .recorded_row = [&](std::size_t i) { return describe(*recorded[i]); },
-        .predicted_row = [&](std::size_t i) { return describe(forecast[i]); },
-        .label =
-            [&](std::size_t i) {
-              return fmt::format("seq {}", i < recorded.size() ? recorded[i]->seq : forecast[i].seq)
-            };
+      SideBySide sides;
+      sides.recorded = recorded.size();
+      sides.predicted = forecast.size();
+      sides.recorded_row = [&](std::size_t i) { return describe(*recorded[i]); };
+      sides.predicted_row = [&](std::size_t i) { return describe(forecast[i]); };
+      sides.label = [&](std::size_t i) {
+        return fmt::format("seq {}", i < recorded.size() ? recorded[i]->seq : forecast[i].seq);
+      };
+      const std::int64_t seq = at < recorded.size() ? recorded[at]->seq : -1;
+      add(what, fmt::format("{}, {}, step {}, seq {}: {}\n{}", recording_.events_file,
+                            recording_.id, step, seq, name, around(sides, at)));
     };
-    const std::int64_t seq = at < recorded.size() ? recorded[at]->seq : -1;
-    add(what, fmt::format("{}, {}, step {}, seq {}: {}\n{}", recording_.events_file, recording_.id,
-                          step, seq, name, around(sides, at)));
-  };
-  std::size_t at = 0;
-  while (at < common && same_order(*recorded[at], forecast[at])) ++at;
-  if (at < recorded.size() || at < forecast.size()) {
-    result_.schedule_identical = false;
-    differ(What::kSchedule, at, "the schedule", words_of);
+    std::size_t at = 0;
+    while (at < common && same_order(*recorded[at], forecast[at])) ++at;
+    if (at < recorded.size() || at < forecast.size()) {
+      result_.schedule_identical = false;
+      differ(What::kSchedule, at, "the schedule", words_of);
+    }
+    // Bytes of the rows that are there on both sides, so that a missing row does not hide them.
+    std::size_t i = 0;
+    while (i < common && same_bytes(*recorded[i], forecast[i]) &&
+           recorded[i]->kind == forecast[i].kind) {
+      ++i;
+    }
+    if (i < recorded.size() || i < forecast.size()) {
+      result_.bytes_identical = false;
+      differ(What::kBytes, i, "bytes", words_with_bytes);
+    }
   }
-  // Bytes of the rows that are there on both sides, so that a missing row does not hide them.
-  std::size_t i = 0;
-  while (i < common && same_bytes(*recorded[i], forecast[i]) &&
-         recorded[i]->kind == forecast[i].kind) {
-    ++i;
-  }
-  if (i < recorded.size() || i < forecast.size()) {
-    result_.bytes_identical = false;
-    differ(What::kBytes, i, "bytes", words_with_bytes);
-  }
-}
 
   void compare_buckets() {
-  const std::vector<LibraryBucket>& recorded = recording_.buckets;
-  const std::vector<LibraryBucket>& forecast = run_.buckets;
-  const std::size_t common = std::min(recorded.size(), forecast.size());
-  std::size_t at = 0;
-  while (at < common && recorded[at] == forecast[at]) ++at;
-  if (at == recorded.size() && at == forecast.size()) return;
-  result_.bytes_identical = false;
-  SideBySide sides = {.recorded = recorded.size(),
-                      .predicted = forecast.size(),
-                      .recorded_row = [&](std::size_t i) { return bucket_text(recorded[i]); },
-                      .predicted_row = [&](std::size_t i) { return bucket_text(forecast[i]); },
-                      .label = [](std::size_t i) { return fmt::format("row {}", i); }};
-  add(What::kUnits, fmt::format("{}, {}, row {}\n{}", recording_.buckets_file, recording_.id, at,
-                                around(sides, at)));
-}
+    const std::vector<LibraryBucket>& recorded = recording_.buckets;
+    const std::vector<LibraryBucket>& forecast = run_.buckets;
+    const std::size_t common = std::min(recorded.size(), forecast.size());
+    std::size_t at = 0;
+    while (at < common && recorded[at] == forecast[at]) ++at;
+    if (at == recorded.size() && at == forecast.size()) return;
+    result_.bytes_identical = false;
+    SideBySide sides;
+    sides.recorded = recorded.size();
+    sides.predicted = forecast.size();
+    sides.recorded_row = [&](std::size_t i) { return bucket_text(recorded[i]); };
+    sides.predicted_row = [&](std::size_t i) { return bucket_text(forecast[i]); };
+    sides.label = [](std::size_t i) { return fmt::format("row {}", i); };
+    add(What::kUnits, fmt::format("{}, {}, row {}\n{}", recording_.buckets_file, recording_.id, at,
+                                  around(sides, at)));
+  }
 
-void compare_facts() {
-  std::string text;
-  const auto compare = [&](const auto& recorded, const auto& forecast) {
-    for (const auto& [name, value] : forecast) {
-      const auto found = recorded.find(name);
-      if (found != recorded.end() && found->second == value) continue;
-      text += fmt::format("    ! {:<40} recorded {} predicted {}\n", name,
-                          found == recorded.end() ? "-" : fmt::format("{}", found->second), value);
-    }
-  };
-  compare(recording_.facts, run_.facts);
-  compare(recording_.words, run_.words);
-  if (text.empty()) return;
-  result_.memory_identical = false;
-  add(What::kMemory,
-      fmt::format("{}, {}: facts of the index\n{}", recording_.events_file, recording_.id, text));
-}
+  void compare_facts() {
+    std::string text;
+    const auto compare = [&](const auto& recorded, const auto& forecast) {
+      for (const auto& [name, value] : forecast) {
+        const auto found = recorded.find(name);
+        if (found != recorded.end() && found->second == value) continue;
+        text +=
+            fmt::format("    ! {:<40} recorded {} predicted {}\n", name,
+                        found == recorded.end() ? "-" : fmt::format("{}", found->second), value);
+      }
+    };
+    compare(recording_.facts, run_.facts);
+    compare(recording_.words, run_.words);
+    if (text.empty()) return;
+    result_.memory_identical = false;
+    add(What::kMemory,
+        fmt::format("{}, {}: facts of the index\n{}", recording_.events_file, recording_.id, text));
+  }
 
-void add(What what, std::string text) {
-  const bool is_new = std::ranges::none_of(result_.differences,
-                                           [&](const Difference& d) { return d.what == what; });
-  if (is_new) result_.differences.push_back({what, std::move(text)});
-}
+  void add(What what, std::string text) {
+    const bool is_new = std::ranges::none_of(result_.differences,
+                                             [&](const Difference& d) { return d.what == what; });
+    if (is_new) result_.differences.push_back({what, std::move(text)});
+  }
 
-const LibraryRecording& recording_;
-const LibraryRun& run_;
-Conformance result_;
+  const LibraryRecording& recording_;
+  const LibraryRun& run_;
+  Conformance result_;
 };
 
 }  // namespace

@@ -65,7 +65,7 @@ KernelClass parse_class(std::string_view line) {
     line = line.substr(0, comma);
   }
   cells[0] = line;
-  KernelClass made = {.name = cells[0]};
+  KernelClass made = {.name = std::string(cells[0])};
   if (cells[1].starts_with("attention_")) {
     made.kind = KernelKind::kAttention;
     made.pass = cells[1] == "attention_forward" ? Pass::kForward : Pass::kBackward;

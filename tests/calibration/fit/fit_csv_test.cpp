@@ -18,7 +18,10 @@ std::string rows_of(double factor, int count) {
   const Gpu gpu = load_cluster("8xh20").gpu;
   std::string text = "gpu,m,n,k,dtype,latency_us\n";
   for (int i = 0; i < count; ++i) {
-    GemmRow row = {.m = 4096 << (i % 3), .n = i % 2 == 0 ? 4096 : 12288, .k = 8192};
+    GemmRow row;
+    row.m = 4096 << (i % 3);
+    row.n = i % 2 == 0 ? 4096 : 12288;
+    row.k = 8192;
     text += fmt::format("NVIDIA H20,{},{},{},bf16,{}\n", row.m, row.n, row.k,
                         gemm_seconds(shipped.gemm_bf16, row, gpu) / factor * 1e6);
   }
@@ -32,7 +35,10 @@ TEST(FitCsv, SixLargeProductsSetTheScale) {
   EXPECT_EQ(fit.calibration.id, "ours");
   EXPECT_EQ(fit.calibration.gemm_bf16.evidence, Evidence::kMeasured);
   const Gpu gpu = load_cluster("8xh20").gpu;
-  GemmRow row = {.m = 2048, .n = 5120, .k = 5120};
+  GemmRow row;
+  row.m = 2048;
+  row.n = 5120;
+  row.k = 5120;
   EXPECT_NEAR(
       gemm_seconds(fit.calibration.gemm_bf16, row, gpu) / gemm_seconds(shipped.gemm_bf16, row, gpu),
       1 / 0.8, 0.03);
