@@ -75,15 +75,14 @@ using Indices = std::vector<Index>;
 // --- loss ---
 
 Operation pass(std::string name, Function function, Index from, Index to) {
-  Operation op = {.name = std::move(name), .function = function, .inputs = {from}, .outputs = {to}};
-  return op;
+  return Operation{
+      .name = std::move(name), .function = function, .inputs = {from}, .outputs = {to}};
 }
 
 Operation cross_entropy(std::string name) {
-  Operation op = {.name = std::move(name),
-                  .kind = OperationKind::kSoftmaxLoss,
-                  .function = Function::kCrossEntropy};
-  return op;
+  return Operation{.name = std::move(name),
+                   .kind = OperationKind::kSoftmaxLoss,
+                   .function = Function::kCrossEntropy};
 }
 
 LayerSpec one_kernel_loss(LayerSpec layer, bool in_place) {

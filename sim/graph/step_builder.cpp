@@ -821,4 +821,29 @@ StepBuilder::UnitWork StepBuilder::step_work_of(EventKind kind, std::int64_t ele
   return work;
 }
 
+StepBuilder::UnitWork StepBuilder::master_step_work(EventKind kind, std::int64_t own) const {
+  UnitWork work;
+  switch (kind) {
+    case EventKind::kGradScale:
+      work.kernels = {memory_kernel(MemoryClass::kOptimizer, 8 * own)};
+      break;
+    case EventKind::kHostOptimizer:
+      work.bytes = Bytes(own * 4);
+      [[fallthrough]];
+    case EventKind::kOptimizer:
+      work.kernels = optimizer_kernels(own);
+      if (kind == EventKind::kHostOptimizer && work.kernels.size() > 1) {
+        // DeepSpeedCPUAdam is one pass over parameter, gradient and moments.
+        work.kernels = {memory_kernel(MemoryClass::kOptimizer,
+                                      own * (12 + 4 * size_of(plan_.optimizer.state)))};
+      }
+      work.kernels.push_back(
+          memory_kernel(MemoryClass::kCopy, own * (4 + size_of(plan_.param_dtype))));
+      break;
+    default:
+      FORESHARD_CHECK(false, "not a row of the whole step");
+  }
+  return work;
+}
+
 }  // namespace foreshard
