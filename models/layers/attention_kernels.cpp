@@ -363,7 +363,7 @@ std::vector<Operation> eager(LayerSpec& layer, const Operation& op, const Plan& 
     out.last().saved = {tanh};
     scores = out.scale("capped_scores", tanh);
   }
-  const auto add_to_scores = [&](const char* name, Indices terms) {
+  const auto add_to_scores = [&](const char* name, const Indices& terms) {
     scores = out.pass(name, Function::kAdd, std::move(terms), out.scores(name, type));
     out.last().gradient = GradientRule::kAlias;
   };

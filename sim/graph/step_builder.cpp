@@ -785,7 +785,7 @@ std::vector<Kernel> StepBuilder::optimizer_kernels(std::int64_t elements) const 
       pass(3 * master + 4);  // as fused, states of a byte
       return kernels;
     case Optimizer::Kind::kPagedAdamW:
-      pass(3 * master + 4 * 4);
+      pass(3 * master + 16);
       return kernels;
   }
   if (plan_.optimizer.implementation == Optimizer::Implementation::kFused) {
