@@ -27,18 +27,8 @@ enum class Steps { kIssued, kReplayed };
 // "gpt2": LayerNorm and products with biases, GELU, learned positions, and a table that is the
 // head.
 ModelSpec small_model(const std::string& family) {
-  ModelDims dims = family_dims(family).value();
-  dims.name = "self check";
-  dims.source = "foreshard-exec self-check";
-  dims.layers = 3;
-  dims.hidden = 256;
-  dims.heads = 4;
-  dims.kv_heads = dims.fused_qkv ? 4 : 2;
-  dims.head_dim = 64;
-  dims.ffn = 640;
-  dims.vocabulary = 512;
-  dims.max_positions = 128;
-  dims.position_rows = 128;
+  ModelDims dims = family_dims(family, "self check", {3, 256, 4, 2, 64, 640, 512, 128});
+  if (dims.fused_qkv) dims.kv_heads = 4;
   dims.tied = family == "gpt2";
   return build_model(dims, Stack::kNative);
 }

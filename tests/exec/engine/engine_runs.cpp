@@ -17,18 +17,8 @@
 namespace foreshard {
 
 ModelSpec small_model(const std::string& family, bool tied) {
-  ModelDims dims = family_dims(family).value();
-  dims.name = "small " + family;
-  dims.source = "tests";
-  dims.layers = 3;
-  dims.hidden = 64;
-  dims.heads = 4;
-  dims.kv_heads = dims.fused_qkv ? 4 : 2;
-  dims.head_dim = 16;
-  dims.ffn = 160;
-  dims.vocabulary = 96;
-  dims.max_positions = 64;
-  dims.position_rows = 64;
+  ModelDims dims = family_dims(family, "small " + family, {3, 64, 4, 2, 16, 160, 96, 64});
+  if (dims.fused_qkv) dims.kv_heads = 4;
   dims.tied = tied;
   return build_model(dims, Stack::kNative);
 }

@@ -5,7 +5,7 @@
 
 #include <algorithm>
 
-#include "models/model_dims.h"
+#include "models/families.h"
 #include "sim/graph/training_step.h"
 #include "tests/support/fixtures.h"
 
@@ -20,17 +20,8 @@ const LayerSpec& layer_of(const ModelSpec& model, std::int32_t layer) {
 
 // Four blocks of GPT-2: biases, LayerNorm, one matrix for q, k and v, tied embeddings.
 ModelSpec tiny_gpt() {
-  ModelDims dims = {.name = "tiny", .family = "gpt2", .source = "tests", .layers = 4, .hidden = 64};
-  dims.heads = dims.kv_heads = 4;
-  dims.head_dim = 16;
-  dims.ffn = 256;
-  dims.vocabulary = 100;
-  dims.max_positions = dims.position_rows = 32;
-  dims.naming = Naming::kGpt2;
-  dims.norm = NormKind::kLayer;
-  dims.activation = Activation::kGelu;
-  dims.positions = Positions::kLearned;
-  dims.tied = dims.fused_qkv = dims.qkv_bias = dims.output_bias = dims.mlp_bias = true;
+  ModelDims dims = family_dims("gpt3", "tiny", {4, 64, 4, 4, 16, 256, 100, 32});
+  dims.tied = true;
   return build_model(dims);
 }
 
