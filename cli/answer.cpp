@@ -29,8 +29,7 @@ void answer_by_few(Answer& a, const CostModel& costs) {
 }  // namespace
 
 Answer answer(const JobOptions& options, AnswerRows rows) {
-  Answer a;
-  a.job = load_job(options);
+  Answer a = {.job = load_job(options)};
   const CostModel costs = cost_model(a.job);
   if (rows == AnswerRows::kFew &&
       laid_out_of(a.job.resolved.plan).fewer < a.job.resolved.plan.batch.accumulation) {

@@ -38,6 +38,12 @@ template <typename Value>
 CLI::Option* option(CLI::App* verb, const char* name, Value& value) {
   return add(verb, name, value)->allow_extra_args(false);
 }
+// Several: a name and a value each.
+template <typename Value, typename... Others>
+void options(CLI::App* verb, const char* name, Value& value, Others&&... others) {
+  option(verb, name, value);
+  if constexpr (sizeof...(others) > 0) options(verb, others...);
+}
 
 class Tree {
  public:
@@ -127,10 +133,8 @@ class Tree {
     add_json(verb, o->output);
     flag(verb, "--paced", o->job.paced);
     flag(verb, "--ask", o->asks);
-    option(verb, "--trace", o->trace);
-    option(verb, "--csv", o->csv);
-    option(verb, "--memory-snapshot", o->memory_snapshot);
-    option(verb, "--html", o->html);
+    options(verb, "--trace", o->trace, "--csv", o->csv, "--memory-snapshot", o->memory_snapshot,
+            "--html", o->html);
   }
 
   void add_schedule() {
@@ -184,8 +188,7 @@ class Tree {
   void add_search() {
     auto [verb, o] = add_verb("search", run_search);
     add_job_flags(verb, o->job);
-    option(verb, "--fix", o->fix);
-    option(verb, "--global-batch", o->global_batch);
+    options(verb, "--fix", o->fix, "--global-batch", o->global_batch);
     option(verb, "--max-memory", o->max_memory)
         ->check(CLI::Range(0.01, 1.0))
         ->capture_default_str();
@@ -196,8 +199,7 @@ class Tree {
     add_vary(verb, o->vary);
     option(verb, "--resume", o->resume);
     add_threads(verb, o->threads);
-    option(verb, "--out", o->out);
-    option(verb, "--html", o->html);
+    options(verb, "--out", o->out, "--html", o->html);
     add_json(verb, o->output);
   }
 
@@ -214,18 +216,15 @@ class Tree {
   void add_recommend() {
     auto [verb, o] = add_verb("recommend", run_recommend);
     add_model_flags(verb, o->job);
-    option(verb, "--cluster", o->clusters);
-    option(verb, "--gpus", o->gpus);
+    options(verb, "--cluster", o->clusters, "--gpus", o->gpus);
     option(verb, "--tokens", o->tokens)->required();
-    option(verb, "--deadline", o->deadline);
-    option(verb, "--budget", o->budget);
+    options(verb, "--deadline", o->deadline, "--budget", o->budget);
     CLI::Option* sequences = option(verb, "--global-batch", o->global_batch);
     option(verb, "--batch-tokens", o->batch_tokens)->excludes(sequences);
     add_vary(verb, o->vary);
     option(verb, "--prices", o->prices);
     option(verb, "--failures", o->failures_per_gpu_day)->check(CLI::Range(0.0, 1000.0));
-    option(verb, "--restart", o->restart);
-    option(verb, "--checkpoint-rate", o->checkpoint_rate);
+    options(verb, "--restart", o->restart, "--checkpoint-rate", o->checkpoint_rate);
     option(verb, "--evaluate-every", o->evaluate_every)->check(CLI::Range(1, 1'000'000'000));
     option(verb, "--evaluate-sequences", o->evaluate_sequences)
         ->check(CLI::Range(1, 1'000'000'000));
@@ -260,8 +259,7 @@ class Tree {
   void add_calibrate() {
     auto [verb, o] = add_verb("calibrate", run_calibrate);
     add(verb, "raw", o->files)->required();
-    option(verb, "--machine", o->machine);
-    option(verb, "--out", o->out);
+    options(verb, "--machine", o->machine, "--out", o->out);
     add_json(verb, o->output);
   }
 
@@ -270,11 +268,8 @@ class Tree {
     add(verb, "files", o->files)->required();
     option(verb, "--machine", o->machine);
     option(verb, "--nodes", o->nodes)->check(CLI::Range(1, 262144));
-    option(verb, "--nodelist", o->nodelist);
-    option(verb, "--model", o->model);
-    option(verb, "--cluster", o->cluster);
-    option(verb, "--out", o->out);
-    option(verb, "--plan", o->plan);
+    options(verb, "--nodelist", o->nodelist, "--model", o->model, "--cluster", o->cluster, "--out",
+            o->out, "--plan", o->plan);
     add_json(verb, o->output);
   }
 
@@ -283,8 +278,7 @@ class Tree {
     add_job_flags(verb, o->job);
     o->job.profile_need = ProfileNeed::kOptional;
     choice(option(verb, "--to", o->to)->required());
-    option(verb, "--out", o->out);
-    option(verb, "--ledger", o->ledger);
+    options(verb, "--out", o->out, "--ledger", o->ledger);
     add_launcher(verb, *o);
     add_json(verb, o->output);
   }
@@ -339,8 +333,7 @@ class Tree {
     add_job_flags(verb, o->job);
     add_capture(verb, o->job);
     add(verb, "answer", o->answer);
-    option(verb, "--run", o->run);
-    option(verb, "--html", o->html);
+    options(verb, "--run", o->run, "--html", o->html);
     add_threads(verb, o->threads);
     flag(verb, "--json", [o = o] { o->output.form = Form::kJson; });
   }
@@ -360,9 +353,7 @@ class Tree {
     flag(verb, "--history", o->history)->excludes(files);
     option(verb, "--blank", o->blank)->delimiter(',');
     option(verb, "--anchor", o->anchor)->check(CLI::Range(0, 1000));
-    option(verb, "--evidence", o->evidence);
-    option(verb, "--freeze", o->freeze);
-    option(verb, "--frozen", o->frozen);
+    options(verb, "--evidence", o->evidence, "--freeze", o->freeze, "--frozen", o->frozen);
     option(verb, "--max-median-error", o->max_median_error)->check(CLI::NonNegativeNumber);
     option(verb, "--max-p90-error", o->max_p90_error)->check(CLI::NonNegativeNumber);
     option(verb, "--html", o->html);
@@ -379,11 +370,8 @@ class Tree {
   void add_diagnose() {
     auto [verb, o] = add_verb("diagnose", run_diagnose);
     add_job_flags(verb, o->job);
-    option(verb, "--measured", o->measured);
-    option(verb, "--log", o->log);
-    option(verb, "--run", o->run);
-    option(verb, "--snapshot", o->snapshots);
-    option(verb, "--threads", o->threads);
+    options(verb, "--measured", o->measured, "--log", o->log, "--run", o->run, "--snapshot",
+            o->snapshots, "--threads", o->threads);
     add_json(verb, o->output);
   }
 
@@ -452,16 +440,14 @@ void add_job_flags(CLI::App* verb, JobOptions& job) {
 }
 
 void add_model_flags(CLI::App* verb, JobOptions& job) {
-  option(verb, "--plan", job.plan);
-  option(verb, "--model", job.model);
+  options(verb, "--plan", job.plan, "--model", job.model);
   CLI::Option* runtime = option(verb, "--runtime", job.runtime);
   std::vector<std::string> words = runtime_words();
   words.resize(words.size() / 2);
   runtime->description(
       fmt::format(fmt::runtime(runtime->get_description()), fmt::join(words, ", ")));
-  option(verb, "--sequence", job.sequence);
-  option(verb, "--micro-batch", job.micro_batch);
-  option(verb, "--accumulation", job.accumulation);
+  options(verb, "--sequence", job.sequence, "--micro-batch", job.micro_batch, "--accumulation",
+          job.accumulation);
   job.assignments.resize(1);
   option(verb, "--set", job.assignments[0]);
   option(verb, "--profile", job.profile);

@@ -273,13 +273,12 @@ Json to_json(const ValueHint& hint) {
 std::string json(const CommandTree& tree) {
   Json verbs = Json::object();
   for (const Command& command : tree.commands) {
-    Json options = Json::array();
-    for (const CommandOption& option : options_of(tree, command)) {
-      options.push_back({{"names", option.names},
-                         {"help", option.help},
-                         {"type", option.type},
-                         {"value", to_json(option.value)}});
-    }
+    Json options = json_list(options_of(tree, command), [&](const CommandOption& option) -> Json {
+      return {{"names", option.names},
+              {"help", option.help},
+              {"type", option.type},
+              {"value", to_json(option.value)}};
+    });
     verbs[command.name] = {
         {"help", command.help}, {"options", options}, {"argument", to_json(command.argument)}};
   }

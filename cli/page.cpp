@@ -75,10 +75,8 @@ Json neighbour_json(const Candidate& best, const Candidate& other) {
   static constexpr const char* kVerdicts[] = {"simulated", "does_not_fit", "not_divisible",
                                               "pruned"};
   Json json = candidate_json(other);
-  Json changes = Json::array();
-  for (const PlanDifference& d : plan_differences(best.plan, other.plan)) {
-    changes.push_back(d.key + " " + d.b);
-  }
+  Json changes = json_list(plan_differences(best.plan, other.plan),
+                           [&](const PlanDifference& d) -> Json { return d.key + " " + d.b; });
   json["changes"] = std::move(changes);
   json["verdict"] = kVerdicts[at(other.verdict)];
   json["step_change"] = other.seconds > 0 ? Json(other.seconds / best.seconds - 1) : Json(nullptr);
@@ -184,12 +182,11 @@ void add_search(PageDocument& page, const Job& job, const JobSearch& found) {
     block["smallest"] = candidate_json(*result.smallest);
     block["smallest"]["view"] = views.of(result.smallest->plan);
   }
-  Json pareto = Json::array();
-  for (const Candidate& candidate : result.pareto) {
+  Json pareto = json_list(result.pareto, [&](const Candidate& candidate) -> Json {
     Json json = candidate_json(candidate);
     json["view"] = page.has_room() ? Json(views.of(candidate.plan)) : Json(nullptr);
-    pareto.push_back(std::move(json));
-  }
+    return json;
+  });
   block["pareto"] = std::move(pareto);
   std::vector<Json> cells(result.heatmap.size());
   for (std::size_t i : cells_by_worth(result.heatmap)) {

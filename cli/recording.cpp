@@ -21,10 +21,7 @@ bool is_traced(const std::string& path) {
 
 RecordedRun joined(const Forecast& forecast, const std::vector<FsdpTrace>& traces) {
   TraceJoin join = join_traces(forecast, traces);
-  RecordedRun recording;
-  recording.record = std::move(join.record);
-  recording.trace = std::move(join);
-  return recording;
+  return RecordedRun{.record = std::move(join.record), .trace = std::move(join)};
 }
 
 RecordedRun read_recording(const std::string& path, const Forecast& forecast) {

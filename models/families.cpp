@@ -179,4 +179,18 @@ std::optional<ModelDims> family_dims(std::string_view family) {
   return std::nullopt;
 }
 
+ModelDims family_dims(std::string_view family, std::string name, const DecoderSizes& sizes) {
+  ModelDims dims = family_dims(family).value();
+  dims.name = dims.source = std::move(name);
+  dims.layers = sizes.layers;
+  dims.hidden = sizes.hidden;
+  dims.heads = sizes.heads;
+  dims.kv_heads = sizes.kv_heads;
+  dims.head_dim = sizes.head_dim;
+  dims.ffn = sizes.ffn;
+  dims.vocabulary = sizes.vocabulary;
+  dims.max_positions = dims.position_rows = sizes.positions;
+  return dims;
+}
+
 }  // namespace foreshard

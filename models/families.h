@@ -3,6 +3,7 @@
 
 #include <optional>
 #include <span>
+#include <string>
 #include <string_view>
 
 #include "models/model_dims.h"
@@ -18,6 +19,12 @@ std::span<const std::string_view> family_names();
 // ALiBi model without biases; "falcon" has one norm per block. A family of experts says how it
 // routes, its number of experts is a size.
 std::optional<ModelDims> family_dims(std::string_view family);
+
+struct DecoderSizes {
+  std::int64_t layers, hidden, heads, kv_heads, head_dim, ffn, vocabulary, positions;
+};
+// Of these sizes; a learned table has a row for each position. Precondition: the family is known.
+ModelDims family_dims(std::string_view family, std::string name, const DecoderSizes& sizes);
 
 // A switch of families.txt, or qk_norm=KIND, of one model; false: the word is none of these.
 bool apply_family_word(std::string_view word, ModelDims& dims);

@@ -70,9 +70,9 @@ constexpr std::pair<std::string_view, std::string_view ParameterNames::*> kMembe
     {"project_in", &ParameterNames::project_in},
     {"project_out", &ParameterNames::project_out}};
 
-std::string_view& name_in(ParameterNames& names, std::string_view word) {
+std::string_view ParameterNames::*member_named(std::string_view word) {
   for (const auto& [member, place] : kMembers) {
-    if (member == word) return names.*place;
+    if (member == word) return place;
   }
   throw Error(ExitCode::kInternal, fmt::format("no implementation has a module {}", word));
 }
@@ -97,7 +97,7 @@ std::vector<NamingRow> read_rows() {
     while (!words.empty()) {
       std::string_view module = cut(words, " ");
       const std::string_view member = cut(module, "=");
-      name_in(row.names, member) = module;
+      row.names.*member_named(member) = module;
     }
     rows.push_back(row);
   }
@@ -118,6 +118,10 @@ const ParameterNames& parameter_names(const ModelDims& dims) {
       dims.naming == Naming::kFalcon && dims.residual != Residual::kParallel;
   const Naming naming = is_falcon_of_one_norm ? Naming::kBloom : dims.naming;
   return naming_rows().at(at(naming)).names;
+}
+
+std::string_view name_in(const ParameterNames& names, std::string_view member) {
+  return names.*member_named(member);
 }
 
 }  // namespace foreshard

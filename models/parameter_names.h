@@ -43,6 +43,9 @@ struct ParameterNames {
 
 const ParameterNames& parameter_names(const ModelDims& dims);
 
+// By the member's name. Precondition: there is one.
+std::string_view name_in(const ParameterNames& names, std::string_view member);
+
 // By its name in parameter_names.txt.
 Naming naming_of(std::string_view name);
 

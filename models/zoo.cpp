@@ -262,10 +262,9 @@ ModelDims parse_dims(const Line& line, const Cells& cells) {
 
 ZooEntry parse_entry(const Line& line) {
   const Cells cells = split(line);
-  ZooEntry entry;
-  entry.dims = parse_dims(line, cells);
-  entry.parameters = number(line, cells[11], 11);
-  entry.published = number(line, cells[12], 12);
+  ZooEntry entry = {.dims = parse_dims(line, cells),
+                    .parameters = number(line, cells[11], 11),
+                    .published = number(line, cells[12], 12)};
   if (cells[13] != "exact" && cells[13] != "rounded") {
     fail(line, 13, "unknown count \"" + std::string(cells[13]) + "\"", "exact or rounded");
   }
@@ -366,14 +365,12 @@ std::int64_t size(const ConfigNode& node, std::string_view key) {
 
 TowerDims read_tower(const ConfigNode& node) {
   node.allow_only({"image", "patch", "layers", "hidden", "heads", "ffn"});
-  TowerDims tower;
-  tower.image = size(node, "image");
-  tower.patch = size(node, "patch");
-  tower.layers = size(node, "layers");
-  tower.hidden = size(node, "hidden");
-  tower.heads = size(node, "heads");
-  tower.ffn = size(node, "ffn");
-  return tower;
+  return TowerDims{.image = size(node, "image"),
+                   .patch = size(node, "patch"),
+                   .layers = size(node, "layers"),
+                   .hidden = size(node, "hidden"),
+                   .heads = size(node, "heads"),
+                   .ffn = size(node, "ffn")};
 }
 
 ModelDims read_text(const ConfigNode& node) {

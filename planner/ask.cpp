@@ -207,17 +207,16 @@ std::string questions_text(const Questions& q) {
 Json to_json(const Questions& q) {
   Json machine = Json::object();
   for (const auto& [name, share] : q.levels.machine) machine[name] = share;
-  Json facts = Json::array();
-  for (const NextFact& fact : q.facts) {
-    facts.push_back({{"name", fact.name},
-                     {"ask", fact.ask},
-                     {"command", fact.command},
-                     {"minutes", fact.minutes},
-                     {"half_width", fact.half_width},
-                     {"memory_above_bytes", fact.memory_above.count()},
-                     {"per_minute", fact.per_minute},
-                     {"moves", fact.moves}});
-  }
+  Json facts = json_list(q.facts, [&](const NextFact& fact) -> Json {
+    return {{"name", fact.name},
+            {"ask", fact.ask},
+            {"command", fact.command},
+            {"minutes", fact.minutes},
+            {"half_width", fact.half_width},
+            {"memory_above_bytes", fact.memory_above.count()},
+            {"per_minute", fact.per_minute},
+            {"moves", fact.moves}};
+  });
   return {{"step_s", q.step_s},
           {"half_width", q.half_width},
           {"memory_bytes", q.memory.count()},

@@ -210,9 +210,7 @@ void complete(Job& job) {
 }  // namespace
 
 Job load_job(const JobOptions& options) {
-  Job job;
-  job.options = options;
-  job.document = read_document(options);
+  Job job = {.options = options, .document = read_document(options)};
   // Both names first: the cheap questions before the expensive answers.
   model_of(job.document);
   cluster_of(job.document);
@@ -234,9 +232,7 @@ Job load_job_of(const JobOptions& options, ModelSpec model) {
 }
 
 Job load_job_beside(const Job& loaded, const JobOptions& options) {
-  Job job;
-  job.options = options;
-  job.document = read_document(options);
+  Job job = {.options = options, .document = read_document(options)};
   load_model_of(job);
   job.cluster = loaded.cluster;
   job.cluster_file = loaded.cluster_file;

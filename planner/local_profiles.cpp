@@ -118,10 +118,7 @@ std::string command_for(Factor factor) {
 }  // namespace
 
 std::vector<NextMeasurement> next_measurements(const std::string& profile, const std::string& gpu) {
-  JobOptions options;
-  options.model = "llama-3.1-8b";
-  options.cluster = "64x" + gpu;
-  options.profile = profile;
+  JobOptions options = {.model = "llama-3.1-8b", .cluster = "64x" + gpu, .profile = profile};
   options.assignments.push_back({"recompute=full"});  // fits every machine
   const Job job = load_job(options);
   const CostModel costs = cost_model(job);
@@ -157,11 +154,9 @@ std::string next_text(const std::vector<NextMeasurement>& next) {
 }
 
 Json next_json(const std::vector<NextMeasurement>& next) {
-  Json list = Json::array();
-  for (const NextMeasurement& each : next) {
-    list.push_back({{"factor", each.factor}, {"share", each.share}, {"command", each.command}});
-  }
-  return list;
+  return json_list(next, [&](const NextMeasurement& each) -> Json {
+    return {{"factor", each.factor}, {"share", each.share}, {"command", each.command}};
+  });
 }
 
 }  // namespace foreshard

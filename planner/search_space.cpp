@@ -25,8 +25,7 @@ std::int64_t read_global_batch(const std::string& text) {
 }
 
 SearchSpace space_of(const Job& job) {
-  SearchSpace space;
-  space.base = job.resolved.plan;
+  SearchSpace space = {.base = job.resolved.plan};
   const Plan& base = space.base;
   space.global_batch = global_batch(base);
   if (is_fixed(job, "mesh.shard") || is_fixed(job, "mesh.replicate")) {

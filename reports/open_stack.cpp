@@ -22,8 +22,7 @@ namespace foreshard {
 
 OpenStack open_stack(std::vector<StackOutcome> outcomes, const std::vector<double>& draws,
                      double width) {
-  OpenStack open;
-  open.outcomes = std::move(outcomes);
+  OpenStack open = {.outcomes = std::move(outcomes)};
   if (draws.empty() || width <= 0) return open;
   const std::vector<double> weights = weights_of(open.outcomes);
   std::vector<double> ratios;
@@ -179,14 +178,13 @@ std::string open_stack_text(const OpenStack& open) {
 Json open_json(const OpenStack& open) {
   Json list = Json::array();
   if (open.outcomes.empty()) return list;
-  Json alternatives = Json::array();
-  for (const StackOutcome& each : open.outcomes) {
-    alternatives.push_back({{"name", each.name},
-                            {"weight", each.weight},
-                            {"step_s", each.seconds},
-                            {"peak_bytes", (each.fit.reserved + each.fit.outside).count()},
-                            {"besides", besides_json(each.fit)}});
-  }
+  Json alternatives = json_list(open.outcomes, [&](const StackOutcome& each) -> Json {
+    return {{"name", each.name},
+            {"weight", each.weight},
+            {"step_s", each.seconds},
+            {"peak_bytes", (each.fit.reserved + each.fit.outside).count()},
+            {"besides", besides_json(each.fit)}};
+  });
   list.push_back({{"key", "stack"},
                   {"alternatives", std::move(alternatives)},
                   {"interval_share", open.interval_share}});

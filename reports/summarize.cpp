@@ -117,14 +117,12 @@ StepMetrics measure(const EventGraph& graph, const Timeline& timeline, const Cut
   const Time computing = total_length(compute);
   const Time communicating = total_length(communication);
   const Time exposed = communicating - overlap(compute, communication);
-  StepMetrics metrics;
-  metrics.seconds = period.seconds();
-  metrics.communication = communicating.seconds();
-  metrics.exposed_communication = exposed.seconds();
-  metrics.waiting = total_length(united(std::move(waiting))).seconds();
-  metrics.compute = computing.seconds();
-  metrics.idle = (period - computing - exposed).seconds();
-  return metrics;
+  return StepMetrics{.seconds = period.seconds(),
+                     .communication = communicating.seconds(),
+                     .exposed_communication = exposed.seconds(),
+                     .waiting = total_length(united(std::move(waiting))).seconds(),
+                     .compute = computing.seconds(),
+                     .idle = (period - computing - exposed).seconds()};
 }
 
 void set_times(const StepMetrics& central, Drawn drawn, const StepEvidence& evidence,
@@ -357,11 +355,10 @@ void warn_of_host(const Forecast& forecast, Report& report) {
 }
 
 Report describe(const Forecast& forecast, const Cluster& cluster) {
-  Report report;
-  report.fingerprint = forecast.graph.fingerprint();
-  report.plan = forecast.plan;
-  report.cluster = cluster;
-  report.parameters = forecast.model.parameters();
+  Report report = {.fingerprint = forecast.graph.fingerprint(),
+                   .plan = forecast.plan,
+                   .cluster = cluster,
+                   .parameters = forecast.model.parameters()};
   report.sharding.dtype = forecast.plan.param_dtype;
   std::int64_t whole = 0, shard = 0, padding = 0;
   for (const Unit& unit : forecast.graph.units) {
@@ -385,11 +382,10 @@ StepRates step_rates(const Forecast& forecast, const Cluster& cluster) {
   const double flops = model_flops(forecast);
   const double peak = world * peak_flops(cluster, plan.compute_dtype());
   const auto at_peak = [&](double count) { return peak > 0 ? count / peak : 0; };
-  StepRates rates;
-  rates.tokens_per_gpu = sequences * as_double(plan.batch.sequence) / world;
-  rates.model_peak_seconds = at_peak(flops);
-  rates.hardware_peak_seconds = at_peak(flops + recomputed_flops(forecast.graph) * world);
-  return rates;
+  return StepRates{
+      .tokens_per_gpu = sequences * as_double(plan.batch.sequence) / world,
+      .model_peak_seconds = at_peak(flops),
+      .hardware_peak_seconds = at_peak(flops + recomputed_flops(forecast.graph) * world)};
 }
 
 double mfu_of(const Forecast& forecast, const Cluster& cluster) {

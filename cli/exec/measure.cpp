@@ -223,8 +223,7 @@ ExitCode run_measure(const MeasureOptions& options) {
         std::filesystem::temp_directory_path() /
         fmt::format("foreshard-measure-{}-{}.json", ::getpid(), ranks);
     ::setenv(kRowsVariable, file.c_str(), 1);
-    SpawnOptions spawn;
-    spawn.arguments = {"foreshard-exec"};
+    SpawnOptions spawn = {.arguments = {"foreshard-exec"}};
     spawn.arguments.insert(spawn.arguments.end(), options.spawn.arguments.begin(),
                            options.spawn.arguments.end());
     const int code = spawn_ranks(ranks, spawn);

@@ -23,8 +23,7 @@ std::optional<ExitCode> spawn_if_asked(const SpawnRequest& request) {
                             "--spawn out",
                             launch.launcher));
   }
-  SpawnOptions options;
-  options.arguments = {"foreshard-exec"};
+  SpawnOptions options = {.arguments = {"foreshard-exec"}};
   options.arguments.insert(options.arguments.end(), request.arguments.begin(),
                            request.arguments.end());
   options.interrupt_grace = request.grace;

@@ -94,15 +94,11 @@ Json answer_json(const LocalFit& fit, const std::string& path) {
   Json body = {{"profile", path}, {"id", fit.profile.id}, {"variants", Json::array()}};
   for (std::size_t i = 0; i < fit.reports.size(); ++i) {
     const LocalVariant& variant = fit.profile.variants[i];
-    Json curves = Json::array();
-    for (const CurveReport& curve : fit.reports[i].curves) {
-      curves.push_back({{"curve", curve.curve},
-                        {"points", curve.rows},
-                        {"constants", curve.constants},
-                        {"evidence", to_string(curve.evidence)},
-                        {"own", error_json(curve, 0)},
-                        {"left_out", error_json(curve, 1)}});
-    }
+    Json curves = json_list(fit.reports[i].curves, [&](const CurveReport& curve) -> Json {
+      return {{"curve", curve.curve},         {"points", curve.rows},
+              {"constants", curve.constants}, {"evidence", to_string(curve.evidence)},
+              {"own", error_json(curve, 0)},  {"left_out", error_json(curve, 1)}};
+    });
     body["variants"].push_back({{"ranks", variant.ranks},
                                 {"peak_fp32_flop_per_s", variant.peak_fp32.value()},
                                 {"peak_bf16_flop_per_s", variant.peak_bf16.value()},
@@ -127,14 +123,13 @@ std::string place_of(const std::string& out, const std::string& name) {
 bool is_csv(const std::string& file) { return std::filesystem::path(file).extension() == ".csv"; }
 
 Json csv_json(const CsvFit& fit, const std::string& path) {
-  Json errors = Json::array();
-  for (const FitError& error : fit.report.errors) {
-    errors.push_back({{"what", error.what},
-                      {"rows", error.rows},
-                      {"median_abs_error", error.median},
-                      {"p90_abs_error", error.p90},
-                      {"log_bias", error.log_bias}});
-  }
+  Json errors = json_list(fit.report.errors, [&](const FitError& error) -> Json {
+    return {{"what", error.what},
+            {"rows", error.rows},
+            {"median_abs_error", error.median},
+            {"p90_abs_error", error.p90},
+            {"log_bias", error.log_bias}};
+  });
   return {{"profile", path},
           {"id", fit.calibration.id},
           {"gpu", fit.calibration.gpu},

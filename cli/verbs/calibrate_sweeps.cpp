@@ -140,20 +140,19 @@ ExitCode calibrate_sweeps(const CalibrateOptions& options) {
   Calibration profile = load_profile(machine.gpu.key);
   std::vector<std::vector<std::string>> rows = {
       {"sweep", "ranks", "nodes", "sizes", "profile alone", "points left out"}};
-  Json list = Json::array();
-  for (const CollectiveSweep& sweep : sweeps) {
+  Json list = json_list(sweeps, [&](const CollectiveSweep& sweep) -> Json {
     check_sense(machine, sweep);
     const Quality quality = quality_of(machine, profile, sweep, version);
     rows.push_back({to_string(sweep.operation), std::to_string(sweep.ranks),
                     std::to_string(sweep.nodes), std::to_string(quality.points),
                     percent_text(quality.form), percent_text(quality.left_out)});
-    list.push_back({{"operation", to_string(sweep.operation)},
-                    {"ranks", sweep.ranks},
-                    {"nodes", sweep.nodes},
-                    {"sizes", quality.points},
-                    {"profile_median_abs_error", quality.form},
-                    {"left_out_median_abs_error", quality.left_out}});
-  }
+    return {{"operation", to_string(sweep.operation)},
+            {"ranks", sweep.ranks},
+            {"nodes", sweep.nodes},
+            {"sizes", quality.points},
+            {"profile_median_abs_error", quality.form},
+            {"left_out_median_abs_error", quality.left_out}};
+  });
   profile.id = "nccl-tests";
   profile.sweeps = std::move(sweeps);
   const std::string path =

@@ -45,8 +45,7 @@ void check_options(const JobOptions& job) {
 
 CapturedAnswer answer_capture(const JobOptions& job) {
   check_options(job);
-  CapturedAnswer a;
-  a.capture = read_capture(job.capture);
+  CapturedAnswer a = {.capture = read_capture(job.capture)};
   const Cluster cluster = load_cluster(*job.cluster);
   const Plan plan = captured_plan(a.capture, cluster);
   const Calibration calibration = job.profile ? read_calibration(read_json_file(*job.profile))

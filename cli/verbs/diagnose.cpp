@@ -34,9 +34,8 @@ std::vector<Thread> score_threads(const std::string& file) {
   std::vector<Thread> threads;
   for (const ConfigNode& node : root.elements()) {
     node.allow_only({"source", "said", "cause", "found"});
-    Thread& thread = threads.emplace_back();
-    thread.source = node.at("source").as_string();
-    thread.cause = node.at("cause").as_string();
+    Thread& thread = threads.emplace_back(
+        Thread{.source = node.at("source").as_string(), .cause = node.at("cause").as_string()});
     const Diagnosis named = diagnose({{}, node.at("said").as_string()}, {}, 0.1);
     const auto found = std::ranges::find_if(
         named.causes, [&](const DiagnosedCause& cause) { return cause.name == thread.cause; });
@@ -55,10 +54,9 @@ ExitCode score(const DiagnoseOptions& options) {
     return threads.empty() ? 0.0 : as_double(count) / as_double(threads.size());
   };
   if (options.output.form == Form::kJson) {
-    Json list = Json::array();
-    for (const Thread& each : threads) {
-      list.push_back({{"source", each.source}, {"cause", each.cause}, {"place", each.place}});
-    }
+    Json list = json_list(threads, [&](const Thread& each) -> Json {
+      return {{"source", each.source}, {"cause", each.cause}, {"place", each.place}};
+    });
     write_answer(
         document("foreshard.diagnosis_score/1",
                  {{"threads", std::move(list)}, {"first", within(1)}, {"among_three", within(3)}}));

@@ -88,11 +88,9 @@ ExitCode run_doctor(const DoctorOptions& options) {
     write_text(text);
     return ExitCode::kOk;
   }
-  Json capabilities = Json::array();
-  for (const Finding& finding : list) {
-    capabilities.push_back(
-        {{"name", finding.name}, {"available", finding.is_there}, {"detail", finding.what}});
-  }
+  Json capabilities = json_list(list, [&](const Finding& finding) -> Json {
+    return {{"name", finding.name}, {"available", finding.is_there}, {"detail", finding.what}};
+  });
   write_answer(document("foreshard.doctor/1", {{"capabilities", capabilities}}));
   return ExitCode::kOk;
 }

@@ -64,9 +64,7 @@ bool is_set(const JobOptions& options, const std::string& key) {
 }
 
 TracedJob trace_job(const ExplainOptions& asked) {
-  TracedJob traced;
-  traced.options = asked.job;
-  traced.traces = read_job_traces(asked.run);
+  TracedJob traced = {.options = asked.job, .traces = read_job_traces(asked.run)};
   traced.inferred = infer_job(traced.traces.front(), named_model(asked.job));
   std::vector<std::string> assignments;
   for (const InferredKey& key : traced.inferred.keys) {
@@ -128,19 +126,16 @@ std::string suggestions_text(const std::vector<TriedSetting>& tried, const Tried
 }
 
 Json inferred_json(const InferredJob& job) {
-  Json keys = Json::array();
-  for (const InferredKey& key : job.keys) {
-    keys.push_back({{"key", key.key}, {"value", key.value}, {"how", key.how}});
-  }
+  Json keys = json_list(job.keys, [&](const InferredKey& key) -> Json {
+    return {{"key", key.key}, {"value", key.value}, {"how", key.how}};
+  });
   return {{"keys", keys}, {"order_likeness", job.order}};
 }
 
 Json asked_json(const std::vector<AskedKey>& asked) {
-  Json list = Json::array();
-  for (const AskedKey& key : asked) {
-    list.push_back({{"key", key.key}, {"flag", key.flag}, {"why", key.why}});
-  }
-  return list;
+  return json_list(asked, [&](const AskedKey& key) -> Json {
+    return {{"key", key.key}, {"flag", key.flag}, {"why", key.why}};
+  });
 }
 
 Json suggestions_json(const std::vector<TriedSetting>& tried, const TriedSetting& now) {

@@ -29,8 +29,7 @@ Bytes budget_of(const std::string& text) {
 ExitCode run_fit(const FitOptions& options) {
   const Bytes budget = budget_of(options.budget);
   Progress progress("fit");
-  SearchOptions search;
-  search.threads = options.threads;
+  SearchOptions search = {.threads = options.threads};
   search.fit.terms.confidence = options.confidence;
   search.progress = progress.until_interrupted();
   const FittedBudget fitted =

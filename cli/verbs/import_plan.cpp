@@ -118,8 +118,7 @@ void follow_cluster(std::int64_t gpus, ForeignPlan& plan) {
 }
 
 Import read_all(const ImportOptions& options) {
-  Import import;
-  import.model = options.model;
+  Import import = {.model = options.model};
   std::optional<ConfigNode> trainer;  // what may have a runtime's settings beside it
   const auto take_name = [](std::string& file, const std::string& path) {
     if (!file.empty()) {

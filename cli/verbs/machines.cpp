@@ -141,14 +141,13 @@ ExitCode run_machines(const MachinesOptions& options) {
     write_text(machines_text(machines) + instances_text(list_instances()) + kHowToName);
     return ExitCode::kOk;
   }
-  Json list = Json::array();
-  for (const Machine& machine : machines) {
+  Json list = json_list(machines, [&](const Machine& machine) -> Json {
     Json json = to_json(machine.node);
     json["aliases"] = machine.aliases;
-    list.push_back(json);
-  }
-  Json instances = Json::array();
-  for (const Instance& instance : list_instances()) instances.push_back(to_json(instance));
+    return json;
+  });
+  Json instances = json_list(list_instances(),
+                             [&](const Instance& instance) -> Json { return to_json(instance); });
   write_answer(document("foreshard.machines/1", {{"machines", list}, {"instances", instances}}));
   return ExitCode::kOk;
 }

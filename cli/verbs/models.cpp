@@ -149,10 +149,7 @@ void keep(std::vector<Entry>& entries, const std::vector<std::string>& names) {
 Json sizes_of(const OneModel& one) {
   const ModelSpec& model = one.model;
   if (one.dims) {
-    ZooEntry entry;
-    entry.dims = *one.dims;
-    entry.parameters = model.parameters();
-    entry.note = one.note;
+    ZooEntry entry = {.dims = *one.dims, .parameters = model.parameters(), .note = one.note};
     Json json = to_json(entry);
     json.erase("published");
     json.erase("exact");
@@ -180,13 +177,12 @@ Json to_json(const OneModel& one) {
     json["experts_per_token"] = one.dims->moe.top_k;
     json["active_parameters"] = one.model.active_parameters();
   }
-  Json keys = Json::array();
-  for (const HfKey& key : one.keys) {
-    keys.push_back({{"key", key.key},
-                    {"use", to_string(key.use)},
-                    {"value", key.value},
-                    {"comment", key.comment}});
-  }
+  Json keys = json_list(one.keys, [&](const HfKey& key) -> Json {
+    return {{"key", key.key},
+            {"use", to_string(key.use)},
+            {"value", key.value},
+            {"comment", key.comment}};
+  });
   if (!keys.empty()) json["keys"] = keys;
   return json;
 }
@@ -271,10 +267,8 @@ ExitCode run_models(const ModelsOptions& options) {
                (vision.empty() ? "" : vision_text(vision)) + kOtherModels);
     return ExitCode::kOk;
   }
-  Json models = Json::array();
-  for (const ZooEntry& entry : entries) models.push_back(to_json(entry));
-  Json images = Json::array();
-  for (const VisionEntry& entry : vision) images.push_back(to_json(entry));
+  Json models = json_list(entries, [&](const ZooEntry& entry) -> Json { return to_json(entry); });
+  Json images = json_list(vision, [&](const VisionEntry& entry) -> Json { return to_json(entry); });
   write_answer(document("foreshard.models/1", {{"models", models}, {"vision", images}}));
   return ExitCode::kOk;
 }

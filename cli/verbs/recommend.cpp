@@ -23,8 +23,7 @@ namespace foreshard {
 namespace {
 
 RunTerms terms_of(const RecommendCommandOptions& o) {
-  RunTerms terms;
-  terms.tokens = parse_amount("--tokens", o.tokens, "1T");
+  RunTerms terms = {.tokens = parse_amount("--tokens", o.tokens, "1T")};
   if (!o.deadline.empty()) terms.deadline = parse_days("--deadline", o.deadline);
   if (!o.budget.empty()) terms.budget = parse_amount("--budget", o.budget, "2M");
   if (o.failures_per_gpu_day >= 0) {

@@ -69,9 +69,8 @@ ExitCode run_report(const ReportOptions& asked) {
     const Answer a = answer(options.job);
     PageDocument page(page_title(a.job), options.output.command);
     Progress progress("search");
-    SearchOptions search_options;
-    search_options.threads = options.threads;
-    search_options.progress = progress.until_interrupted();
+    SearchOptions search_options = {.threads = options.threads,
+                                    .progress = progress.until_interrupted()};
     add_full_report(page, a, options.job, options.run, search_options);
     document = page_json(page);
     code = a.exit_code();

@@ -46,9 +46,7 @@ ExitCode run_scale(const ScaleOptions& options) {
   const SizedJobs jobs(options.job, options.vary, prices, options.prices);
   const auto spec = [&](std::int64_t gpus) { return machine->spec(gpus); };
   const Cluster& node = machine->machine.node;
-  RecommendOptions how;
-  how.threads = options.threads;
-  how.confidence = options.confidence;
+  RecommendOptions how = {.threads = options.threads, .confidence = options.confidence};
   const std::int64_t sequence = jobs.job(spec(node.gpus)).resolved.plan.batch.sequence;
   how.most_sequences = options.weak > 0
                            ? options.weak

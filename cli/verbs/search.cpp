@@ -39,8 +39,7 @@ struct Timed {
 };
 
 SearchOptions search_options(const SearchCommandOptions& asked) {
-  SearchOptions options;
-  options.threads = asked.threads;
+  SearchOptions options = {.threads = asked.threads};
   options.fit.terms = {asked.confidence, asked.max_memory};
   options.objective = asked.objective == "memory" ? Objective::kMemory : Objective::kTime;
   if (asked.robust) options.keep_within = kRobustWithin;

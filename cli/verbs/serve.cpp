@@ -99,9 +99,7 @@ ExitCode run_serve(const ServeOptions& options) {
                             options.address));
   }
   const PrivateFolder folder;
-  HttpService service;
-  service.address = options.address;
-  service.port = options.port;
+  HttpService service = {.address = options.address, .port = options.port};
   if (!options.no_token) service.gate.token = random_token();
   service.gate.own_names = options.hosts;
   service.folder = folder.path();

@@ -30,24 +30,23 @@ Plan plan_of(const RunRecord& record, const std::string& folder, const Job& job)
 }
 
 HistoryRow history_row(const Job& job, const Validation& v, const RunRecord& record) {
-  HistoryRow row;
-  row.host = record.host;
-  row.fingerprint = record.fingerprint;
-  row.plan_yaml = to_yaml(job.resolved.plan);
-  row.model = job.model.name;
-  row.runtime = fmt::format("{}@{}", to_string(job.resolved.plan.runtime.kind),
-                            job.resolved.plan.runtime.version);
-  row.ranks = record.world;
-  row.predicted_s = v.step.predicted;
-  row.low_s = v.predicted.seconds.low;
-  row.high_s = v.predicted.seconds.high;
-  row.measured_s = v.step.measured;
-  row.exposed_communication_error = v.exposed_communication_error;
-  row.memory_error = v.memory_error;
-  row.passed = v.passed;
-  row.profile = job.profile_file.empty() ? job.cluster.gpu.key : job.profile_file.stem().string();
-  row.version = FORESHARD_VERSION;
-  return row;
+  return HistoryRow{
+      .host = record.host,
+      .fingerprint = record.fingerprint,
+      .plan_yaml = to_yaml(job.resolved.plan),
+      .model = job.model.name,
+      .runtime = fmt::format("{}@{}", to_string(job.resolved.plan.runtime.kind),
+                             job.resolved.plan.runtime.version),
+      .ranks = record.world,
+      .predicted_s = v.step.predicted,
+      .low_s = v.predicted.seconds.low,
+      .high_s = v.predicted.seconds.high,
+      .measured_s = v.step.measured,
+      .exposed_communication_error = v.exposed_communication_error,
+      .memory_error = v.memory_error,
+      .passed = v.passed,
+      .profile = job.profile_file.empty() ? job.cluster.gpu.key : job.profile_file.stem().string(),
+      .version = FORESHARD_VERSION};
 }
 
 // The comparison stands without it.

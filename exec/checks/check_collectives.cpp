@@ -125,9 +125,7 @@ std::string Checks::paced_beside_gemm() {
 
 std::string Checks::nccl() {
   needs_gpu();
-  NcclGroup group;
-  group.unique_id = device_.nccl_unique_id();
-  group.name = "self check";
+  NcclGroup group = {.unique_id = device_.nccl_unique_id(), .name = "self check"};
   const AcceleratorMemory before = device_.memory();
   const auto whole = device_.nccl(group);
   const auto communicator = whole->split({"self check, part", 0, 0, 1, 8});

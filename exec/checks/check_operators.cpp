@@ -270,10 +270,7 @@ std::string Checks::fused_adamw(const at::Tensor& p, const at::Tensor& g,
   const at::Tensor parameter = put(p).clone(), gradient = put(g * 2);
   const at::Tensor first = at::zeros_like(parameter), second = at::zeros_like(parameter);
   const at::Tensor shadow = at::empty_like(parameter, at::kBFloat16);
-  Optimizer numbers;
-  numbers.beta1 = 0.9;
-  numbers.beta2 = 0.95;
-  numbers.epsilon = 1e-8;
+  Optimizer numbers = {.beta1 = 0.9, .beta2 = 0.95, .epsilon = 1e-8};
   const AdamWPiece piece{parameter.mutable_data_ptr<float>(),
                          nullptr,
                          first.mutable_data_ptr<float>(),

@@ -185,9 +185,8 @@ std::string name_ranks(const std::vector<int>& ranks) {
 
 Meeting meet(const Launch& launch, const ConnectOptions& options) {
   const Limit limit{options.rendezvous};
-  Meeting meeting;
-  meeting.store = enter(launch, limit);
-  meeting.failures = join(store_address(launch), launch.run_id, limit);
+  Meeting meeting = {.store = enter(launch, limit),
+                     .failures = join(store_address(launch), launch.run_id, limit)};
   const RankProcess own{shared_memory_domain(), ::getpid(), own_address(launch, options)};
   constexpr milliseconds kSpare{500};  // introduce() keeps the deadline while the store answers
   try {

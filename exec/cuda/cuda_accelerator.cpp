@@ -218,7 +218,6 @@ class CudaAccelerator final : public Accelerator {
     m.allocated_peak = stats.allocated_bytes[all].peak;
     m.reserved = stats.reserved_bytes[all].current;
     m.reserved_peak = stats.reserved_bytes[all].peak;
-    m.device_allocations = stats.num_device_alloc;
     m.retries = stats.num_alloc_retries;
     std::size_t free = 0, total = 0;
     FORESHARD_CUDA(cudaMemGetInfo(&free, &total));

@@ -44,7 +44,6 @@ struct AcceleratorInfo {
 struct AcceleratorMemory {
   std::int64_t allocated = 0, allocated_peak = 0;
   std::int64_t reserved = 0, reserved_peak = 0;
-  std::int64_t device_allocations = 0;  // cudaMalloc calls
   std::int64_t retries = 0;             // cudaMalloc failed, the cache was given back
   std::int64_t free = 0, total = 0;     // cudaMemGetInfo
 };

@@ -44,10 +44,7 @@ class HostAccelerator final : public Accelerator {
   void to_host(void* to, const void* from, std::size_t bytes) override { copy(to, from, bytes); }
 
   AcceleratorInfo info() override {
-    AcceleratorInfo info;
-    info.name = "cpu";
-    info.globaltimer_step_ns = 1;
-    return info;
+    return AcceleratorInfo{.name = "cpu", .globaltimer_step_ns = 1};
   }
   AcceleratorMemory memory() override {
     AcceleratorMemory m;

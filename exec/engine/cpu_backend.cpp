@@ -1,9 +1,6 @@
 // A step begins where the last one ended. A row that is not compute is queued on its stream, where
 // it waits, takes its communicator's turn, runs, and is done. After the last row the streams are
 // drained.
-//
-// A row that throws stops everything: its cause is kept, and communicators are aborted so that
-// threads that wait for peers come back.
 #include <ATen/Functions.h>
 #include <fmt/format.h>
 

@@ -27,28 +27,17 @@ enum class Steps { kIssued, kReplayed };
 // "gpt2": LayerNorm and products with biases, GELU, learned positions, and a table that is the
 // head.
 ModelSpec small_model(const std::string& family) {
-  ModelDims dims = family_dims(family).value();
-  dims.name = "self check";
-  dims.source = "foreshard-exec self-check";
-  dims.layers = 3;
-  dims.hidden = 256;
-  dims.heads = 4;
-  dims.kv_heads = dims.fused_qkv ? 4 : 2;
-  dims.head_dim = 64;
-  dims.ffn = 640;
-  dims.vocabulary = 512;
-  dims.max_positions = 128;
-  dims.position_rows = 128;
+  ModelDims dims = family_dims(family, "self check", {3, 256, 4, 2, 64, 640, 512, 128});
+  if (dims.fused_qkv) dims.kv_heads = 4;
   dims.tied = family == "gpt2";
   return build_model(dims, Stack::kNative);
 }
 
 Plan plan_of(DType dtype, std::int64_t shard) {
-  Plan plan;
-  plan.runtime = {RuntimeKind::kNative, "1"};
-  plan.param_dtype = dtype;
-  plan.mesh = {shard, 1};
-  plan.batch = {64, 1, 2 / shard};
+  Plan plan = {.runtime = {RuntimeKind::kNative, "1"},
+               .batch = {64, 1, 2 / shard},
+               .mesh = {shard, 1},
+               .param_dtype = dtype};
   plan.optimizer.learning_rate = 1e-3;
   return plan;
 }

@@ -123,9 +123,8 @@ void update_converted(UnitMemory& unit, const Plan& plan, const ShardPiece& piec
     const std::int64_t begin = piece.begin + done;
     const std::int64_t count = std::min(kChunk, piece.count - done);
     at::Tensor stored = part(unit.master, plan.master_dtype, begin, count);
-    UpdateLists lists;
-    lists.parameters = {stored.to(at::kFloat)};
-    lists.gradients = {tensor_over(unit.gradient + begin, count, at::kFloat)};
+    UpdateLists lists = {.parameters = {stored.to(at::kFloat)},
+                         .gradients = {tensor_over(unit.gradient + begin, count, at::kFloat)}};
     std::vector<at::Tensor> moments;
     for (std::byte* moment : unit.moments) {
       moments.push_back(part(moment, o.state, begin, count));

@@ -165,11 +165,7 @@ Launch from_pmi(const Environment& environment, const std::string& rank) {
   return launch;
 }
 
-Launch lone_process() {
-  Launch launch;
-  launch.launcher = "none";
-  return launch;
-}
+Launch lone_process() { return Launch{.launcher = "none"}; }
 
 std::string slurm_size(const Variables& reader) {
   return reader.first_of({"SLURM_NTASKS", "SLURM_STEP_NUM_TASKS", "SLURM_NPROCS"});

@@ -163,9 +163,8 @@ class Training {
     agree(world, "data", {facts.back()}, ExitCode::kInvalidInput);
     job_ = identity_of(facts);
     data_.check_batch(samples_per_step_);
-    RankRecord& own = record_.ranks.emplace_back();
-    own.rank = world.rank();
-    own.rss_before_init = process_memory("VmRSS:");
+    RankRecord& own = record_.ranks.emplace_back(
+        RankRecord{.rank = world.rank(), .rss_before_init = process_memory("VmRSS:")});
     engine_.emplace(model, plan, graph, world,
                     Engine::Options{.debug = options.debug,
                                     .device = options.device,

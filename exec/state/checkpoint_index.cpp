@@ -43,8 +43,7 @@ std::uint64_t text_checksum(std::string_view text, std::size_t position) {
 }
 
 Json to_json(const StateUnit& unit, std::int64_t shards) {
-  Json parameters = Json::array();
-  for (const StateParameter& parameter : unit.parameters) {
+  Json parameters = json_list(unit.parameters, [&](const StateParameter& parameter) -> Json {
     Json written = {{"name", parameter.name},
                     {"shape", parameter.shape},
                     {"offset", parameter.offset},
@@ -53,12 +52,11 @@ Json to_json(const StateUnit& unit, std::int64_t shards) {
       written["parts"] = parameter.parts;
       written["cut"] = parameter.cut;
     }
-    parameters.push_back(std::move(written));
-  }
-  Json arrays = Json::array();
-  for (const StateArray& array : unit.arrays) {
-    arrays.push_back({{"name", array.name}, {"dtype", to_string(array.dtype)}});
-  }
+    return written;
+  });
+  Json arrays = json_list(unit.arrays, [&](const StateArray& array) -> Json {
+    return {{"name", array.name}, {"dtype", to_string(array.dtype)}};
+  });
   return {{"name", unit.name},
           {"shard_numel", unit.shard_numel},
           {"padding", padding_of(unit, shards)},
@@ -80,8 +78,7 @@ std::uint64_t parse_hex(const ConfigNode& node, std::string_view digits) {
 
 StateParameter read_parameter(const ConfigNode& node) {
   node.allow_only({"name", "shape", "offset", "numel", "parts", "cut"});
-  StateParameter parameter;
-  parameter.name = node.at("name").as_string();
+  StateParameter parameter = {.name = node.at("name").as_string()};
   const ConfigNode shape = node.at("shape");
   for (const ConfigNode& extent : shape.elements()) parameter.shape.push_back(extent.as_int(0));
   parameter.offset = node.at("offset").as_int(0);
@@ -95,9 +92,8 @@ StateParameter read_parameter(const ConfigNode& node) {
 
 StateUnit read_unit(const ConfigNode& node) {
   node.allow_only({"name", "shard_numel", "padding", "parameters", "arrays"});
-  StateUnit unit;
-  unit.name = node.at("name").as_string();
-  unit.shard_numel = node.at("shard_numel").as_int(0);
+  StateUnit unit = {.name = node.at("name").as_string(),
+                    .shard_numel = node.at("shard_numel").as_int(0)};
   const ConfigNode parameters = node.at("parameters");
   for (const ConfigNode& item : parameters.elements()) {
     unit.parameters.push_back(read_parameter(item));
@@ -106,9 +102,8 @@ StateUnit read_unit(const ConfigNode& node) {
   constexpr DType kDTypes[] = {DType::kBf16, DType::kFp16, DType::kFp32};
   for (const ConfigNode& item : arrays.elements()) {
     item.allow_only({"name", "dtype"});
-    StateArray array;
-    array.name = item.at("name").as_string();
-    array.dtype = kDTypes[item.at("dtype").as_choice({"bf16", "fp16", "fp32"})];
+    StateArray array = {.name = item.at("name").as_string(),
+                        .dtype = kDTypes[item.at("dtype").as_choice({"bf16", "fp16", "fp32"})]};
     unit.arrays.push_back(std::move(array));
   }
   return unit;
@@ -116,8 +111,7 @@ StateUnit read_unit(const ConfigNode& node) {
 
 CheckpointFile read_file(const ConfigNode& node) {
   node.allow_only({"name", "bytes", "checksums"});
-  CheckpointFile file;
-  file.name = node.at("name").as_string();
+  CheckpointFile file = {.name = node.at("name").as_string()};
   if (file.name.empty() || file.name == "." || file.name == ".." ||
       file.name.find_first_of(std::string_view("/\0", 2)) != std::string::npos) {
     throw node.at("name").error("is no plain file name: a checkpoint's files are in its folder");
@@ -140,10 +134,9 @@ CheckpointFile read_file(const ConfigNode& node) {
 }
 
 RunProgress read_progress(const ConfigNode& root) {
-  RunProgress progress;
-  progress.step = root.at("step").as_int(0);
-  progress.next_sample = root.at("next_sample").as_int(0);
-  progress.seed = root.at("seed").as_int();
+  RunProgress progress = {.step = root.at("step").as_int(0),
+                          .next_sample = root.at("next_sample").as_int(0),
+                          .seed = root.at("seed").as_int()};
   const ConfigNode metadata = root.at("metadata");
   for (const ConfigItem& item : metadata.items()) {
     progress.metadata[item.key] = item.value.as_string();
@@ -160,10 +153,10 @@ std::string tensor_name(const StateUnit& unit, const StateArray& array) {
 std::string index_text(const CheckpointIndex& index) {
   Json mesh = {{"shard", index.shards}, {"replicate", index.replicas}};
   if (index.parts > 1) mesh["tp"] = index.parts;
-  Json units = Json::array();
-  for (const StateUnit& unit : index.units) units.push_back(to_json(unit, index.shards));
-  Json files = Json::array();
-  for (const CheckpointFile& file : index.files) files.push_back(to_json(file));
+  Json units = json_list(
+      index.units, [&](const StateUnit& unit) -> Json { return to_json(unit, index.shards); });
+  Json files =
+      json_list(index.files, [&](const CheckpointFile& file) -> Json { return to_json(file); });
   return seal_index(to_text({{"schema", kSchema},
                              {"step", index.progress.step},
                              {"next_sample", index.progress.next_sample},
@@ -189,8 +182,7 @@ CheckpointIndex parse_index(std::string_view text, const std::string& file_name)
     throw Error(ExitCode::kInvalidInput,
                 file_name + ": is incomplete: it does not end with its checksum");
   }
-  CheckpointIndex index;
-  index.checksum = text_checksum(text, position);
+  CheckpointIndex index = {.checksum = text_checksum(text, position)};
   if (text.substr(position, kDigits) != hex(index.checksum)) {
     throw Error(ExitCode::kInvalidInput,
                 file_name + ": was altered: its checksum is not the one that was written");

@@ -56,8 +56,7 @@ std::int64_t bytes_of(const ConfigNode& dtype) {
 SafetensorsEntry read_entry(const ConfigItem& item, std::int64_t data_begin) {
   const ConfigNode& node = item.value;
   node.allow_only({"dtype", "shape", "data_offsets"});
-  SafetensorsEntry entry;
-  entry.name = item.key;
+  SafetensorsEntry entry = {.name = item.key};
   std::int64_t bytes = bytes_of(node.at("dtype"));
   entry.dtype = node.at("dtype").as_string();
   const ConfigNode shape = node.at("shape");
@@ -125,8 +124,7 @@ std::int64_t safetensors_header_bytes(std::string_view first_bytes, std::int64_t
 SafetensorsHeader parse_safetensors_header(std::string_view json, std::int64_t file_bytes,
                                            const std::string& file_name) {
   const ConfigNode root = parse_json(json, file_name);
-  SafetensorsHeader header;
-  header.data_begin = kLengthBytes + std::ssize(json);
+  SafetensorsHeader header = {.data_begin = kLengthBytes + std::ssize(json)};
   for (const ConfigItem& item : root.items()) {
     if (item.key == "__metadata__") {
       for (const ConfigItem& pair : item.value.items()) {

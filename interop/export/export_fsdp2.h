@@ -3,7 +3,7 @@
 //
 // The modules carry the names and shapes of Hugging Face's implementation, so that every unit holds
 // the parameters of the forecast's. The file needs PyTorch 2.4 or later and calls of its interface
-// only what the plan needs; interop/scripts/ has the parts that no plan changes.
+// only what the plan needs.
 #pragma once
 
 #include <string>
@@ -15,13 +15,9 @@
 
 namespace foreshard {
 
-// The classes Block and Model of a decoder (no header, no constants). Throws
-// Error(kMissingCapability) for models that it does not write: encoders, latent attention.
-std::string python_model(const ModelDims& dims, const Plan& plan);
-
 // The whole script. Precondition: check(plan, model, cluster) passed, `model` is made of `dims`.
 // Throws Error(kMissingCapability), with the nearest plan, for what no line of Python stands for:
-// other runtimes than fsdp2, adapters, fp8, ignored parameters, images.
+// other runtimes than fsdp2, adapters, fp8, ignored parameters, images; encoders, latent attention.
 Exported export_fsdp2(const Plan& plan, const ModelSpec& model, const ModelDims& dims);
 
 }  // namespace foreshard

@@ -18,8 +18,7 @@ constexpr std::array<std::string_view, 9> kRopeTypes = {
 // {"rope_type": "llama3", "factor": 8.0, ...}; before transformers 4.43 the key was "type". What is
 // not computed, or not whole, is kOther.
 RopeScaling read_scaling(const ConfigNode& node) {
-  RopeScaling scaling;
-  scaling.kind = RopeScaling::Kind::kOther;
+  RopeScaling scaling = {.kind = RopeScaling::Kind::kOther};
   const ConfigNode* type = node.find("rope_type");
   if (type == nullptr) type = node.find("type");
   if (type == nullptr && node.find("mrope_section") == nullptr) {

@@ -49,15 +49,13 @@ struct TowerDefaults {
 };
 
 TowerDims read_tower(KeyReader& keys, const TowerDefaults& usual) {
-  TowerDims tower;
-  tower.image = keys.size_or({"image_size"}, usual.image);
-  tower.patch = keys.size_or({"patch_size"}, usual.patch);
-  tower.channels = keys.size_or({"num_channels"}, 3);
-  tower.layers = keys.size_or({"num_hidden_layers"}, usual.layers);
-  tower.hidden = keys.size_or({"hidden_size"}, usual.hidden);
-  tower.heads = keys.size_or({"num_attention_heads"}, usual.heads);
-  tower.ffn = keys.size_or({"intermediate_size"}, usual.ffn);
-  return tower;
+  return TowerDims{.image = keys.size_or({"image_size"}, usual.image),
+                   .patch = keys.size_or({"patch_size"}, usual.patch),
+                   .channels = keys.size_or({"num_channels"}, 3),
+                   .layers = keys.size_or({"num_hidden_layers"}, usual.layers),
+                   .hidden = keys.size_or({"hidden_size"}, usual.hidden),
+                   .heads = keys.size_or({"num_attention_heads"}, usual.heads),
+                   .ffn = keys.size_or({"intermediate_size"}, usual.ffn)};
 }
 
 bool reads_quick_gelu(KeyReader& keys, std::string_view usual) {

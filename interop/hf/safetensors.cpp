@@ -187,8 +187,7 @@ bool looks_like_safetensors(const fs::path& path) {
 }
 
 StoredModel read_safetensors(const fs::path& path) {
-  StoredModel model;
-  model.file = path.string();
+  StoredModel model = {.file = path.string()};
   if (path.extension() == ".safetensors") {
     read_header(path, model);
     return model;

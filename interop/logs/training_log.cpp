@@ -145,8 +145,7 @@ std::optional<OutOfMemory> read_out_of_memory(const std::string& line) {
 #undef FORESHARD_BYTES
   std::smatch match;
   if (!std::regex_search(line, match, tried)) return std::nullopt;
-  OutOfMemory found;
-  found.tried = bytes(match, 1);
+  OutOfMemory found = {.tried = bytes(match, 1)};
   const auto read = [&](std::initializer_list<const std::regex*> forms) -> std::optional<double> {
     for (const std::regex* form : forms) {
       if (std::regex_search(line, match, *form)) return bytes(match, 1);

@@ -219,10 +219,7 @@ class IbReader {
 
   void add_host(const std::string& host, const std::vector<std::string>& common, double usual) {
     const std::map<std::string, HostPort, NaturalLess>& own = ports_[host];
-    ImportedHost made;
-    made.name = host;
-    made.file = importer_.file();
-    made.line = host_lines_[host];
+    ImportedHost made = {.name = host, .file = importer_.file(), .line = host_lines_[host]};
     const std::string fallback = own.empty() ? "" : own.begin()->second.on;
     for (std::size_t i = 0; i < common.size(); ++i) {
       const auto port = own.find(common[i]);

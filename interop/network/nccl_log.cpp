@@ -186,8 +186,7 @@ class LogReader {
       note(Mapping::kMapped, "nccl_version", std::string(version->text()), "",
            version->location().line);
     }
-    Test test;
-    test.line = root.location().line;
+    Test test = {.line = root.location().line};
     if (const ConfigNode* args = root.find("args"); args != nullptr && args->is_sequence()) {
       for (const ConfigNode& arg : args->elements()) {
         if (!test.operation) test.operation = operation_in(std::string(arg.text()));

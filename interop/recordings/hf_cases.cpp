@@ -193,8 +193,7 @@ std::vector<Call> recorded_calls(const ConfigNode& list) {
     if (cells.size() < kCells) {
       throw row.error("no collective stands here", "[kind, unit, bytes, bytes, dtype, ranks, ...]");
     }
-    Call call;
-    call.kind = cells[0].as_string();
+    Call call = {.kind = cells[0].as_string()};
     constexpr std::string_view kFunctional = "functional_";
     if (call.kind.starts_with(kFunctional)) call.kind.erase(0, kFunctional.size());
     call.bytes_in = cells[2].as_int(0);
@@ -287,9 +286,8 @@ void compare_peaks(const std::string& file, std::int64_t seen, std::int64_t told
 Conformance conform_case(const std::filesystem::path& file) {
   const ConfigNode root = read_json_file(file);
   const ConfigNode said = root.at("case"), result = root.at("result");
-  Conformance row;
-  row.id = file.stem().string();
-  row.version = result.at("versions").at("torch").as_string();
+  Conformance row = {.id = file.stem().string(),
+                     .version = result.at("versions").at("torch").as_string()};
   try {
     const PlanDocument document = document_of(said, result.at("versions"));
     const ModelSpec plain = build_hf_model(model_of_case(file, root));
@@ -359,8 +357,7 @@ std::vector<std::filesystem::path> find_hf_cases(const std::filesystem::path& pa
 
 ConformanceFolder conform_hf_cases(const std::filesystem::path& folder,
                                    const std::vector<std::string>& only) {
-  ConformanceFolder result;
-  result.path = folder.string();
+  ConformanceFolder result = {.path = folder.string()};
   for (const std::filesystem::path& file : files_of(folder)) {
     const std::string id = file.stem().string();
     if (!only.empty() && std::ranges::find(only, id) == only.end()) continue;

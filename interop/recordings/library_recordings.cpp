@@ -119,8 +119,7 @@ DType dtype_of(const std::string& option, const ConfigNode& value) {
 bool read_as_key(std::string_view group, const ConfigItem& option, Plan& plan) {
   const PlanKey* key = find_plan_key(fmt::format("{}.{}", group, option.key));
   if (key == nullptr) return false;
-  PlanDocument document;
-  document.plan = plan;
+  PlanDocument document = {.plan = plan};
   key->read(*key, option.value, document);
   plan = std::move(document.plan);
   return true;
@@ -293,8 +292,7 @@ void flatten(const ConfigNode& node, const std::string& path, LibraryRecording& 
 }
 
 Conformance conform_row(const RecordingFolder& folder, std::size_t row) {
-  Conformance result;
-  result.id = folder.id(row);
+  Conformance result = {.id = folder.id(row)};
   if (cell(folder, row, "status") != "ok") {
     const std::string error = cell(folder, row, "error");
     result.state = Conformance::State::kNotRecorded;
@@ -379,8 +377,7 @@ LibraryJob read_library_job(const RecordingFolder& folder, std::size_t row) {
 }
 
 LibraryRecording read_library_recording(const RecordingFolder& folder, std::size_t row) {
-  LibraryRecording recording;
-  recording.id = folder.id(row);
+  LibraryRecording recording = {.id = folder.id(row)};
   const Config config(read_configs(folder), recording.id);
   const auto table = [&](const char* name) {
     const CsvFile* file = folder.table(name);
@@ -432,8 +429,7 @@ LibraryRecording read_library_recording(const RecordingFolder& folder, std::size
 
 ConformanceFolder conform_library_folder(const RecordingFolder& folder,
                                          const std::vector<std::string>& only) {
-  ConformanceFolder result;
-  result.path = folder.path().string();
+  ConformanceFolder result = {.path = folder.path().string()};
   for (std::size_t row = 0; row < folder.size(); ++row) {
     const std::string id = folder.id(row);
     if (!only.empty() && std::ranges::find(only, id) == only.end()) continue;

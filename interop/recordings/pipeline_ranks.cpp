@@ -129,8 +129,7 @@ class JobOfRank {
   }
   Mesh mesh() const {
     const std::string_view word = text("dp");
-    Mesh mesh;
-    mesh.pp = number("pp");
+    Mesh mesh = {.pp = number("pp")};
     if (word.empty()) return mesh;  // stages without fully_shard
     const std::size_t cross = word.find('x');
     mesh.shard = number("dp", cross == word.npos ? word : word.substr(cross + 1));

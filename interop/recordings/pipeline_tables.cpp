@@ -93,9 +93,7 @@ std::string first_difference(std::string_view recorded, std::string_view forecas
 }
 
 Conformance compare(const Case& c, const Actions& actions) {
-  Conformance row;
-  row.id = c.id;
-  row.version = kVersion;
+  Conformance row = {.id = c.id, .version = kVersion};
   row.bytes_identical = row.memory_identical = row.memory_within_tolerance = true;  // none recorded
   const std::vector<std::string_view> recorded = actions.of(c.id, "host");
   std::vector<PipelineRows> rows;

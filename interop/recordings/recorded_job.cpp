@@ -200,17 +200,14 @@ void apply_dtypes(Settings s, Plan& plan) {
 }  // namespace
 
 Cluster recorded_cluster(const Plan& plan) {
-  Cluster cluster;
-  cluster.spec = "recorded";
-  cluster.gpus = plan.mesh.world();
+  Cluster cluster = {.spec = "recorded", .gpus = plan.mesh.world()};
   cluster.node.gpus = 1;
   return cluster;
 }
 
 RecordedJob read_recorded_job(const RecordingFolder& folder, std::size_t row) {
   const SettingsReader s(folder, row);
-  RecordedJob job;
-  job.settings = model_settings(s);
+  RecordedJob job = {.settings = model_settings(s)};
   job.model = build_recorded_model(job.settings);
   if (job.settings.model != "gpt2") {
     // seq x head_dim / 2 complex numbers of two fp32.
@@ -292,9 +289,9 @@ std::string recorded_unit_name(const std::string& unit, const RecordedSettings& 
 ForecastSteps forecast_steps(const RecordedJob& job) {
   check(job.plan, job.model, recorded_cluster(job.plan));
   const LayerPrograms programs(job.model, job.plan);
-  ForecastSteps steps;
-  steps.first = record_training_step(job.model, job.plan, programs, StepNumber::kFirst);
-  steps.steady = record_training_step(job.model, job.plan, programs, StepNumber::kSteady);
+  ForecastSteps steps = {
+      .first = record_training_step(job.model, job.plan, programs, StepNumber::kFirst),
+      .steady = record_training_step(job.model, job.plan, programs, StepNumber::kSteady)};
   for (const Unit& unit : steps.steady.graph.units) {
     steps.unit_names.push_back(recorded_unit_name(unit.name, job.settings));
   }
@@ -307,9 +304,7 @@ namespace {
 // What stands in the way of one configuration must not lose the others. A cell that is wrong is
 // another matter: then the recording cannot be trusted.
 Conformance conform_row(RecordingLibrary& library, const RecordingFolder& folder, std::size_t row) {
-  Conformance result;
-  result.id = folder.id(row);
-  result.version = folder.setting(row, "torch").value_or("");
+  Conformance result = {.id = folder.id(row), .version = folder.setting(row, "torch").value_or("")};
   if (const auto reason = folder.refusal(row)) {
     result.state = Conformance::State::kNotRecorded;
     result.counted = false;
@@ -346,18 +341,16 @@ ConformanceFolder conform_folder(RecordingLibrary& library, const RecordingFolde
   const auto wanted = [&](const std::string& id) {
     return only.empty() || std::ranges::find(only, id) != only.end();
   };
-  ConformanceFolder result;
-  result.path = folder.path().string();
+  ConformanceFolder result = {.path = folder.path().string()};
   for (std::size_t row = 0; row < folder.size(); ++row) {
     if (wanted(folder.id(row))) result.rows.push_back(conform_row(library, folder, row));
   }
   for (const SkippedRecording& skipped : folder.skipped()) {
     if (!wanted(skipped.id)) continue;
-    Conformance& row = result.rows.emplace_back();
-    row.state = Conformance::State::kNotRecorded;
-    row.counted = false;
-    row.id = skipped.id;
-    row.reason = skipped.reason;
+    result.rows.push_back({.state = Conformance::State::kNotRecorded,
+                           .id = skipped.id,
+                           .reason = skipped.reason,
+                           .counted = false});
   }
   return result;
 }

@@ -34,8 +34,7 @@ struct Observation {
 };
 
 Observation observe(const TrainingRow& row) {
-  Observation seen;
-  seen.family = family_of(row.id);
+  Observation seen = {.family = family_of(row.id)};
   seen.group = seen.family + " " + std::string(row.word("gpu"));
   try {
     const TrainingJob job = training_job(row);
@@ -124,8 +123,7 @@ std::map<std::string, Prior> priors_of(const std::vector<Observation>& all) {
 
 TrainingEvidence gather_evidence(const CsvTable& table) {
   const std::vector<Observation> all = observe_all(chosen(table));
-  TrainingEvidence evidence;
-  evidence.plan_log_sd = kPlanLogSd;
+  TrainingEvidence evidence = {.plan_log_sd = kPlanLogSd};
   std::map<std::string, int> group_rows;
   std::set<std::string> families;
   for (const Observation& each : all) {
@@ -139,8 +137,7 @@ TrainingEvidence gather_evidence(const CsvTable& table) {
   }
   const std::size_t size = evidence.names.size();
   for (const std::string& name : families) {
-    FamilyEvidence family;
-    family.family = name;
+    FamilyEvidence family = {.family = name};
     family.precision.assign(size, std::vector<double>(size, 0));
     family.information.assign(size, 0);
     for (const Observation& each : all) {

@@ -268,11 +268,8 @@ Bytes sure_to_reserve(Fit fit) {
 
 AccuracyRow accuracy_row(const TrainingRow& row, const RowForecast& forecast,
                          const Measured& measured) {
-  AccuracyRow out;
-  out.id = row.id;
-  out.line = row.line;
-  out.quantity = measured.quantity;
-  out.measured = measured.value;
+  AccuracyRow out = {
+      .id = row.id, .line = row.line, .quantity = measured.quantity, .measured = measured.value};
   add_groups(row, forecast, out);
   out.groups.emplace_back("quantity", out.quantity);
   const auto take = [&](const Quantity& quantity, double unit) {
@@ -322,11 +319,8 @@ std::vector<AccuracyRow> score_training_steps(const CsvTable& table) {
       scored.push_back(accuracy_row(rows[i], forecasts[i], each));
     }
     if (!measured.empty()) continue;
-    AccuracyRow none;
-    none.id = rows[i].id;
-    none.line = rows[i].line;
-    none.quantity = "step_time_s";
-    none.scored = false;
+    AccuracyRow none = {
+        .id = rows[i].id, .line = rows[i].line, .quantity = "step_time_s", .scored = false};
     none.reason =
         rows[i].problem.empty() ? "nothing that is forecast was measured" : rows[i].problem;
     if (forecasts[i].failure.empty()) none.fit_probability = fit_probability(forecasts[i].fit);

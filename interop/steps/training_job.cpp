@@ -119,9 +119,8 @@ struct Batches {
 
 // Sequences of the fullest rank, in micro-batches.
 Batches batches_of(const TrainingRow& row) {
-  Batches batches;
-  batches.micro_batch = required(row, "micro_batch_per_gpu");
-  batches.whole = row.count("grad_accum", 1);
+  Batches batches = {.micro_batch = required(row, "micro_batch_per_gpu"),
+                     .whole = row.count("grad_accum", 1)};
   const std::int64_t ranks = ranks_with_samples(row);
   if (!row.has("global_batch_seqs")) return batches;
   const std::int64_t per_rank = (row.count("global_batch_seqs") + ranks - 1) / ranks;

@@ -231,8 +231,7 @@ std::vector<TrainingRow> read_training_rows(const CsvTable& table) {
       rows.push_back(published_row(table, i));
       continue;
     }
-    TrainingRow row;
-    row.line = table.line(i);
+    TrainingRow row = {.line = table.line(i)};
     row.id = table.has("id") && !table.empty(i, "id") ? table.text(i, "id")
                                                       : fmt::format("line {}", row.line);
     read_cells(table, i, row);

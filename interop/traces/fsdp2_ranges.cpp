@@ -47,8 +47,7 @@ std::string module_name(std::string_view text) {
 
 FsdpRange read_fsdp_range(std::string_view text) {
   const std::size_t bracket = text.find(" (");
-  FsdpRange read;
-  read.label = label_of(text.substr(0, bracket));
+  FsdpRange read = {.label = label_of(text.substr(0, bracket))};
   if (read.label == Label::kProfilerStep) {
     read.number = leading_number(text.substr(text.find('#') + 1), read.number);
   }

@@ -25,8 +25,7 @@ namespace {
 constexpr std::int64_t kShortSequence = 128;  // sizes of units do not depend on it
 
 Plan plan_of(const ModelSpec& model, std::int64_t shards, const Units& units) {
-  Plan plan;
-  plan.model = model.name;
+  Plan plan = {.model = model.name};
   plan.batch.sequence = model.fixed_sequence > 0 ? model.fixed_sequence
                                                  : std::min(model.max_positions, kShortSequence);
   plan.mesh = {shards, 1};
@@ -204,9 +203,7 @@ std::optional<Units> find_units(const ModelSpec& model, std::int64_t shards,
       {Place::kWithHead, Place::kWithNorm}};
   const std::int64_t blocks = model.block_count();
   for (const auto& [embedding, head] : kEnds) {
-    Units units;
-    units.embedding = embedding;
-    units.head = head;
+    Units units = {.embedding = embedding, .head = head};
     std::int64_t together = 0;  // the number of block units falls as more share one
     for (std::int64_t layers = 1; layers <= blocks; ++layers) {
       const std::int64_t groups = (blocks + layers - 1) / layers;

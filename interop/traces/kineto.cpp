@@ -389,8 +389,7 @@ KinetoTrace read_kineto(const std::filesystem::path& path) {
   expect_regular_file(path);
   ZlibBuffer buffer(path);
   if (!buffer.is_open()) refuse("cannot be read");
-  KinetoTrace trace;
-  trace.file = path.string();
+  KinetoTrace trace = {.file = path.string()};
   Handler handler(trace);
   std::istream stream(&buffer);
   const bool whole = nlohmann::json::sax_parse(stream, &handler);

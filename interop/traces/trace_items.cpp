@@ -236,12 +236,11 @@ class Linker {
           continue;
         }
       }
-      WorkItem item;
-      item.issue = event(cause->second).begin;
-      item.begin = e.begin;
-      item.end = e.end;
-      item.stream = e.thread;
-      item.name = e.name;
+      WorkItem item = {.issue = event(cause->second).begin,
+                       .begin = e.begin,
+                       .end = e.end,
+                       .stream = e.thread,
+                       .name = e.name};
       if (e.collective != 0) {
         item.collective = facts_[e.collective].collective;
       } else if (facts(e).nccl) {
@@ -265,10 +264,7 @@ class Linker {
       std::size_t p = parents_[i];
       while (p != kNoParent && event(p).category != Category::kOperator) p = parents_[p];
       if (p != kNoParent && !divided_[p]) continue;  // the outermost operator stands for it
-      WorkItem item;
-      item.issue = item.begin = e.begin;
-      item.end = e.end;
-      item.name = e.name;
+      WorkItem item = {.issue = e.begin, .begin = e.begin, .end = e.end, .name = e.name};
       std::tie(item.products, item.attentions) = inside_[i];
       look_around(i, item, work);
       work.items.push_back(item);

@@ -639,7 +639,7 @@ std::vector<Operation> disentangled(LayerSpec& layer, const Operation& op, const
   };
   const Index q = laid_out("q_heads", op.inputs[0]), k = laid_out("k_heads", op.inputs[1]),
               v = laid_out("v_heads", op.inputs[2]), scaled = out.scale("scaled_k", k);
-  const auto add = [&](const char* name, Indices terms) {
+  const auto add = [&](const char* name, const Indices& terms) {
     out.pass(name, Function::kAdd, terms, out.scores(name, kCompute));
     out.last().gradient = GradientRule::kAlias;
     out.release(terms);

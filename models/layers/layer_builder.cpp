@@ -28,11 +28,8 @@ Index LayerBuilder::parameter(std::string_view module, std::string_view suffix,
 }
 
 Operation& LayerBuilder::operation(std::string name, OperationKind kind, Function function) {
-  Operation& operation = layer_.operations.emplace_back();
-  operation.name = std::move(name);
-  operation.kind = kind;
-  operation.function = function;
-  operation.part = part_;
+  Operation& operation = layer_.operations.emplace_back(
+      Operation{.name = std::move(name), .kind = kind, .function = function, .part = part_});
   return operation;
 }
 

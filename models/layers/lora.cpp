@@ -61,11 +61,8 @@ class Adapter {
     return static_cast<Index>(layer_.tensors.size() - 1);
   }
   Operation& add(std::string name, OperationKind kind, Function function, std::int8_t part) {
-    Operation& op = layer_.operations.emplace_back();
-    op.name = std::move(name);
-    op.kind = kind;
-    op.function = function;
-    op.part = part;
+    Operation& op = layer_.operations.emplace_back(
+        Operation{.name = std::move(name), .kind = kind, .function = function, .part = part});
     return op;
   }
 

@@ -680,8 +680,7 @@ bool rewrite(const ModelSpec& model, const Plan& plan, bool streams_fp32, ModelS
 }  // namespace
 
 ModelSpec with_module_kernels(ModelSpec model, const Plan& plan) {
-  ModuleKernels plain;
-  plain.train_metrics = plan.kernels.train_metrics;
+  ModuleKernels plain = {.train_metrics = plan.kernels.train_metrics};
   if (plan.kernels == plain && !is_under_autocast(plan)) return model;
   ModelSpec rewritten = model;
   const bool asked = plan.kernels.residual == ModuleKernels::Residual::kFp32;

@@ -75,20 +75,14 @@ using Indices = std::vector<Index>;
 // --- loss ---
 
 Operation pass(std::string name, Function function, Index from, Index to) {
-  Operation op;
-  op.name = std::move(name);
-  op.function = function;
-  op.inputs = {from};
-  op.outputs = {to};
-  return op;
+  return Operation{
+      .name = std::move(name), .function = function, .inputs = {from}, .outputs = {to}};
 }
 
 Operation cross_entropy(std::string name) {
-  Operation op;
-  op.name = std::move(name);
-  op.kind = OperationKind::kSoftmaxLoss;
-  op.function = Function::kCrossEntropy;
-  return op;
+  return Operation{.name = std::move(name),
+                   .kind = OperationKind::kSoftmaxLoss,
+                   .function = Function::kCrossEntropy};
 }
 
 LayerSpec one_kernel_loss(LayerSpec layer, bool in_place) {
@@ -165,13 +159,13 @@ void gather_weight(LayerSpec& head, const Plan& plan, std::int64_t words) {
         add_tensor(head, {.name = "part of the weight", .fixed = part}));
     product->backward_workspace.push_back(product->forward_workspace.back());
   }
-  Operation gather;
-  gather.name = "full_tensor";
-  gather.function = Function::kCopy;
-  gather.inputs = {own};
-  gather.outputs = {whole};
-  gather.gradient = GradientRule::kNone;
-  gather.collective = {.kind = CollectiveKind::kAllGather, .dim = MeshDim::kFsdp, .waits = true};
+  Operation gather = {
+      .name = "full_tensor",
+      .function = Function::kCopy,
+      .inputs = {own},
+      .outputs = {whole},
+      .collective = {.kind = CollectiveKind::kAllGather, .dim = MeshDim::kFsdp, .waits = true},
+      .gradient = GradientRule::kNone};
   head.operations.insert(product, std::move(gather));
 }
 

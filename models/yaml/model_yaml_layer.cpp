@@ -106,8 +106,7 @@ class LayerReader {
     const ConfigNode tensors = node_.at("tensors", "the layer's tensors, its input first");
     for (const ConfigItem& item : tensors.items()) {
       const ConfigNode& node = item.value;
-      TensorSpec spec;
-      spec.name = item.key;
+      TensorSpec spec = {.name = item.key};
       if (node.is_mapping()) {
         node.allow_only({"per_token", "per_position", "by_pairs", "per_sequence", "by_samples",
                          "per_image", "fixed", "split", "type", "name"});
@@ -156,8 +155,7 @@ class LayerReader {
     if (parameters == nullptr) return;
     for (const ConfigItem& item : parameters->items()) {
       const ConfigNode& node = item.value;
-      ParameterSpec spec;
-      spec.name = item.key;
+      ParameterSpec spec = {.name = item.key};
       ConfigNode shape = node;
       if (node.is_mapping()) {
         node.allow_only({"shape", "norm", "tied", "trainable", "stored_as_computed", "unpacked",
@@ -354,12 +352,12 @@ class LayerReader {
   static ScanShape read_scan(const ConfigNode& node) {
     node.allow_only({"heads", "head_dim", "state", "groups", "chunk"});
     constexpr std::int64_t kMost = 1 << 20;
-    ScanShape shape;
-    shape.heads = node.at("heads", "a number of heads, for example 128").as_int(1, kMost);
-    shape.head_dim = node.at("head_dim", "features of a head, for example 64").as_int(1, kMost);
-    shape.state = node.at("state", "features of a state, for example 128").as_int(1, kMost);
-    shape.groups = read_size(node, "groups", 1, kMost, 1);
-    shape.chunk = read_size(node, "chunk", 1, kMost, 256);
+    ScanShape shape = {
+        .heads = node.at("heads", "a number of heads, for example 128").as_int(1, kMost),
+        .head_dim = node.at("head_dim", "features of a head, for example 64").as_int(1, kMost),
+        .state = node.at("state", "features of a state, for example 128").as_int(1, kMost),
+        .groups = read_size(node, "groups", 1, kMost, 1),
+        .chunk = read_size(node, "chunk", 1, kMost, 256)};
     if (shape.heads % shape.groups != 0) {
       throw node.at("groups").error(
           fmt::format("{} groups do not divide {} heads", shape.groups, shape.heads),

@@ -116,16 +116,14 @@ void add_unscored(const std::vector<AccuracyRow>& rows, std::vector<std::string>
 // How many measurements lie in central intervals of each level: a forecast of honest intervals is
 // on the diagonal.
 Json reliability_json(const std::vector<AccuracyRow>& rows) {
-  Json list = Json::array();
-  for (const double level : kReliabilityLevels) {
+  return json_list(kReliabilityLevels, [&](const double level) -> Json {
     int scored = 0, held = 0;
     for (const AccuracyRow& row : rows) {
       scored += row.scored;
       held += row.scored && covers({row.predicted, row.low, row.high}, level, row.measured);
     }
-    list.push_back({{"level", level}, {"covered", scored > 0 ? as_double(held) / scored : 0.0}});
-  }
-  return list;
+    return {{"level", level}, {"covered", scored > 0 ? as_double(held) / scored : 0.0}};
+  });
 }
 
 bool is_time(double seconds) { return std::isfinite(seconds) && seconds > 0; }
@@ -139,8 +137,7 @@ std::vector<const AccuracyRow*> pointers(const std::vector<AccuracyRow>& rows) {
 }
 
 AccuracySummary summarize_accuracy(const std::vector<const AccuracyRow*>& rows) {
-  AccuracySummary s;
-  s.rows = static_cast<int>(rows.size());
+  AccuracySummary s = {.rows = static_cast<int>(rows.size())};
   std::vector<double> errors, sizes, widths;
   int covered = 0, in_half = 0, in_80 = 0;
   double crps = 0;
@@ -209,12 +206,11 @@ std::vector<AccuracyRow> accuracy_rows(const std::vector<HistoryRow>& history) {
 Json accuracy_json(const std::vector<AccuracyRow>& rows) {
   Json summary;
   add_summary(summarize_accuracy(pointers(rows)), summary);
-  Json groups = Json::array();
-  for (const Group& group : groups_of(rows)) {
+  Json groups = json_list(groups_of(rows), [&](const Group& group) -> Json {
     Json entry = {{"by", group.by}, {"group", group.value}};
     add_summary(summarize_accuracy(group.rows), entry);
-    groups.push_back(std::move(entry));
-  }
+    return entry;
+  });
   Json list = Json::array();
   for (const AccuracyRow& row : rows) {
     list.push_back({{"id", row.id},

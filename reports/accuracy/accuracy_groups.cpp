@@ -187,8 +187,8 @@ std::vector<AccuracyRow> anchored(std::vector<AccuracyRow> rows, int count) {
 }
 
 Json frozen_forecasts(const std::vector<AccuracyRow>& rows) {
-  Json forecasts = Json::array();
-  for (const AccuracyRow& row : rows) forecasts.push_back(forecast_json(row));
+  Json forecasts =
+      json_list(rows, [&](const AccuracyRow& row) -> Json { return forecast_json(row); });
   Json json;
   json["hash"] = hash_of(forecasts);
   json["forecasts"] = std::move(forecasts);

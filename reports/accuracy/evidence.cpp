@@ -98,8 +98,7 @@ StepEvidence weigh_evidence(const Forecast& forecast, const CostModel& costs) {
       step.add(host, seconds);
     }
   }
-  StepEvidence result;
-  result.seconds = step.weakest().value_or(Evidence::kAssumed);
+  StepEvidence result = {.seconds = step.weakest().value_or(Evidence::kAssumed)};
   result.communication = communication.weakest().value_or(result.seconds);
   result.exposed_communication = exposed.weakest().value_or(result.communication);
   return result;

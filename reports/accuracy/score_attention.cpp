@@ -270,20 +270,17 @@ class AttentionJudge {
     const auto name = std::pair(row.gpu, row.kernel);
     auto found = models_.find(name);
     if (found == models_.end()) {
-      Cluster cluster;
-      cluster.gpu = gpu;
-      CostChoices choices;
-      choices.attention_kernel = row.kernel;
+      Cluster cluster = {.gpu = gpu};
+      CostChoices choices = {.attention_kernel = row.kernel};
       found = models_.emplace(name, CostModel(cluster, load_profile(row.gpu), choices)).first;
     }
-    Kernel kernel;
-    kernel.kind = KernelKind::kAttention;
-    kernel.function = Function::kAttention;
-    kernel.causal = row.causal;
-    kernel.m = static_cast<std::int64_t>(row.batch);
-    kernel.n = static_cast<std::int64_t>(row.sequence);
-    kernel.k = row.head_dim;
-    kernel.heads = static_cast<std::int64_t>(row.heads);
+    Kernel kernel = {.kind = KernelKind::kAttention,
+                     .function = Function::kAttention,
+                     .causal = row.causal,
+                     .m = static_cast<std::int64_t>(row.batch),
+                     .n = static_cast<std::int64_t>(row.sequence),
+                     .k = row.head_dim,
+                     .heads = static_cast<std::int64_t>(row.heads)};
     const bool both = row.pass == AttentionPass::kBoth;
     double seconds = 0;
     constexpr double kBackwardShare = 2.5 / 3.5;

@@ -182,11 +182,7 @@ class Residuals {
 };
 
 AccuracyRow blank_row(const NcclRow& row) {
-  AccuracyRow out;
-  out.id = row.id;
-  out.line = row.line;
-  out.quantity = "time_us_oop";
-  return out;
+  return AccuracyRow{.id = row.id, .line = row.line, .quantity = "time_us_oop"};
 }
 
 std::vector<AccuracyRow> score(const CsvTable& table, const std::vector<NcclRow>& rows) {

@@ -134,10 +134,8 @@ class GemmJudge {
       if (!is_out) rest.push_back(each);
     }
     const GemmCurve& start = shipped(row.gpu, row.type);
-    GemmFitOptions options;
-    options.hbm_fraction = start.hbm_fraction;
-    options.protocols = &protocols(row.gpu);
-    options.start = &start;
+    GemmFitOptions options = {
+        .hbm_fraction = start.hbm_fraction, .protocols = &protocols(row.gpu), .start = &start};
     GemmCurve curve = fit_gemm_curve(rest, machine_of(row.gpu, machines_)->node.gpu, options);
     curve.misaligned = start.misaligned;
     return fits_.emplace(key, curve).first->second;

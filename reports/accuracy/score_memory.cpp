@@ -88,8 +88,7 @@ MemoryCurve fit_rows(const std::vector<MemoryRead>& rows, const Gpu& gpu) {
     }
     return fit_memory(fitted, gpu);
   }
-  MemoryCurve curve;
-  curve.overhead = std::min(kTimedOverhead, rows.front().seconds / 2);
+  MemoryCurve curve = {.overhead = std::min(kTimedOverhead, rows.front().seconds / 2)};
   curve.fraction =
       rows.front().bytes / gpu.memory_bandwidth.value() / (rows.front().seconds - curve.overhead);
   return curve;

@@ -218,9 +218,8 @@ AttentionKernel captured_attention(const Capture& capture) {
 }  // namespace
 
 Plan captured_plan(const Capture& capture, const Cluster& cluster) {
-  Plan plan;
-  plan.model = capture.model.empty() ? "captured" : capture.model;
-  plan.cluster = cluster.spec;
+  Plan plan = {.model = capture.model.empty() ? "captured" : capture.model,
+               .cluster = cluster.spec};
   plan.mesh.shard = capture.world;
   for (const auto& [name, version] : capture.versions) {
     if (name != "torch") continue;
@@ -241,8 +240,7 @@ CapturedForecast forecast_capture(const Capture& capture, const Plan& plan,
                             capture.path, capture.rank, capture.world, cluster.gpus, capture.world,
                             cluster.gpu.key, cluster.gpus));
   }
-  CapturedForecast made;
-  made.captured = capture_graph(capture);
+  CapturedForecast made = {.captured = capture_graph(capture)};
   Forecast& forecast = made.forecast;
   forecast.graph = std::move(made.captured.graph);
   forecast.plan = plan;

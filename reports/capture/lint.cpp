@@ -203,16 +203,10 @@ std::string own_place(std::string_view frames) {
 }
 
 Json lint_json(const std::vector<LintFinding>& findings) {
-  Json list = Json::array();
-  for (const LintFinding& f : findings) {
-    list.push_back({{"rule", f.rule},
-                    {"place", f.place},
-                    {"count", f.count},
-                    {"bytes", f.bytes},
-                    {"what", f.what},
-                    {"fix", f.fix}});
-  }
-  return list;
+  return json_list(findings, [&](const LintFinding& f) -> Json {
+    return {{"rule", f.rule},   {"place", f.place}, {"count", f.count},
+            {"bytes", f.bytes}, {"what", f.what},   {"fix", f.fix}};
+  });
 }
 
 std::string lint_text(const std::vector<LintFinding>& findings) {

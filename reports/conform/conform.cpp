@@ -106,9 +106,7 @@ class StepComparison {
   }
 
   Step make_step(std::int64_t number, const RecordedStep& step, const LoggedMemory& memory) const {
-    Step result;
-    result.number = number;
-    result.memory = &memory;
+    Step result = {.number = number, .memory = &memory};
     for (std::size_t i = 0; i < step.log.size(); ++i) {
       RecordedEvent row = in_recorders_words(step.log[i], forecast_.unit_names);
       row.step = number;
@@ -131,12 +129,11 @@ class StepComparison {
   // Both sides around row `at` of the step, in the words of `row`.
   template <typename Describe>
   std::string rows_around(const Step& step, std::size_t at, Describe row) const {
-    SideBySide sides;
-    sides.recorded = step.recorded.size();
-    sides.predicted = step.predicted.size();
-    sides.recorded_row = [&](std::size_t i) { return row(*step.recorded[i]); };
-    sides.predicted_row = [&](std::size_t i) { return row(step.predicted[i]); };
-    sides.label = [&](std::size_t i) { return fmt::format("seq {}", i + 1); };
+    SideBySide sides = {.recorded = step.recorded.size(),
+                        .predicted = step.predicted.size(),
+                        .recorded_row = [&](std::size_t i) { return row(*step.recorded[i]); },
+                        .predicted_row = [&](std::size_t i) { return row(step.predicted[i]); },
+                        .label = [&](std::size_t i) { return fmt::format("seq {}", i + 1); }};
     return around(sides, at);
   }
 

@@ -324,14 +324,13 @@ Json to_json(const Diagnosis& diagnosis) {
   const auto number = [](const std::optional<double>& value) {
     return value ? Json(*value) : Json();
   };
-  Json causes = Json::array();
-  for (const DiagnosedCause& cause : diagnosis.causes) {
-    causes.push_back({{"name", cause.name},
-                      {"text", cause.text},
-                      {"probability", cause.probability},
-                      {"test", cause.test},
-                      {"fix", cause.fix}});
-  }
+  Json causes = json_list(diagnosis.causes, [&](const DiagnosedCause& cause) -> Json {
+    return {{"name", cause.name},
+            {"text", cause.text},
+            {"probability", cause.probability},
+            {"test", cause.test},
+            {"fix", cause.fix}};
+  });
   return {{"causes", std::move(causes)},
           {"explained", diagnosis.explained},
           {"as_forecast", diagnosis.as_forecast},

@@ -86,12 +86,10 @@ Json critical_path(const EventGraph& graph, const Timeline& timeline) {
 }
 
 Json gaps_json(const EventGraph& graph, const Timeline& timeline) {
-  Json gaps = Json::array();
-  for (const Gap& gap : compute_gaps(graph, timeline)) {
-    gaps.push_back({gap.begin.nanoseconds(), (gap.end - gap.begin).nanoseconds(), gap.collective,
-                    gap.otherwise == Cause::kHost ? 1 : 0, gap.held_up});
-  }
-  return gaps;
+  return json_list(compute_gaps(graph, timeline), [&](const Gap& gap) -> Json {
+    return {gap.begin.nanoseconds(), (gap.end - gap.begin).nanoseconds(), gap.collective,
+            gap.otherwise == Cause::kHost ? 1 : 0, gap.held_up};
+  });
 }
 
 std::vector<std::size_t> sampled_rows(const MemoryProfile& memory) {
@@ -186,8 +184,8 @@ Json timeline_json(const Forecast& forecast) {
     cause.push_back(static_cast<std::int64_t>(binding.cause));
     by.push_back(binding.predecessor == kNoEvent ? 0 : id - binding.predecessor);
   }
-  Json sort_list = Json::array();
-  for (const Sort& s : sorts.keys()) sort_list.push_back(sort_json(s, graph));
+  Json sort_list =
+      json_list(sorts.keys(), [&](const Sort& s) -> Json { return sort_json(s, graph); });
   Json cause_list = Json::array();
   for (Cause c :
        {Cause::kStepBegin, Cause::kHost, Cause::kStream, Cause::kWait, Cause::kCommunicator}) {

@@ -217,7 +217,7 @@ Json choice_json(const Choice& c) {
   const SizedPlan& sized = c.sized;
   const Interruptions& x = run.interruptions;
   const Quantity price{c.price.usd_per_hour, c.price.low, c.price.high, c.price.evidence};
-  Json json = {
+  return Json{
       {"cluster", sized.cluster.spec},
       {"machine", c.machine},
       {"gpus", sized.cluster.gpus},
@@ -258,7 +258,6 @@ Json choice_json(const Choice& c) {
         {"evaluation_share", run.evaluation_share}}},
       {"open", open_json(sized.open_stack)},
       {"plans", {{"enumerated", sized.enumerated}, {"simulated", sized.simulated}}}};
-  return json;
 }
 
 Json remedy_json(const TermsRemedy& remedy) {
@@ -335,20 +334,17 @@ Json to_json(const Recommendation& r) {
                    {"pue", r.terms.pue},
                    {"confidence", r.terms.confidence}};
   json["meets_terms"] = r.meets_terms();
-  Json& choices = json["choices"] = Json::array();
-  for (const Choice& choice : r.choices) choices.push_back(choice_json(choice));
-  Json& machines = json["machines"] = Json::array();
-  for (const MachineSizes& m : r.machines) {
-    machines.push_back({{"machine", m.machine},
-                        {"smallest_gpus", maybe(m.smallest)},
-                        {"knee_gpus", maybe(m.knee)}});
-  }
-  Json& rejected = json["rejected"] = Json::array();
-  for (const Rejected& one : r.rejected) {
-    rejected.push_back({{"cluster", one.cluster}, {"gpus", one.gpus}, {"reason", one.reason}});
-  }
-  Json& remedies = json["would_meet"] = Json::array();
-  for (const TermsRemedy& remedy : r.remedies) remedies.push_back(remedy_json(remedy));
+  json["choices"] =
+      json_list(r.choices, [&](const Choice& choice) -> Json { return choice_json(choice); });
+  json["machines"] = json_list(r.machines, [&](const MachineSizes& m) -> Json {
+    return {
+        {"machine", m.machine}, {"smallest_gpus", maybe(m.smallest)}, {"knee_gpus", maybe(m.knee)}};
+  });
+  json["rejected"] = json_list(r.rejected, [&](const Rejected& one) -> Json {
+    return {{"cluster", one.cluster}, {"gpus", one.gpus}, {"reason", one.reason}};
+  });
+  json["would_meet"] =
+      json_list(r.remedies, [&](const TermsRemedy& remedy) -> Json { return remedy_json(remedy); });
   return json;
 }
 

@@ -61,8 +61,7 @@ ScalingCurve scale(const std::vector<CandidateCluster>& sizes, const JobMaker& m
   };
   judge_each(sizes.size(), {options.threads, options.progress, "scale"}, judge);
 
-  ScalingCurve curve;
-  curve.weak = weak;
+  ScalingCurve curve = {.weak = weak};
   for (std::size_t i = 0; i < sizes.size(); ++i) {
     if (looked[i].sequence > 0) {
       curve.model = looked[i].model;
@@ -156,28 +155,26 @@ Json to_json(const ScalingCurve& curve) {
                {"machine", curve.machine},      {"scaling", curve.weak ? "weak" : "strong"},
                {"sequence", curve.sequence},    {"knee_gpus", nullptr}};
   if (curve.knee) json["knee_gpus"] = *curve.knee;
-  Json& points = json["points"] = Json::array();
-  for (const ScalePoint& point : curve.points) {
+  json["points"] = json_list(curve.points, [&](const ScalePoint& point) -> Json {
     const SizedPlan& s = point.sized;
-    points.push_back({{"cluster", s.cluster.spec},
-                      {"gpus", s.cluster.gpus},
-                      {"global_batch", sequences_of(s.plan)},
-                      {"plan", to_json(s.plan)},
-                      {"step_s", to_json(s.step)},
-                      {"tokens_per_s", to_json(s.tokens_per_s)},
-                      {"speedup", point.speedup},
-                      {"efficiency", point.efficiency},
-                      {"mfu", to_json(s.mfu)},
-                      {"exposed_communication", s.exposed_share},
-                      {"margin_bytes", s.fit.margin().count()},
-                      {"fit_probability", s.fit_probability},
-                      {"open", open_json(s.open_stack)},
-                      {"dollars_per_million_tokens", dollars_per_million(point)}});
-  }
-  Json& rejected = json["rejected"] = Json::array();
-  for (const Rejected& one : curve.rejected) {
-    rejected.push_back({{"cluster", one.cluster}, {"gpus", one.gpus}, {"reason", one.reason}});
-  }
+    return {{"cluster", s.cluster.spec},
+            {"gpus", s.cluster.gpus},
+            {"global_batch", sequences_of(s.plan)},
+            {"plan", to_json(s.plan)},
+            {"step_s", to_json(s.step)},
+            {"tokens_per_s", to_json(s.tokens_per_s)},
+            {"speedup", point.speedup},
+            {"efficiency", point.efficiency},
+            {"mfu", to_json(s.mfu)},
+            {"exposed_communication", s.exposed_share},
+            {"margin_bytes", s.fit.margin().count()},
+            {"fit_probability", s.fit_probability},
+            {"open", open_json(s.open_stack)},
+            {"dollars_per_million_tokens", dollars_per_million(point)}};
+  });
+  json["rejected"] = json_list(curve.rejected, [&](const Rejected& one) -> Json {
+    return {{"cluster", one.cluster}, {"gpus", one.gpus}, {"reason", one.reason}};
+  });
   return json;
 }
 

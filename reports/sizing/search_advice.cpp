@@ -71,20 +71,18 @@ std::vector<std::string> advice_lines(const SearchResult& result,
 }
 
 Json to_json(const std::vector<Alternative>& alternatives) {
-  Json list = Json::array();
-  for (const Alternative& a : alternatives) {
+  return json_list(alternatives, [&](const Alternative& a) -> Json {
     Json set = Json::object();
     for (const std::string& change : a.changes) {
       const std::size_t equals = change.find('=');
       set[change.substr(0, equals)] = change.substr(equals + 1);
     }
-    list.push_back({{"set", std::move(set)},
-                    {"plan", to_json(a.candidate.plan)},
-                    {"seconds", a.candidate.seconds},
-                    {"peak_allocated_bytes", a.candidate.peak_allocated.count()},
-                    {"fit_probability", a.candidate.fit_probability}});
-  }
-  return list;
+    return {{"set", std::move(set)},
+            {"plan", to_json(a.candidate.plan)},
+            {"seconds", a.candidate.seconds},
+            {"peak_allocated_bytes", a.candidate.peak_allocated.count()},
+            {"fit_probability", a.candidate.fit_probability}};
+  });
 }
 
 std::vector<std::string> pipeline_lines(const std::vector<PipelineStep>& steps) {
@@ -105,13 +103,11 @@ std::vector<std::string> pipeline_lines(const std::vector<PipelineStep>& steps) 
 }
 
 Json to_json(const std::vector<PipelineStep>& steps) {
-  Json list = Json::array();
-  for (const PipelineStep& step : steps) {
-    list.push_back({{"pp", step.pp},
-                    {"seconds", step.seconds ? Json(*step.seconds) : Json(nullptr)},
-                    {"at_least_seconds", step.at_least}});
-  }
-  return list;
+  return json_list(steps, [&](const PipelineStep& step) -> Json {
+    return {{"pp", step.pp},
+            {"seconds", step.seconds ? Json(*step.seconds) : Json(nullptr)},
+            {"at_least_seconds", step.at_least}};
+  });
 }
 
 bool prefetch_is_idle(const SearchResult& result) {

@@ -129,17 +129,15 @@ std::string why_text(const std::vector<WhySlower>& list, const Plan& best, Color
 }
 
 Json to_json(const std::vector<WhySlower>& list) {
-  Json json = Json::array();
-  for (const WhySlower& why : list) {
+  return json_list(list, [&](const WhySlower& why) -> Json {
     Json because = Json::array();
     for (const auto& [what, seconds] : why.because) {
       because.push_back({{"what", what}, {"difference_s", seconds}});
     }
     Json entry = plan_and_time(why.candidate);
     entry["because"] = because;
-    json.push_back(entry);
-  }
-  return json;
+    return entry;
+  });
 }
 
 std::string robust_text(const RobustChoice& choice, const Candidate& fastest, Color color) {

@@ -288,14 +288,13 @@ Json search_json(const SearchStory& story, const std::vector<Report>& pareto_rep
     if (i < pareto_reports.size()) entry["report"] = to_json(pareto_reports[i]);
     pareto.push_back(std::move(entry));
   }
-  Json& heatmap = json["heatmap"] = Json::array();
-  for (const HeatmapCell& cell : result.heatmap) {
-    heatmap.push_back({{"shard", cell.shard},
-                       {"prefetch", prefetch_json(cell.prefetch)},
-                       {"seconds", cell.seconds ? Json(*cell.seconds) : Json(nullptr)}});
-  }
-  Json& neighbours = json["neighbours"] = Json::array();
-  for (const Candidate& c : result.neighbours) neighbours.push_back(candidate_json(c));
+  json["heatmap"] = json_list(result.heatmap, [&](const HeatmapCell& cell) -> Json {
+    return {{"shard", cell.shard},
+            {"prefetch", prefetch_json(cell.prefetch)},
+            {"seconds", cell.seconds ? Json(*cell.seconds) : Json(nullptr)}};
+  });
+  json["neighbours"] =
+      json_list(result.neighbours, [&](const Candidate& c) -> Json { return candidate_json(c); });
   if (story.pipelines.size() > 1) json["pipelines"] = to_json(story.pipelines);
   json["smallest"] = result.smallest ? candidate_json(*result.smallest) : Json(nullptr);
   return json;

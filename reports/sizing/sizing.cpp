@@ -145,9 +145,7 @@ SizedPlan size_up(const ModelSpec& model, const Plan& plan, const CostModel& cos
   for (std::size_t i = 1; i < cases.size(); ++i) {
     outcomes.push_back(outcome_of(cases[i], sizing.replays));
   }
-  SizedPlan sized;
-  sized.cluster = costs.cluster();
-  sized.plan = plan;
+  SizedPlan sized = {.cluster = costs.cluster(), .plan = plan};
   Forecast shown = step.shown();
   const StepMetrics metrics = measure_step(shown.graph, shown.timeline);
   sized.exposed_share = metrics.exposed_communication / metrics.seconds;
@@ -213,9 +211,7 @@ std::vector<Time> floors_of(const std::vector<SizedJob>& jobs) {
 
 std::optional<SizedPlan> best_plan(const JobVariants& variants, const MemoryTerms& terms,
                                    int draws) {
-  SearchOptions options;
-  options.threads = 1;
-  options.detail = SearchDetail::kBest;
+  SearchOptions options = {.threads = 1, .detail = SearchDetail::kBest};
   options.fit.terms = terms;
   options.fit.keeps_riskier = false;
   const SizedJob* of = nullptr;

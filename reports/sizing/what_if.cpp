@@ -68,17 +68,15 @@ std::string what_if_text(const std::vector<WhatIf>& list, const Choice& choice, 
 }
 
 Json to_json(const std::vector<WhatIf>& list) {
-  Json json = Json::array();
-  for (const WhatIf& one : list) {
-    json.push_back({{"property", one.property},
-                    {"change", one.change},
-                    {"plan", to_json(one.sized->plan)},
-                    {"step_s", to_json(one.sized->step)},
-                    {"days", to_json(one.run.days)},
-                    {"dollars", to_json(one.run.dollars)},
-                    {"worth_usd_per_gpu_hour", one.worth_per_gpu_hour}});
-  }
-  return json;
+  return json_list(list, [&](const WhatIf& one) -> Json {
+    return {{"property", one.property},
+            {"change", one.change},
+            {"plan", to_json(one.sized->plan)},
+            {"step_s", to_json(one.sized->step)},
+            {"days", to_json(one.run.days)},
+            {"dollars", to_json(one.run.dollars)},
+            {"worth_usd_per_gpu_hour", one.worth_per_gpu_hour}};
+  });
 }
 
 }  // namespace foreshard

@@ -135,8 +135,7 @@ std::vector<HistoryRow> read_history(const std::filesystem::path& file) {
   Statement select(database, fmt::format("SELECT id, {} FROM validations ORDER BY id", kColumns));
   std::vector<HistoryRow> rows;
   while (select.step()) {
-    HistoryRow row;
-    row.id = select.whole();
+    HistoryRow row = {.id = select.whole()};
     for (std::string* text :
          {&row.created, &row.host, &row.fingerprint, &row.plan_yaml, &row.model, &row.runtime}) {
       *text = select.text();

@@ -209,9 +209,7 @@ const MeasuredStep& median_step(const RunRecord& record, const RankRecord& rank)
 }
 
 Timeline timeline_of(const RankRecord& rank, const MeasuredStep& step) {
-  Timeline timeline;
-  timeline.spans = step.spans;
-  timeline.period = step.duration;
+  Timeline timeline = {.spans = step.spans, .period = step.duration};
   if (!rank.step_durations.empty()) timeline.first_step = rank.step_durations.front();
   timeline.steady_step = static_cast<int>(step.step);
   return timeline;
@@ -219,10 +217,7 @@ Timeline timeline_of(const RankRecord& rank, const MeasuredStep& step) {
 
 Forecast measured_view(const ModelSpec& model, const Plan& plan, const EventGraph& graph,
                        const RunRecord& record) {
-  Forecast view;
-  view.model = model;
-  view.plan = plan;
-  view.graph = graph;
+  Forecast view = {.model = model, .plan = plan, .graph = graph};
   check_record(graph, record);
   const RunRecord joined = derive_arrivals(graph, record);
   const RankRecord& rank = joined.ranks.front();

@@ -59,13 +59,12 @@ std::string steps_csv(const RunRecord& record) {
 Json number(double value) { return std::isfinite(value) ? Json(value) : Json(nullptr); }
 
 Json rank_json(const RankRecord& rank) {
-  Json timelines = Json::array();
-  for (const MeasuredStep& step : rank.timelines) {
-    timelines.push_back({{"step", step.step},
-                         {"begin_s", step.begin.seconds()},
-                         {"seconds", step.duration.seconds()},
-                         {"events", step.spans.size()}});
-  }
+  Json timelines = json_list(rank.timelines, [&](const MeasuredStep& step) -> Json {
+    return {{"step", step.step},
+            {"begin_s", step.begin.seconds()},
+            {"seconds", step.duration.seconds()},
+            {"events", step.spans.size()}};
+  });
   FieldWriter writer;
   rank_fields(writer, rank);
   writer.out["timelines"] = std::move(timelines);
@@ -80,8 +79,8 @@ Json run_json(const RunRecord& record) {
   for (const auto& [step, loss] : record.evaluations) {
     evaluations.push_back({{"step", step}, {"loss", number(loss)}});
   }
-  Json& ranks = writer.out["ranks"] = Json::array();
-  for (const RankRecord& rank : record.ranks) ranks.push_back(rank_json(rank));
+  writer.out["ranks"] =
+      json_list(record.ranks, [&](const RankRecord& rank) -> Json { return rank_json(rank); });
   return std::move(writer.out);
 }
 

@@ -127,9 +127,7 @@ SlowStep why_slower(const EventGraph& graph, const Timeline& predicted, const Ti
   };
   for (const auto& [key, time] : Cut(graph, predicted).shares()) part_of(key).predicted = time;
   for (const auto& [key, time] : Cut(graph, measured).shares()) part_of(key).measured = time;
-  SlowStep step;
-  step.predicted = predicted.period;
-  step.measured = measured.period;
+  SlowStep step = {.predicted = predicted.period, .measured = measured.period};
   for (auto& [key, part] : parts) {
     if (part.difference() != Time()) step.parts.push_back(std::move(part));
   }
@@ -190,18 +188,16 @@ std::string slower_text(const SlowStep& step, std::string_view what, Color color
 }
 
 Json to_json(const SlowStep& step) {
-  Json parts = Json::array();
-  for (const SlowPart& part : step.parts) {
-    parts.push_back(
-        {{"cause", to_string(part.cause)},
-         {"kind", to_string(part.kind)},
-         {"unit", part.where.empty() ? Json(nullptr) : Json(part.where)},
-         {"predicted_s", part.predicted.seconds()},
-         {"measured_s", part.measured.seconds()},
-         {"difference_s", part.difference().seconds()},
-         {"difference_ns", part.difference().nanoseconds()},
-         {"advice", part.difference() > Time() ? Json(advice(part.cause)) : Json(nullptr)}});
-  }
+  Json parts = json_list(step.parts, [&](const SlowPart& part) -> Json {
+    return {{"cause", to_string(part.cause)},
+            {"kind", to_string(part.kind)},
+            {"unit", part.where.empty() ? Json(nullptr) : Json(part.where)},
+            {"predicted_s", part.predicted.seconds()},
+            {"measured_s", part.measured.seconds()},
+            {"difference_s", part.difference().seconds()},
+            {"difference_ns", part.difference().nanoseconds()},
+            {"advice", part.difference() > Time() ? Json(advice(part.cause)) : Json(nullptr)}};
+  });
   const Time difference = step.measured - step.predicted;
   return {{"predicted_s", step.predicted.seconds()},
           {"measured_s", step.measured.seconds()},

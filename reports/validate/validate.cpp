@@ -179,9 +179,7 @@ Validation validate(const Forecast& forecast, const Report& predicted, const Run
       clocks_shared(joined) ? forecast.timeline : without_arrivals(forecast.timeline);
   const StepMetrics metrics = measure_step(forecast.graph, timeline);
 
-  Validation v;
-  v.predicted = predicted;
-  v.tolerances = tolerances;
+  Validation v = {.predicted = predicted, .tolerances = tolerances};
   const Forecast view = measured_view(forecast.model, forecast.plan, forecast.graph, joined);
   v.measured = summarize_run(view, predicted.cluster, joined);
   v.step = {metrics.seconds, v.measured.seconds.value};

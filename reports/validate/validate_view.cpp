@@ -157,16 +157,14 @@ std::string validation_text(const Validation& v, const RunRecord& record, Color 
 }
 
 Json to_json(const Validation& v) {
-  Json by_kind = Json::array();
-  for (const KindComparison& k : v.by_kind) {
+  Json by_kind = json_list(v.by_kind, [&](const KindComparison& k) -> Json {
     Json entry = {{"kind", to_string(k.kind)}, {"count", k.count}};
     entry.update(comparison(k.seconds));
     entry = with_error(std::move(entry), k.seconds);
     entry["waiting"] = comparison(k.waiting);
-    by_kind.push_back(std::move(entry));
-  }
-  Json worst = Json::array();
-  for (const EventComparison& e : v.worst) {
+    return entry;
+  });
+  Json worst = json_list(v.worst, [&](const EventComparison& e) -> Json {
     Json entry = {{"id", e.event}, {"name", e.name}};
     entry.update(comparison(e.seconds));
     entry["difference_s"] = e.seconds.measured - e.seconds.predicted;
@@ -174,10 +172,9 @@ Json to_json(const Validation& v) {
     entry["waiting"] = comparison(e.waiting);
     entry["duration"] = comparison(e.duration);
     entry["cause"] = e.cause;
-    worst.push_back(std::move(entry));
-  }
-  Json memory = Json::array();
-  for (const MemoryComparison& m : v.memory) {
+    return entry;
+  });
+  Json memory = json_list(v.memory, [&](const MemoryComparison& m) -> Json {
     Json entry = {
         {"what", m.what},
         {"predicted_bytes", static_cast<std::int64_t>(m.bytes.predicted)},
@@ -186,8 +183,8 @@ Json to_json(const Validation& v) {
     entry = with_error(std::move(entry), m.bytes);
     entry["judged"] = m.judged;
     if (!m.note.empty()) entry["note"] = m.note;
-    memory.push_back(std::move(entry));
-  }
+    return entry;
+  });
   Json json;
   json["schema"] = "foreshard.validation/1";
   json["fingerprint"] = v.measured.fingerprint;

@@ -100,9 +100,7 @@ class Cutter {
   }
 
   Gap reason_of(Time moment, EventId held_up) const {
-    Gap piece;
-    piece.begin = moment;
-    piece.held_up = held_up;
+    Gap piece = {.begin = moment, .held_up = held_up};
     const auto link = std::ranges::find_if(chain_, [&](const Link& candidate) {
       return candidate.begin <= moment && moment < candidate.end;
     });
@@ -198,10 +196,7 @@ std::vector<Gap> compute_gaps(const EventGraph& graph, const Timeline& timeline)
   const auto gap_until = [&](Time end, EventId held_up) {
     end = std::min(end, timeline.period);
     if (end <= now) return;
-    Gap gap;
-    gap.begin = now;
-    gap.end = end;
-    gap.held_up = held_up;
+    Gap gap = {.begin = now, .end = end, .held_up = held_up};
     cutter.cut(gap, pieces);
   };
   for (std::size_t i = 0; i < graph.rows.size(); ++i) {

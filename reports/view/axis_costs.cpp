@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
+#include "reports/view/attribution.h"
 #include "reports/view/views.h"
 #include "sim/base/error.h"
 
@@ -58,19 +59,17 @@ std::string wire_words(const AxisCost& cost) {
 }
 
 Json to_json(const std::vector<AxisCost>& costs) {
-  Json list = Json::array();
-  for (const AxisCost& cost : costs) {
-    list.push_back({{"communicator", cost.name},
-                    {"size", cost.group.size},
-                    {"stride", cost.group.stride},
-                    {"nodes", cost.nodes},
-                    {"rows", cost.rows},
-                    {"bytes", cost.bytes.count()},
-                    {"busy_s", cost.busy.seconds()},
-                    {"exposed_s", cost.exposed.seconds()},
-                    {"hidden_s", cost.hidden().seconds()}});
-  }
-  return list;
+  return json_list(costs, [&](const AxisCost& cost) -> Json {
+    return {{"communicator", cost.name},
+            {"size", cost.group.size},
+            {"stride", cost.group.stride},
+            {"nodes", cost.nodes},
+            {"rows", cost.rows},
+            {"bytes", cost.bytes.count()},
+            {"busy_s", cost.busy.seconds()},
+            {"exposed_s", cost.exposed.seconds()},
+            {"hidden_s", cost.hidden().seconds()}};
+  });
 }
 
 }  // namespace foreshard

@@ -110,14 +110,12 @@ Lines pair_lines(const std::string& title, const std::vector<Pair>& pairs, Forma
 }
 
 Json pairs_json(const std::vector<Pair>& pairs, const std::string& unit) {
-  Json list = Json::array();
-  for (const Pair& p : pairs) {
-    list.push_back({{"what", p.name},
-                    {"a_" + unit, p.a},
-                    {"b_" + unit, p.b},
-                    {"difference_" + unit, p.difference()}});
-  }
-  return list;
+  return json_list(pairs, [&](const Pair& p) -> Json {
+    return {{"what", p.name},
+            {"a_" + unit, p.a},
+            {"b_" + unit, p.b},
+            {"difference_" + unit, p.difference()}};
+  });
 }
 
 }  // namespace
@@ -154,10 +152,10 @@ std::string compare_text(const Forecast& a, const Report& ra, const Forecast& b,
 Json compare_json(const Forecast& a, const Report& ra, const Forecast& b, const Report& rb) {
   Json json;
   json["schema"] = "foreshard.compare/1";
-  Json& plan = json["plan"] = Json::array();
-  for (const PlanDifference& d : plan_differences(ra.plan, rb.plan)) {
-    plan.push_back({{"key", d.key}, {"a", d.a}, {"b", d.b}});
-  }
+  json["plan"] =
+      json_list(plan_differences(ra.plan, rb.plan), [&](const PlanDifference& d) -> Json {
+        return {{"key", d.key}, {"a", d.a}, {"b", d.b}};
+      });
   Json& step = json["step"] = Json::object();
   for (const Metric& metric : kMetrics) {
     const double x = (ra.*metric.quantity).value, y = (rb.*metric.quantity).value;

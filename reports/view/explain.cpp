@@ -207,8 +207,8 @@ Json explain_json(const Forecast& forecast, const Report& report) {
     entry["chain"] = chain_json(names, e.chain);
     exposed.push_back(std::move(entry));
   }
-  Json alive = Json::array();
-  for (const LiveGroup& g : findings.alive) alive.push_back(to_json(g, names));
+  Json alive =
+      json_list(findings.alive, [&](const LiveGroup& g) -> Json { return to_json(g, names); });
   json["memory_peak"] = {{"event", names.of(forecast.memory.peak_event)},
                          {"bytes", forecast.memory.peak.count()},
                          {"alive", std::move(alive)}};

@@ -103,9 +103,8 @@ void add_excess(const Forecast& forecast, Findings& findings) {
 
 Findings find_causes(const Forecast& forecast) {
   const EventNames names(forecast.graph, forecast.model);
-  Findings findings;
-  findings.bars = waterfall(forecast.graph, forecast.timeline);
-  findings.exposed = exposed_events(forecast.graph, forecast.timeline);
+  Findings findings = {.bars = waterfall(forecast.graph, forecast.timeline),
+                       .exposed = exposed_events(forecast.graph, forecast.timeline)};
   findings.groups = group(forecast, findings.exposed, names);
   findings.alive = live_groups(forecast);
   add_excess(forecast, findings);
@@ -133,24 +132,19 @@ std::string cause_words(const EventGraph& graph, const EventNames& names, const 
 }
 
 Json waterfall_json(const Findings& findings) {
-  Json bars = Json::array();
-  for (const WaterfallBar& b : findings.bars) {
-    bars.push_back(
-        {{"what", b.what}, {"seconds", b.time.seconds()}, {"nanoseconds", b.time.nanoseconds()}});
-  }
-  return bars;
+  return json_list(findings.bars, [&](const WaterfallBar& b) -> Json {
+    return {{"what", b.what}, {"seconds", b.time.seconds()}, {"nanoseconds", b.time.nanoseconds()}};
+  });
 }
 
 Json communication_json(const Findings& findings) {
-  Json groups = Json::array();
-  for (const ExposedGroup& g : findings.groups) {
-    groups.push_back({{"what", g.what},
-                      {"rows", g.rows},
-                      {"exposed_rows", g.exposed_rows},
-                      {"busy_s", g.busy.seconds()},
-                      {"exposed_s", g.exposed.seconds()}});
-  }
-  return groups;
+  return json_list(findings.groups, [&](const ExposedGroup& g) -> Json {
+    return {{"what", g.what},
+            {"rows", g.rows},
+            {"exposed_rows", g.exposed_rows},
+            {"busy_s", g.busy.seconds()},
+            {"exposed_s", g.exposed.seconds()}};
+  });
 }
 
 Json to_json(const LiveGroup& group, const EventNames& names) {

@@ -58,10 +58,9 @@ Json nodes_json(const Topology& topology) {
   for (std::size_t n = 0; n < topology.nodes.size(); ++n) {
     const TopologyNode& node = topology.nodes[n];
     const NodeGroup& group = topology.layout.groups[at(node.group)];
-    Json leaves = Json::array();
-    for (const std::int32_t leaf : group.leaves) {
-      leaves.push_back(device_name(topology, topology.first_switch + leaf));
-    }
+    Json leaves = json_list(group.leaves, [&](const std::int32_t leaf) -> Json {
+      return device_name(topology, topology.first_switch + leaf);
+    });
     nodes.push_back({{"name", node_name(topology, static_cast<std::int64_t>(n))},
                      {"gpus", node.gpus},
                      {"gpu", group.gpu.key},
@@ -105,10 +104,8 @@ Json network_json(const Cluster& cluster, const std::vector<Communicator>& commu
   std::ranges::stable_sort(
       shown, [&](std::int32_t a, std::int32_t b) { return used[at(a)] > used[at(b)]; });
   if (shown.size() > kMostLinks) shown.resize(kMostLinks);
-  Json links = Json::array();
-  for (const std::int32_t w : shown) {
-    links.push_back(wire_json(topology, w, used[at(w)]));
-  }
+  Json links = json_list(
+      shown, [&](const std::int32_t w) -> Json { return wire_json(topology, w, used[at(w)]); });
   return {{"communicators", std::move(list)},
           {"nodes", nodes_json(topology)},
           {"links", std::move(links)}};

@@ -33,14 +33,12 @@ Json cluster_json(const Cluster& cluster) {
 }
 
 Json outside_json(const OutsideItems& items) {
-  Json list = Json::array();
-  for (const OutsideItem& item : items) {
-    list.push_back({{"name", item.name},
-                    {"bytes", item.bytes.count()},
-                    {"evidence", to_string(item.evidence)},
-                    {"source", item.source}});
-  }
-  return list;
+  return json_list(items, [&](const OutsideItem& item) -> Json {
+    return {{"name", item.name},
+            {"bytes", item.bytes.count()},
+            {"evidence", to_string(item.evidence)},
+            {"source", item.source}};
+  });
 }
 
 const char* memory_note(const Report& report) {

@@ -158,24 +158,20 @@ Json runtimes_json(const Forecasts& forecasts) {
       list.push_back(std::move(one));
       continue;
     }
-    Json wire = Json::array();
-    for (const WireBytes& w : wire_bytes(f.forecast.graph)) {
-      wire.push_back({{"collective", w.collective}, {"calls", w.calls}, {"bytes", w.bytes}});
-    }
-    Json ledger = Json::array();
-    for (const LedgerEntry& entry : f.ledger) {
-      ledger.push_back(
-          {{"what", entry.what}, {"from", entry.from}, {"to", entry.to}, {"why", entry.why}});
-    }
+    Json wire = json_list(wire_bytes(f.forecast.graph), [&](const WireBytes& w) -> Json {
+      return {{"collective", w.collective}, {"calls", w.calls}, {"bytes", w.bytes}};
+    });
+    Json ledger = json_list(f.ledger, [&](const LedgerEntry& entry) -> Json {
+      return {{"what", entry.what}, {"from", entry.from}, {"to", entry.to}, {"why", entry.why}};
+    });
     one["report"] = to_json(f.report);
     one["sent_per_rank"] = std::move(wire);
     one["ledger"] = std::move(ledger);
     list.push_back(std::move(one));
   }
-  Json bars = Json::array();
-  for (const NamedSeconds& bar : bars_of(forecasts)) {
-    bars.push_back({{"what", bar.what}, {"seconds", bar.seconds}});
-  }
+  Json bars = json_list(bars_of(forecasts), [&](const NamedSeconds& bar) -> Json {
+    return {{"what", bar.what}, {"seconds", bar.seconds}};
+  });
   return {{"runtimes", std::move(list)}, {"waterfall", std::move(bars)}};
 }
 

@@ -95,8 +95,7 @@ void ConfigTreeBuilder::begin(ConfigMark mark, ConfigNode::Kind kind) {
     throw ConfigError(location(mark), "the values are nested too deeply",
                       fmt::format("at most {} levels", kMostLevels));
   }
-  Open open;
-  open.data = make(mark, kind);
+  Open open = {.data = make(mark, kind)};
   open_.push_back(std::move(open));
 }
 

@@ -4,8 +4,7 @@ namespace foreshard {
 
 FlatUnit flatten(const ModelSpec& model, std::span<const std::int32_t> layers, const Plan& plan) {
   const std::int64_t align = kFlatAlignmentBytes / size_of(plan.param_dtype);
-  FlatUnit unit;
-  unit.shards = plan.mesh.shard;
+  FlatUnit unit = {.shards = plan.mesh.shard};
   std::int64_t sum = 0;
   const auto lay = [&](bool partial) {
     for (const std::int32_t l : layers) {

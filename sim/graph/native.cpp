@@ -419,11 +419,8 @@ class Native final : public StepBuilder {
     const auto layers = static_cast<std::int32_t>(model_.order.size());
     const auto execution = at(pass() * layers + l);
     const std::int32_t first = graph().executions[execution].first_buffer;
-    RowDetail detail;
-    detail.layer = l;
-    detail.buffer = first + found.outputs.front();
-    detail.other = first + found.inputs.front();
-    return detail;
+    return RowDetail{
+        .layer = l, .buffer = first + found.outputs.front(), .other = first + found.inputs.front()};
   }
 
   EventId communicate(const LayerCall& call, const RowDetail& operands) {
@@ -600,8 +597,7 @@ class Native final : public StepBuilder {
     }
     free_gradients();
     const auto by_host = [&](std::vector<Kernel> kernels) {
-      UnitWork work;
-      work.kernels = std::move(kernels);
+      UnitWork work = {.kernels = std::move(kernels)};
       return add_row(EventKind::kHostOptimizer, Stream::kCompute,
                      new_work(EventKind::kHostOptimizer, work), -1);
     };

@@ -300,12 +300,11 @@ EventId StepBuilder::push(EventKind kind, Stream stream, std::uint16_t work, std
   const auto s = at(stream);
   const auto bit = static_cast<StreamSet>(1U << s);
   Row* const rows = graph_.rows.data();
-  Row row;
-  row.kind = kind;
-  row.stream = stream;
-  row.work = work;
-  row.wakes = bit;
-  row.waits_begin = static_cast<std::uint32_t>(graph_.waits.size());
+  Row row = {.kind = kind,
+             .stream = stream,
+             .waits_begin = static_cast<std::uint32_t>(graph_.waits.size()),
+             .work = work,
+             .wakes = bit};
   for (std::uint32_t sources = pending_sources_[s]; sources != 0; sources &= sources - 1) {
     const EventId event = pending_waits_[s][at(std::countr_zero(sources))];
     graph_.waits.push_back(event);
@@ -328,11 +327,11 @@ EventId StepBuilder::push(EventKind kind, Stream stream, std::uint16_t work, std
   }
   graph_.rows.push_back(row);
   // Where the actions end is where the next row's begin: finish() fills it in.
-  RowDetail detail;
-  detail.unit = unit;
-  detail.layer = layer;
-  detail.microbatch = microbatch_;
-  detail.actions_begin = static_cast<std::uint32_t>(id == 0 ? 0 : graph_.actions.size());
+  RowDetail detail = {
+      .unit = unit,
+      .layer = layer,
+      .microbatch = microbatch_,
+      .actions_begin = static_cast<std::uint32_t>(id == 0 ? 0 : graph_.actions.size())};
   detail.actions_end = detail.actions_begin;
   graph_.details.push_back(detail);
   tails_[s] = id;
@@ -341,11 +340,10 @@ EventId StepBuilder::push(EventKind kind, Stream stream, std::uint16_t work, std
 }
 
 std::int32_t StepBuilder::add_work(EventKind kind, const UnitWork& cost, Flops flops) {
-  Work work;
-  work.kind = kind;
-  work.communicator = cost.communicator;
-  work.hooks = static_cast<std::uint16_t>(std::min(pending_hooks_, kHookSteps - 1));
-  work.kernels_begin = static_cast<std::uint32_t>(graph_.kernels.size());
+  Work work = {.kind = kind,
+               .communicator = cost.communicator,
+               .hooks = static_cast<std::uint16_t>(std::min(pending_hooks_, kHookSteps - 1)),
+               .kernels_begin = static_cast<std::uint32_t>(graph_.kernels.size())};
   graph_.kernels.insert(graph_.kernels.end(), cost.kernels.begin(), cost.kernels.end());
   work.kernels_end = static_cast<std::uint32_t>(graph_.kernels.size());
   work.launches = static_cast<std::uint16_t>(
@@ -495,9 +493,7 @@ EventId StepBuilder::add_layer_run(EventKind kind, std::int32_t layer, std::size
 
 EventId StepBuilder::add_collective(EventKind kind, Stream stream, std::uint8_t communicator,
                                     Bytes bytes, std::int32_t unit) {
-  UnitWork work;
-  work.communicator = communicator;
-  work.bytes = bytes;
+  UnitWork work = {.communicator = communicator, .bytes = bytes};
   return push(kind, stream, collective_work(kind, work), unit, -1);
 }
 
@@ -505,12 +501,12 @@ EventId StepBuilder::add_collective(const LayerCollective& collective, Bytes byt
                                     std::int32_t unit) {
   const Stream stream = stream_of(collective.dim);
   wait(stream, tail(Stream::kCompute));
-  UnitWork work;
-  work.communicator = communicator_of(collective.dim);
-  work.bytes = bytes;
-  work.to_neighbour = collective.to_neighbour;
-  work.caller = collective.dim == MeshDim::kTp ? Caller::kRedistribution : Caller::kFunctional;
-  work.copies = static_cast<std::uint16_t>(collective.copies);
+  UnitWork work = {
+      .communicator = communicator_of(collective.dim),
+      .bytes = bytes,
+      .to_neighbour = collective.to_neighbour,
+      .caller = collective.dim == MeshDim::kTp ? Caller::kRedistribution : Caller::kFunctional,
+      .copies = static_cast<std::uint16_t>(collective.copies)};
   const EventKind kind = kind_of(collective.kind);
   return push(kind, stream, collective_work(kind, work), unit, -1);
 }
@@ -518,9 +514,7 @@ EventId StepBuilder::add_collective(const LayerCollective& collective, Bytes byt
 EventId StepBuilder::add_exchange(std::int32_t peer, Bytes bytes, Exchange::Side side) {
   const Stream stream = side == Exchange::Side::kSend ? Stream::kPipelineSend : Stream::kPipeline;
   wait(stream, tail(Stream::kCompute));
-  UnitWork work;
-  work.communicator = communicator_of(MeshDim::kPp);
-  work.bytes = bytes;
+  UnitWork work = {.communicator = communicator_of(MeshDim::kPp), .bytes = bytes};
   work.queues = side == Exchange::Side::kBoth;  // one way each has a communicator of its own
   const EventId row =
       push(EventKind::kSendRecv, stream, collective_work(EventKind::kSendRecv, work), -1, -1);
@@ -747,10 +741,7 @@ EventGraph StepBuilder::finish() {
 // --- counts shared by the runtimes ---
 
 Kernel StepBuilder::memory_kernel(MemoryClass memory_class, std::int64_t bytes_moved) {
-  Kernel kernel;
-  kernel.memory_class = memory_class;
-  kernel.bytes = Bytes(bytes_moved);
-  return kernel;
+  return Kernel{.memory_class = memory_class, .bytes = Bytes(bytes_moved)};
 }
 
 Kernel StepBuilder::copy_kernel(std::int64_t bytes_moved) {
@@ -794,7 +785,7 @@ std::vector<Kernel> StepBuilder::optimizer_kernels(std::int64_t elements) const 
       pass(3 * master + 4);  // as fused, states of a byte
       return kernels;
     case Optimizer::Kind::kPagedAdamW:
-      pass(3 * master + 4 * 4);
+      pass(3 * master + 16);
       return kernels;
   }
   if (plan_.optimizer.implementation == Optimizer::Implementation::kFused) {
@@ -823,6 +814,31 @@ StepBuilder::UnitWork StepBuilder::step_work_of(EventKind kind, std::int64_t ele
     case EventKind::kOptimizer:
     case EventKind::kHostOptimizer:
       work.kernels = optimizer_kernels(elements);
+      break;
+    default:
+      FORESHARD_CHECK(false, "not a row of the whole step");
+  }
+  return work;
+}
+
+StepBuilder::UnitWork StepBuilder::master_step_work(EventKind kind, std::int64_t own) const {
+  UnitWork work;
+  switch (kind) {
+    case EventKind::kGradScale:
+      work.kernels = {memory_kernel(MemoryClass::kOptimizer, 8 * own)};
+      break;
+    case EventKind::kHostOptimizer:
+      work.bytes = Bytes(own * 4);
+      [[fallthrough]];
+    case EventKind::kOptimizer:
+      work.kernels = optimizer_kernels(own);
+      if (kind == EventKind::kHostOptimizer && work.kernels.size() > 1) {
+        // DeepSpeedCPUAdam is one pass over parameter, gradient and moments.
+        work.kernels = {memory_kernel(MemoryClass::kOptimizer,
+                                      own * (12 + 4 * size_of(plan_.optimizer.state)))};
+      }
+      work.kernels.push_back(
+          memory_kernel(MemoryClass::kCopy, own * (4 + size_of(plan_.param_dtype))));
       break;
     default:
       FORESHARD_CHECK(false, "not a row of the whole step");

@@ -317,6 +317,8 @@ class StepBuilder {
   // Clipping and the step over so many elements of the stored dtype on each rank of the shard
   // group.
   UnitWork step_work_of(EventKind kind, std::int64_t elements) const;
+  // The same of fp32 copies of so many parameters, which are cast back behind the optimizer.
+  UnitWork master_step_work(EventKind kind, std::int64_t own) const;
 
   // --- units that repeat (step_repeat.cpp) ---
   // Whether this unit and the next one are alike in all that rows are made of: whole blocks, those

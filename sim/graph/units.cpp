@@ -55,9 +55,7 @@ void StepBuilder::assign_layers(const LayerPrograms& programs) {
   recompute_of_layer_.assign(model_.order.size(), Recompute::kNone);
   graph_.units.reserve(model_.order.size());
   auto new_unit = [&](std::string name) {
-    Unit& unit = graph_.units.emplace_back();
-    unit.name = std::move(name);
-    unit.shards = plan_.mesh.fsdp();
+    graph_.units.push_back({.name = std::move(name), .shards = plan_.mesh.fsdp()});
     return unit_count() - 1;
   };
   std::vector<std::pair<std::int32_t, Module>> owned;  // by units, in forward order
@@ -227,8 +225,7 @@ UnitParameter StepBuilder::sharded(std::int32_t layer, const ParameterSpec& para
 }
 
 UnitShape StepBuilder::shape_of(std::int32_t unit) {
-  UnitShape shape;
-  shape.shards = plan_.mesh.fsdp();
+  UnitShape shape = {.shards = plan_.mesh.fsdp()};
   for (const Module& owned : modules_of(unit)) {
     for (const ParameterSpec& parameter : spec_of(owned.layer).parameters) {
       if (parameter.tied || !is_in(parameter, owned) || is_ignored(parameter)) continue;

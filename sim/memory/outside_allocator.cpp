@@ -96,7 +96,6 @@ class Nccl {
       : cluster_(cluster), version_(version), settings_(settings) {}
 
   struct Uses {
-    bool moves_data = false;    // all-gather or reduce-scatter
     bool reduces_data = false;  // all-reduce of gradients
     bool reduces_scalar = false;
   };
@@ -210,15 +209,9 @@ std::vector<Nccl::Uses> uses_of(const EventGraph& graph) {
   constexpr Bytes kScalar(512);
   std::vector<Nccl::Uses> uses(graph.communicators.size());
   for (const Work& work : graph.works) {
-    if (work.communicator >= uses.size()) continue;
+    if (work.communicator >= uses.size() || work.kind != EventKind::kAllReduce) continue;
     Nccl::Uses& use = uses[work.communicator];
-    if (work.kind != EventKind::kAllReduce) {
-      use.moves_data = true;
-    } else if (work.bytes > kScalar) {
-      use.reduces_data = true;
-    } else {
-      use.reduces_scalar = true;
-    }
+    (work.bytes > kScalar ? use.reduces_data : use.reduces_scalar) = true;
   }
   return uses;
 }

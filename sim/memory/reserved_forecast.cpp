@@ -63,9 +63,7 @@ ReservedForecast decide(const EventGraph& graph, const Plan& plan, const Cluster
                         Order order, const SettledIn& settled) {
   const Bytes allocated = peak_allocated(graph);
   if (cluster.host_computes) {
-    ReservedForecast laid_out;
-    laid_out.peak = allocated;
-    return laid_out;
+    return ReservedForecast{.peak = allocated};
   }
   // The engine's, beside which the allocator serves what layers make.
   const Bytes arena = buckets_of(plan) == Buckets::kInArena ? lay_out_arena(graph).size : Bytes(0);

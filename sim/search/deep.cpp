@@ -191,8 +191,7 @@ SearchSpace with_all_knobs(SearchSpace space, const Cluster& cluster,
 
 DeepResult search_deep(const SearchSpace& deep, const ModelSpec& model, const CostModel& costs,
                        const DeepStart& start, const SearchOptions& options) {
-  DeepResult result;
-  result.best = start.grid;
+  DeepResult result = {.best = start.grid};
   if (start.written) {
     result.written = judge_plan(*start.written, model, costs, options.fit);
     if (result.written && is_faster(*result.written, result.best)) result.best = result.written;

@@ -32,8 +32,7 @@ double goodput(const Interruptions& x, double interval) {
 
 WallTime wall_time(double work, const Interruptions& x, double interval) {
   const double share = goodput(x, interval);
-  WallTime wall;
-  wall.mean = share > 0 ? work / share : std::numeric_limits<double>::infinity();
+  WallTime wall = {.mean = share > 0 ? work / share : std::numeric_limits<double>::infinity()};
   if (!std::isfinite(x.mean_between) || share <= 0) return wall;
   const double segment = interval + x.save;
   const double squared_loss =

@@ -235,9 +235,7 @@ std::optional<Candidate> judge_plan(const Plan& plan, const ModelSpec& model,
   if (outcome.step.seconds() >= limit) return std::nullopt;
   if (!judge.assess(plan, programs, outcome)) return std::nullopt;
   judge.add_stalls(plan, outcome);
-  Candidate candidate;
-  candidate.plan = plan;
-  candidate.seconds = outcome.step.seconds();
+  Candidate candidate = {.plan = plan, .seconds = outcome.step.seconds()};
   candidate.tokens_per_s_per_gpu =
       as_double(plan.batch.micro_batch * plan.batch.accumulation * plan.batch.sequence) /
       as_double(plan.mesh.sharing()) / candidate.seconds;

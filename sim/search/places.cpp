@@ -215,8 +215,7 @@ std::set<Rank> Places::simulated() const {
 }
 
 SearchResult Places::counts() {
-  SearchResult result;
-  result.enumerated = std::ssize(places_);
+  SearchResult result = {.enumerated = std::ssize(places_)};
   // Where nothing holds, the smallest may be among what was rejected without a graph.
   const bool any_holds = std::ranges::any_of(outcomes_, [&](const PlanOutcome& o) {
     return o.verdict == Verdict::kSimulated && o.is_assessed &&

@@ -49,8 +49,7 @@ Candidate finished(Candidate best, const SearchSpace& space, const ModelSpec& mo
 Time layers_of(const SearchSpace& space, const ModelSpec& model, const CostModel& costs,
                std::shared_ptr<StageSamples> samples) {
   const SearchSpace whole = complete(space, costs.cluster());
-  FitRule rule;
-  rule.samples = std::move(samples);
+  FitRule rule = {.samples = std::move(samples)};
   Judge judge(model, costs, rule);
   Place place{};
   place[at(Axis::kShard)] = static_cast<std::int16_t>(whole.shard_groups.size() - 1);

@@ -23,10 +23,7 @@ std::vector<HostDelay> delays_of(const std::vector<HostStall>& stalls) {
 template <typename Simulate>
 Forecast forecast_by(const ModelSpec& model, const Plan& plan, const CostModel& costs,
                      ReservedMemory* replays, const Simulate& simulate) {
-  Forecast result;
-  result.model = model;
-  result.plan = plan;
-  result.graph = build_training_step(model, plan);
+  Forecast result = {.model = model, .plan = plan, .graph = build_training_step(model, plan)};
   take_fullest_rank(result.graph, result.plan);
   result.costs = costs.price(result.graph);
   if (!records_streams(result.graph)) {
@@ -78,8 +75,7 @@ void take_fullest_rank(EventGraph& graph, Plan& plan) {
 }
 
 RowTimes row_times(const Timeline& timeline) {
-  RowTimes times;
-  times.period = timeline.period;
+  RowTimes times = {.period = timeline.period};
   times.issues.reserve(timeline.spans.size());
   times.ends.reserve(timeline.spans.size());
   for (const Span& span : timeline.spans) {

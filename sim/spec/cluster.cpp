@@ -136,10 +136,8 @@ GroupLink regular_group_link(const Cluster& cluster, const GroupShape& group) {
                 fmt::format("a group of {} ranks, {} apart, does not fit {} GPUs", group.size,
                             group.stride, cluster.gpus));
   }
-  GroupLink result;
-  result.size = group.size;
-  result.link = cluster.node.gpu_link;
-  result.link_latency = cluster.node.link_latency;
+  GroupLink result = {
+      .size = group.size, .link = cluster.node.gpu_link, .link_latency = cluster.node.link_latency};
   const std::int64_t per_node = domain_gpus(cluster);
   double factor = kUnbound;
   if (is_regular(group, per_node)) {

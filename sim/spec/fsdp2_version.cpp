@@ -23,8 +23,7 @@ std::optional<std::int32_t> fsdp2_minor(std::string_view version) {
 
 Fsdp2Version fsdp2_version(std::int32_t minor) {
   FORESHARD_CHECK(minor >= kOldestFsdp2 && minor <= kNewestFsdp2, "not a version of fully_shard");
-  Fsdp2Version v;
-  v.minor = minor;
+  Fsdp2Version v = {.minor = minor};
   v.casts_one_by_one = minor <= 4;                    // 2.4.1 pa:551; 2.5.1 co:137
   v.packs_on_reduce_stream = minor <= 4;              // 2.4.1 co:171-179; 2.5.1 pg:367-371
   v.keeps_last_gradient = minor >= 6 && minor <= 14;  // 2.6.0 co:358; 2.15.0 co:578-600

@@ -100,8 +100,7 @@ std::vector<std::pair<std::string, Json>> still_open(const Plan& base, const Pla
 }
 
 Plan merged(const Plan& base, const Plan& alternative, const Plan& chosen) {
-  PlanDocument document;
-  document.plan = chosen;
+  PlanDocument document = {.plan = chosen};
   for (const auto& [path, value] : still_open(base, alternative, chosen)) {
     document = apply_set(std::move(document), fmt::format("{}={}", path, yaml_value(value)));
   }

@@ -189,8 +189,7 @@ bool is_name(std::string_view path) { return path == "model" || path == "cluster
 }  // namespace
 
 PlanDocument read_plan(const ConfigNode& root) {
-  PlanDocument document;
-  document.file = root.location().file;
+  PlanDocument document = {.file = root.location().file};
   read_below(root, "", PlanLayer::kFile, document);
   return document;
 }

@@ -154,9 +154,7 @@ Runtime read_runtime(const ConfigNode& node) {
     throw node.error(quote(text) + " is no runtime", std::string(kExpected),
                      nearest_spelling(name, names));
   }
-  Runtime runtime;
-  runtime.kind = *kind;
-  runtime.version = at == std::string::npos ? "" : text.substr(at + 1);
+  Runtime runtime = {.kind = *kind, .version = at == std::string::npos ? "" : text.substr(at + 1)};
   if (at != std::string::npos && !is_version(runtime.version)) {
     throw node.error(quote(runtime.version) + " is no version", std::string(kExpected));
   }

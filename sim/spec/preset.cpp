@@ -61,9 +61,8 @@ Preset read_file(const EmbeddedFile& file) {
       RuntimeKind::kMegatron, RuntimeKind::kZero1,  RuntimeKind::kZero2, RuntimeKind::kZero3};
   const ConfigNode root = parse_yaml(file.content, file.path);
   root.allow_only({"description", "runtimes", "versions", "keys"});
-  Preset preset;
-  preset.name = name_of(file);
-  preset.description = root.at("description").as_string();
+  Preset preset = {.name = std::string(name_of(file)),
+                   .description = root.at("description").as_string()};
   for (const ConfigNode& runtime : root.at("runtimes").elements()) {
     preset.runtimes.push_back(read_word(runtime, kRuntimes));
   }

@@ -17,11 +17,7 @@ struct Step {
 
 Step gpt3_step(Recompute recompute) {
   Step step;
-  Plan plan;
-  plan.model = "gpt3-175b";
-  plan.cluster = "64xh100";
-  plan.batch = {2048, 1, 1};
-  plan.mesh = {64, 1};
+  Plan plan = {.model = "gpt3-175b", .cluster = "64xh100", .batch = {2048, 1, 1}, .mesh = {64, 1}};
   plan.units.embedding = plan.units.head = UnitPlacement::kRoot;  // tied
   plan.recompute.value = recompute;
   step.graph = build_training_step(step.model, plan);

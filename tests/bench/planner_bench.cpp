@@ -21,11 +21,8 @@ namespace foreshard {
 namespace {
 
 Plan gpt3_plan() {
-  Plan plan;
-  plan.model = "gpt3-175b";
-  plan.cluster = "1024xh100";
-  plan.batch = {2048, 1, 1};
-  plan.mesh = {1024, 1};
+  Plan plan = {
+      .model = "gpt3-175b", .cluster = "1024xh100", .batch = {2048, 1, 1}, .mesh = {1024, 1}};
   plan.units.embedding = plan.units.head = UnitPlacement::kRoot;  // tied
   return plan;
 }
@@ -107,10 +104,7 @@ BENCHMARK(BM_BuildOf)->DenseRange(0, 5);
 // Llama 3.1 405B with every axis of a dense model: TP 8 x CP 4 x 32 shards, full recompute.
 void BM_BuildWithAxes(benchmark::State& state) {
   const ModelSpec model = load_zoo_model("llama-3.1-405b");
-  Plan plan;
-  plan.model = model.name;
-  plan.cluster = "1024xh100";
-  plan.batch = {8192, 1, 1};
+  Plan plan = {.model = model.name, .cluster = "1024xh100", .batch = {8192, 1, 1}};
   plan.mesh.shard = 32;
   plan.mesh.cp = 4;
   plan.mesh.tp = 8;
@@ -188,10 +182,7 @@ BENCHMARK(BM_DataParallelPlan)->DenseRange(0, 2);
 // GPT-3 175B on 1,024 GPUs, one sequence each: the grid on one core, and the best plan of all knobs
 // by bounds. "simulated" counts neither what was pruned nor what did not fit.
 SearchSpace gpt3_space(const Setting& s) {
-  SearchSpace space;
-  space.base = s.plan;
-  space.global_batch = 1024;
-  return space;
+  return SearchSpace{.base = s.plan, .global_batch = 1024};
 }
 
 void count_plans(benchmark::State& state, const SearchResult& result) {
@@ -207,8 +198,7 @@ void count_plans(benchmark::State& state, const SearchResult& result) {
 
 void BM_SearchGrid(benchmark::State& state) {
   const Setting s;
-  SearchOptions options;
-  options.threads = 1;
+  SearchOptions options = {.threads = 1};
   SearchResult result;
   for (auto _ : state) result = search(gpt3_space(s), s.model, s.costs, options);
   count_plans(state, result);
@@ -217,9 +207,7 @@ BENCHMARK(BM_SearchGrid);
 
 void BM_SearchAllKnobs(benchmark::State& state) {
   const Setting s;
-  SearchOptions options;
-  options.threads = 1;
-  options.detail = SearchDetail::kBest;
+  SearchOptions options = {.threads = 1, .detail = SearchDetail::kBest};
   const SearchSpace space = with_all_knobs(gpt3_space(s), s.costs.cluster(), {});
   SearchResult result;
   for (auto _ : state) result = search(space, s.model, s.costs, options);

@@ -23,8 +23,7 @@ TEST(FirstLooks, EverySetHasAFitWithoutIt) {
 
 // A row of a set is judged by the others alone.
 TEST(FirstLooks, AFamilyHasNoSayInItsOwnInterval) {
-  FirstLooks looks;
-  looks.sets = {{"one", {"AA"}}, {"two", {"BB"}}};
+  FirstLooks looks = {.sets = {{"one", {"AA"}}, {"two", {"BB"}}}};
   const std::vector<FirstLookFit> fits = {{"", -3, 0, {}, {}, {}},
                                           {"one", -2, 0, {}, {}, {{"hopper", 0.1}}},
                                           {"two", -1, 0, {}, {}, {{"hopper", 0.2}}}};

@@ -76,9 +76,7 @@ TEST(LocalMachine, IsOneNodeWhoseRanksShareTheMemory) {
 }
 
 TEST(LocalMachine, OtherNumbersOfRanksTakeTheNextVariant) {
-  Kernel copy;
-  copy.function = Function::kCopy;
-  copy.bytes = Bytes(100'000);
+  Kernel copy = {.function = Function::kCopy, .bytes = Bytes(100'000)};
   EXPECT_EQ(costs_of(2).price(copy).evidence, Evidence::kMeasured);
   // Four ranks on two cores get half a core each: twice the time of two, and nobody measured it.
   const KernelPrice four = costs_of(4).price(copy);
@@ -99,8 +97,7 @@ TEST(LocalMachine, AGatherOfOneIsACopyOrACast) {
   EXPECT_NEAR(costs_of(1).price(EventKind::kAllGather, Bytes(1'000'000), {1, 1}).seconds, 203e-6,
               1e-9);
   const LocalMachine machine = local_machine(profile(), 1);
-  CostChoices choices;
-  choices.compute = DType::kBf16;
+  CostChoices choices = {.compute = DType::kBf16};
   EXPECT_NEAR(CostModel(machine.cluster, machine.calibration, choices)
                   .price(EventKind::kAllGather, Bytes(1'000'000), {1, 1})
                   .seconds,
@@ -108,10 +105,7 @@ TEST(LocalMachine, AGatherOfOneIsACopyOrACast) {
 }
 
 TEST(LocalMachine, NominalFiguresAreAllAssumed) {
-  MeasuredHost host;
-  host.cpu = "some CPU";
-  host.cores = 4;
-  host.memory = Bytes(std::int64_t{16} << 30);
+  MeasuredHost host = {.cpu = "some CPU", .cores = 4, .memory = Bytes(std::int64_t{16} << 30)};
   const LocalMachine machine = local_machine(nominal_local_profile(host), 8);
   const CostModel costs(machine.cluster, machine.calibration);
   const Kernel gemm = kernel_of(GemmPoint{Pass::kForward, true, 512, 512, 512, 1});

@@ -24,13 +24,13 @@ JobOptions random_job() {
   const auto one_of = [](std::initializer_list<const char*> words) {
     return std::string(*rc::gen::elementOf(std::vector<const char*>(words)));
   };
-  JobOptions job;
-  job.model = one_of({"qwen2.5-0.5b", "gpt2", "llama-3.2-1b", "mixtral-8x7b", "gpt-oss-20b",
-                      "t5-small", "gemma-3-1b"});
-  job.cluster = "8xb200";
-  job.runtime = one_of({"fsdp2", "fsdp1", "ddp", "zero1", "zero2", "zero3", "native"});
-  job.sequence = "512";
-  job.accumulation = one_of({"1", "2", "3"});
+  JobOptions job = {
+      .model = one_of({"qwen2.5-0.5b", "gpt2", "llama-3.2-1b", "mixtral-8x7b", "gpt-oss-20b",
+                       "t5-small", "gemma-3-1b"}),
+      .cluster = "8xb200",
+      .runtime = one_of({"fsdp2", "fsdp1", "ddp", "zero1", "zero2", "zero3", "native"}),
+      .sequence = "512",
+      .accumulation = one_of({"1", "2", "3"})};
   auto& set = job.assignments.emplace_back();
   const auto draw = [&](const std::string& key, std::initializer_list<const char*> words) {
     set.push_back(key + "=" + one_of(words));
@@ -155,11 +155,8 @@ RC_GTEST_PROP(BalancedMemoryProperty, OfAnyWordsToo, ()) {
 
 Job job_of(const char* model, const char* cluster, const char* runtime, const char* sequence,
            const std::vector<std::string>& set) {
-  JobOptions options;
-  options.model = model;
-  options.cluster = cluster;
-  options.runtime = runtime;
-  options.sequence = sequence;
+  JobOptions options = {
+      .model = model, .cluster = cluster, .runtime = runtime, .sequence = sequence};
   options.assignments.push_back(set);
   return load_job(options);
 }

@@ -48,8 +48,7 @@ TEST(Choices, PredictAgreesWithSearch) {
     const Job asked = load_job(options);
     const std::int64_t batch = asked.cluster.gpus * draw.of<std::int64_t>({1, 4, 8});
     const SearchVariants variants = search_variants(asked, {std::to_string(batch), {}});
-    SearchOptions how;
-    how.threads = 1;
+    SearchOptions how = {.threads = 1};
     how.fit.terms.confidence = draw.of({0.6, 0.95});
     const JobSearch found = search_job(variants, how);
     const Job& job = found.chosen.job;
@@ -103,10 +102,7 @@ TEST(Choices, ANoIsANo) {
   for (const Case& c : {Case{"llama-2-13b", "2xa100-40gb"}, Case{"mixtral-8x7b", "16xh100"},
                         Case{"llama-3.1-70b", "8xh100"}, Case{"qwen2.5-7b", "2xl40s"}}) {
     SCOPED_TRACE(c.model);
-    JobOptions options;
-    options.model = c.model;
-    options.cluster = c.cluster;
-    options.sequence = "2048";
+    JobOptions options = {.model = c.model, .cluster = c.cluster, .sequence = "2048"};
     options.assignments.push_back({});
     const Job job = load_job(options);
     const RemedySearch remedy = find_remedy(job, job.resolved.plan, MemoryTerms());
@@ -127,9 +123,7 @@ TEST(Choices, ANoIsANo) {
 // Tensor parallelism, which goes with neither a chunked loss nor offload, is a way; the plan that
 // is named holds when it is predicted.
 TEST(Choices, KeysThatShutOthersOutAreTriedApart) {
-  JobOptions options;
-  options.model = "llama-3.1-405b";
-  options.cluster = "64xh100";
+  JobOptions options = {.model = "llama-3.1-405b", .cluster = "64xh100"};
   options.assignments.push_back({});
   const Job job = load_job(options);
   const RemedySearch remedy = find_remedy(job, job.resolved.plan, MemoryTerms());
@@ -190,11 +184,8 @@ TEST(Choices, NothingHoldsIsExitFourWithTheWay) {
 // 0.84.
 TEST(Choices, TheEngineIsToldOfTheAttentionThatPytorchPrefers) {
   const auto names_cudnn = [](const char* cluster, const char* runtime, const char* assignment) {
-    JobOptions options;
-    options.model = "llama-3.2-1b";
-    options.cluster = cluster;
-    options.runtime = runtime;
-    options.sequence = "2048";
+    JobOptions options = {
+        .model = "llama-3.2-1b", .cluster = cluster, .runtime = runtime, .sequence = "2048"};
     if (*assignment != '\0') options.assignments.push_back({assignment});
     const auto all = costly_assignments(load_job(options));
     return std::find(all.begin(), all.end(), Assignments{"attention=cudnn"}) != all.end();

@@ -126,10 +126,9 @@ TEST(Infeasible, OtherVerbs) {
 // find_remedy replays at most three micro-batches.
 TEST(Infeasible, ThirdMicroBatchHasThePeak) {
   const ModelSpec model = load_zoo_model("gpt2");
-  Plan plan;
-  plan.batch = {1024, 2, 3};
-  plan.mesh = {8, 1};
-  plan.units = {1, UnitPlacement::kRoot, UnitPlacement::kRoot};
+  Plan plan = {.batch = {1024, 2, 3},
+               .mesh = {8, 1},
+               .units = {1, UnitPlacement::kRoot, UnitPlacement::kRoot}};
   for (const AccumulationMode mode :
        {AccumulationMode::kReduceEach, AccumulationMode::kKeepUnsharded}) {
     plan.accumulation = mode;

@@ -66,11 +66,9 @@ Outcome shell(const std::string& command) {
       "' && F='" FORESHARD_PROGRAM "' && export XDG_DATA_HOME=\"$PWD/.data\" && { " + command +
       "\n} </dev/null >'" + out.string() + "' 2>'" + err.string() + "'";
   const int status = std::system(line.c_str());
-  Outcome outcome;
-  outcome.exit_code = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
-  outcome.out = content_of(out);
-  outcome.err = content_of(err);
-  return outcome;
+  return Outcome{.exit_code = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status),
+                 .out = content_of(out),
+                 .err = content_of(err)};
 }
 
 std::string write_temporary(const std::string& name, std::string_view content) {

@@ -28,12 +28,12 @@ CsvTable published_steps() {
 TEST(TrainingEvidence, PosteriorOfOneFactorByHand) {
   Calibration calibration = load_profile("a100-80gb");
   for (FactorSpread& spread : calibration.spread) spread.log_sd = 0.1;
-  TrainingEvidence evidence;
-  evidence.plan_log_sd = 0.04;
-  evidence.names = {"gemm a100"};
-  evidence.prior_log_sd = {0.1};
-  evidence.prior_log_mean = {0};
-  evidence.families = {{"A", 1, {{100}}, {100 * 0.06}}, {"B", 1, {{1e6}}, {1e6}}};
+  TrainingEvidence evidence = {
+      .plan_log_sd = 0.04,
+      .names = {"gemm a100"},
+      .prior_log_sd = {0.1},
+      .prior_log_mean = {0},
+      .families = {{"A", 1, {{100}}, {100 * 0.06}}, {"B", 1, {{1e6}}, {1e6}}}};
   Cluster cluster;
   cluster.gpu.key = "a100-80gb";
   const FactorCauses names = causes_of(cluster, calibration, {"fa2", 128});
@@ -61,10 +61,8 @@ TEST(TrainingEvidence, CausesOfProductsAddUp) {
   Calibration known = load_profile("h100-sxm"), moved = known;
   known.spread[static_cast<std::size_t>(Factor::kGemm)].log_sd = 0.04;
   moved.spread[static_cast<std::size_t>(Factor::kGemm)].log_sd = 0.18;
-  TrainingEvidence evidence;
-  evidence.names = {"gemm h100"};
-  evidence.prior_log_sd = {0.04};
-  evidence.prior_log_mean = {0};
+  TrainingEvidence evidence = {
+      .names = {"gemm h100"}, .prior_log_sd = {0.04}, .prior_log_mean = {0}};
   const auto gemm_sd = [&](const Cluster& cluster, const Calibration& calibration,
                            GemmLibrary library) {
     const FactorCauses causes = causes_of(cluster, calibration, {"fa2", 128, library});

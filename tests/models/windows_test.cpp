@@ -28,9 +28,7 @@ double pairs(std::int64_t positions, std::int64_t window) {
 
 RC_GTEST_PROP(Windows, FlopsAreThoseOfThePairs, ()) {
   const auto positions = *rc::gen::inRange<std::int64_t>(1, 120);
-  Operation op;
-  op.kind = OperationKind::kAttention;
-  op.function = Function::kAttention;
+  Operation op = {.kind = OperationKind::kAttention, .function = Function::kAttention};
   op.attention.heads = op.attention.kv_heads = 1;
   op.attention.head_dim = 4;
   op.attention.window = *rc::gen::inRange<std::int64_t>(0, 140);
@@ -53,8 +51,7 @@ const AttentionShape* attention_of(const ModelSpec& model, const std::string& ki
 }
 
 ModelSpec planned(const char* name, AttentionKernel kernel, std::int64_t sequence) {
-  Plan plan;
-  plan.attention = kernel;
+  Plan plan = {.attention = kernel};
   plan.batch.sequence = sequence;
   return with_variants(load_zoo_model(name), plan);
 }

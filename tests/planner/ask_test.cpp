@@ -15,10 +15,7 @@ namespace foreshard {
 namespace {
 
 Questions asked(const std::vector<std::string>& set, const std::string& runtime = "fsdp2") {
-  JobOptions options;
-  options.model = "llama-3.1-8b";
-  options.cluster = "64xh100";
-  options.runtime = runtime;
+  JobOptions options = {.model = "llama-3.1-8b", .cluster = "64xh100", .runtime = runtime};
   for (const std::string& each : set) options.assignments.push_back({each});
   return questions(load_job(options));
 }
@@ -61,10 +58,7 @@ TEST(Ask, SayingTheTrainingCodeNarrowsAsPromised) {
 // A draw of a step has the spread that the code's term promises for how much of it is products at
 // the peak, and what does less of it is less sure.
 TEST(Ask, WhatIsFarFromThePeakIsLessSure) {
-  JobOptions options;
-  options.model = "llama-3.1-8b";
-  options.cluster = "64xh100";
-  options.runtime = "fsdp2";
+  JobOptions options = {.model = "llama-3.1-8b", .cluster = "64xh100", .runtime = "fsdp2"};
   options.assignments.push_back({"stack=hf_trainer"});
   const Job job = load_job(options);
   const CostModel costs = cost_model(job);
@@ -94,10 +88,7 @@ TEST(Ask, ThePowerLimitIsAskedUntilItIsTold) {
   const TemporaryFolder folder;
   const std::filesystem::path file =
       folder.write("cluster.yaml", "gpus: 64\nmachine: h100-sxm\ngpu: {power_limit: 500W}\n");
-  JobOptions options;
-  options.model = "llama-3.1-8b";
-  options.cluster = file.string();
-  options.runtime = "fsdp2";
+  JobOptions options = {.model = "llama-3.1-8b", .cluster = file.string(), .runtime = "fsdp2"};
   const Questions told = questions(load_job(options));
   EXPECT_EQ(find(told, "power limit"), nullptr);
   EXPECT_NEAR(told.step_s, open.step_s * (1 + limit->moves), 0.01 * open.step_s);
@@ -117,11 +108,10 @@ TEST(Ask, ACaptureLeavesTheMachineAndTheRun) {
 
 // A code whose own steps inform the costs is no first look.
 TEST(Ask, ACodeThatInformsTheCostsLeavesNothingOpen) {
-  JobOptions options;
-  options.model = "mpt-7b";
-  options.cluster = "64xa100";
-  options.runtime = "fsdp1";
-  options.assignments = {{"stack=composer_2023_05"}};
+  JobOptions options = {.model = "mpt-7b",
+                        .cluster = "64xa100",
+                        .runtime = "fsdp1",
+                        .assignments = {{"stack=composer_2023_05"}}};
   const Questions known = questions(load_job(options));
   EXPECT_EQ(known.levels.code, 0);
   options.assignments = {{"stack=fms_fsdp"}};

@@ -24,10 +24,7 @@ namespace {
 
 Job job_of(const std::string& model, const std::string& cluster, const std::string& sequence,
            const std::vector<std::string>& set = {}) {
-  JobOptions options;
-  options.model = model;
-  options.cluster = cluster;
-  options.sequence = sequence;
+  JobOptions options = {.model = model, .cluster = cluster, .sequence = sequence};
   options.assignments.push_back(set);
   return load_job(options);
 }
@@ -40,12 +37,7 @@ std::int64_t largest(const std::vector<Job>& jobs, std::int64_t Mesh::*axis) {
 
 std::int64_t best_ranks(const JobSearch& found) { return found.result.best->plan.mesh.pp; }
 
-SearchOptions one_thread() {
-  SearchOptions options;
-  options.threads = 1;
-  options.detail = SearchDetail::kBest;
-  return options;
-}
+SearchOptions one_thread() { return SearchOptions{.threads = 1, .detail = SearchDetail::kBest}; }
 
 // Attention with a bias of its heads is of heads, and what an encoder hands over is gathered as
 // what the block itself has: each sum of a block is scattered, and each norm's output gathered,

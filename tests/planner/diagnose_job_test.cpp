@@ -13,9 +13,7 @@ namespace foreshard {
 namespace {
 
 Job job_of(const std::string& model, const std::string& cluster, const std::string& set) {
-  JobOptions options;
-  options.model = model;
-  options.cluster = cluster;
+  JobOptions options = {.model = model, .cluster = cluster};
   options.assignments.push_back({"stack=torchtitan_2025"});
   if (!set.empty()) options.assignments.push_back({set});
   return load_job(options);

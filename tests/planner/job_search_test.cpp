@@ -9,10 +9,7 @@ namespace foreshard {
 namespace {
 
 SearchVariants variants_of(const std::string& model, const std::vector<std::string>& set) {
-  JobOptions options;
-  options.model = model;
-  options.cluster = "8xh100";
-  options.sequence = "512";
+  JobOptions options = {.model = model, .cluster = "8xh100", .sequence = "512"};
   options.assignments.push_back(set);
   return search_variants(load_job(options), {"32", {}});
 }

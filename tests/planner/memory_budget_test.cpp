@@ -14,22 +14,15 @@ constexpr Bytes kMiB(std::int64_t{1} << 20);
 
 // A job of few plans, by a code that is told.
 JobOptions small_job() {
-  JobOptions options;
-  options.model = "gpt2";
-  options.cluster = "4xh100";
-  options.sequence = "1024";
-  options.micro_batch = "8";
+  JobOptions options = {
+      .model = "gpt2", .cluster = "4xh100", .sequence = "1024", .micro_batch = "8"};
   options.assignments.push_back({"stack=hf_trainer", "prefetch.forward=implicit",
                                  "prefetch.backward=1", "loss=eager", "batch.micro_batch=8",
                                  "allocator=expandable_segments:False"});
   return options;
 }
 
-SearchOptions quietly() {
-  SearchOptions search;
-  search.threads = 2;
-  return search;
-}
+SearchOptions quietly() { return SearchOptions{.threads = 2}; }
 
 // Whether predict says that the plan holds on a GPU of so much memory.
 bool holds(const JobOptions& options, const Plan& plan, Bytes memory) {

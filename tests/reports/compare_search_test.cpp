@@ -51,15 +51,11 @@ TEST(Compare, SaysThatEqualPlansAreEqual) {
 }
 
 SearchResult found() {
-  SearchResult result;
-  result.enumerated = 12;
-  result.rejected_memory = 2;
-  result.simulated = 10;
-  Candidate best;
-  best.plan = tiny_plan();
-  best.seconds = 0.010;
-  best.tokens_per_s_per_gpu = 1000;
-  best.peak_allocated = Bytes(std::int64_t{4} << 30);
+  SearchResult result = {.enumerated = 12, .rejected_memory = 2, .simulated = 10};
+  Candidate best = {.plan = tiny_plan(),
+                    .seconds = 0.010,
+                    .tokens_per_s_per_gpu = 1000,
+                    .peak_allocated = Bytes(std::int64_t{4} << 30)};
   Candidate slower = best;
   slower.plan = with_recompute();
   slower.seconds = 0.012;
@@ -116,10 +112,7 @@ TEST(SearchView, JsonHasTheKeysThatScriptsCountOn) {
 }
 
 TEST(SearchView, SaysHowFarTheSmallestPlanIsFromFitting) {
-  SearchResult result;
-  result.enumerated = 1;
-  result.rejected_memory = 1;
-  result.smallest = found().best;
+  SearchResult result = {.enumerated = 1, .rejected_memory = 1, .smallest = found().best};
   result.smallest->peak_allocated = Bytes(std::int64_t{100} << 30);
   result.smallest->verdict = Verdict::kDoesNotFit;
   result.smallest->peak_reserved = result.smallest->peak_allocated;

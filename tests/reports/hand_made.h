@@ -21,9 +21,7 @@ class HandMade {
     graph.units.resize(2);
     graph.units[0].name = "layers.0";
     graph.units[1].name = "layers.1";
-    Work work;
-    work.communicator = 0;
-    work.bytes = Bytes(1024);
+    Work work = {.communicator = 0, .bytes = Bytes(1024)};
     graph.works = {work};
   }
 

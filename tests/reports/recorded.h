@@ -11,32 +11,27 @@
 namespace foreshard {
 
 inline MeasuredStep measured_step(std::int64_t number, const Timeline& timeline) {
-  MeasuredStep step;
-  step.step = number;
-  step.duration = timeline.period;
-  step.spans = timeline.spans;
+  MeasuredStep step = {.step = number, .duration = timeline.period, .spans = timeline.spans};
   return step;
 }
 
 // Every rank does what the timeline says, in `steps` steps one behind the other.
 inline RunRecord steady_run(int world, int steps, const EventGraph& graph,
                             const Timeline& timeline) {
-  RunRecord record;
-  record.created = "2026-01-02T03:04:05Z";
-  record.host = "here";
-  record.cpu = "a CPU";
-  record.versions = {{"foreshard", "0.1.0"}, {"torch", "2.11.0"}};
-  record.command = "foreshard-exec run --plan plan.yaml";
-  record.fingerprint = graph.fingerprint();
-  record.plan_yaml = "model: tiny\n";
-  record.launcher = "spawn";
-  record.world = world;
-  record.parameter_hash = "0123456789abcdef";
-  record.tokens_per_step = 1000;
+  RunRecord record = {.created = "2026-01-02T03:04:05Z",
+                      .host = "here",
+                      .cpu = "a CPU",
+                      .versions = {{"foreshard", "0.1.0"}, {"torch", "2.11.0"}},
+                      .command = "foreshard-exec run --plan plan.yaml",
+                      .fingerprint = graph.fingerprint(),
+                      .plan_yaml = "model: tiny\n",
+                      .launcher = "spawn",
+                      .world = world,
+                      .parameter_hash = "0123456789abcdef",
+                      .tokens_per_step = 1000};
   for (int s = 0; s < steps; ++s) record.losses.push_back(5.0 / (s + 1));
   for (int r = 0; r < world; ++r) {
-    RankRecord rank;
-    rank.rank = r;
+    RankRecord rank = {.rank = r};
     for (int s = 0; s < steps; ++s) {
       rank.step_durations.push_back(timeline.period);
       rank.timelines.push_back(measured_step(s + 1, timeline));

@@ -8,27 +8,22 @@
 namespace foreshard {
 
 ModelSpec tiny_model(int blocks) {
-  ModelDims dims;
-  dims.name = "tiny";
-  dims.family = "llama";
-  dims.source = "tests/support";
-  dims.layers = blocks;
-  dims.hidden = 512;
-  dims.heads = 8;
-  dims.kv_heads = 4;
-  dims.head_dim = 64;
-  dims.ffn = 1536;
-  dims.vocabulary = 4096;
-  dims.max_positions = 1024;
+  ModelDims dims = {.name = "tiny",
+                    .family = "llama",
+                    .source = "tests/support",
+                    .layers = blocks,
+                    .hidden = 512,
+                    .heads = 8,
+                    .kv_heads = 4,
+                    .head_dim = 64,
+                    .ffn = 1536,
+                    .vocabulary = 4096,
+                    .max_positions = 1024};
   return build_model(dims);
 }
 
 Plan tiny_plan() {
-  Plan plan;
-  plan.model = "tiny";
-  plan.cluster = "8xround";
-  plan.batch = {128, 2, 1};
-  plan.mesh = {8, 1};
+  Plan plan = {.model = "tiny", .cluster = "8xround", .batch = {128, 2, 1}, .mesh = {8, 1}};
   plan.units.head = UnitPlacement::kWithNorm;
   plan.optimizer.clip_norm.reset();
   return plan;
@@ -50,9 +45,7 @@ CostTable table_costs(const EventGraph& graph,
 }
 
 Cluster round_cluster(std::int64_t gpus) {
-  Cluster cluster;
-  cluster.spec = std::to_string(gpus) + "xround";
-  cluster.gpus = gpus;
+  Cluster cluster = {.spec = std::to_string(gpus) + "xround", .gpus = gpus};
   cluster.gpu.key = "round";
   cluster.gpu.name = "round GPU";
   cluster.gpu.multiprocessors = 100;
@@ -72,17 +65,11 @@ Cluster round_cluster(std::int64_t gpus) {
 }
 
 Calibration round_calibration() {
-  Calibration c;
-  c.gpu = "round";
-  c.id = "round";
+  Calibration c = {.gpu = "round", .id = "round"};
   c.gemm_bf16.efficiency = c.gemm_fp32.efficiency = 1;
   c.gemm_bf16.hbm_fraction = c.gemm_fp32.hbm_fraction = 1;
   for (Pass pass : {Pass::kForward, Pass::kBackward}) {
-    AttentionCurve curve;
-    curve.kernel = "fa2";
-    curve.head_dim = 64;
-    curve.pass = pass;
-    curve.efficiency = 1;
+    AttentionCurve curve = {.kernel = "fa2", .head_dim = 64, .pass = pass, .efficiency = 1};
     c.attention.push_back(curve);
   }
   for (MemoryCurve& curve : c.memory) curve.fraction = 1;

@@ -21,12 +21,11 @@ struct RandomStep {
 
 inline RandomStep random_step() {
   RandomStep r;
-  ModelDims d;
-  d.name = "random";
-  d.family = "llama";
-  d.source = "tests/support";
-  d.layers = *rc::gen::inRange(1, 7);
-  d.heads = *rc::gen::element(1, 2, 4);
+  ModelDims d = {.name = "random",
+                 .family = "llama",
+                 .source = "tests/support",
+                 .layers = *rc::gen::inRange(1, 7),
+                 .heads = *rc::gen::element(1, 2, 4)};
   d.kv_heads = *rc::gen::elementOf(std::vector<std::int64_t>{1, d.heads});
   d.head_dim = *rc::gen::element(8, 16);
   d.hidden = d.heads * d.head_dim;
@@ -92,10 +91,9 @@ inline RandomStep random_step() {
   // Durations up to 1 ms, host work up to 100 us: host-bound, compute-bound and communication-bound
   // steps all occur.
   r.costs = table_costs(r.graph, [](const Work&, int) {
-    Cost cost;
-    cost.before = Time::ns(*rc::gen::inRange(0, 100'000));
-    cost.during = Time::ns(*rc::gen::inRange(0, 100'000));
-    cost.duration = Time::ns(*rc::gen::inRange(0, 1'000'000));
+    Cost cost = {.before = Time::ns(*rc::gen::inRange(0, 100'000)),
+                 .during = Time::ns(*rc::gen::inRange(0, 100'000)),
+                 .duration = Time::ns(*rc::gen::inRange(0, 1'000'000))};
     cost.last_kernel =
         Time::ns(*rc::gen::inRange<std::int64_t>(0, cost.duration.nanoseconds() + 1));
     return cost;
@@ -106,10 +104,9 @@ inline RandomStep random_step() {
 }
 
 inline Contention random_contention() {
-  Contention c;
-  c.compute = *rc::gen::inRange<std::int64_t>(Contention::kOne, 3 * Contention::kOne);
-  c.communication = *rc::gen::inRange<std::int64_t>(Contention::kOne, 3 * Contention::kOne);
-  return c;
+  return Contention{
+      .compute = *rc::gen::inRange<std::int64_t>(Contention::kOne, 3 * Contention::kOne),
+      .communication = *rc::gen::inRange<std::int64_t>(Contention::kOne, 3 * Contention::kOne)};
 }
 
 }  // namespace foreshard

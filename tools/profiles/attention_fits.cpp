@@ -67,17 +67,11 @@ AttentionCurve backward_of(const AttentionCurve& forward, const PassRatio& ratio
 
 AttentionCurve fit_split(const Rows& rows, const PassRatio& ratio, const AttentionFixed& fixed,
                          const Gpu& gpu) {
-  LeastSquares problem;
-  problem.rows = rows.size();
-  problem.ranges = {{0.05, 1}, {10, 5000}};
-  problem.starts = {{0.6, 500}};
+  LeastSquares problem = {
+      .rows = rows.size(), .ranges = {{0.05, 1}, {10, 5000}}, .starts = {{0.6, 500}}};
   const auto with = [&](std::span<const double> x) {
-    AttentionCurve curve;
-    curve.efficiency = x[0];
-    curve.s_half = x[1];
-    curve.c_half = fixed.c_half;
-    curve.overhead = fixed.overhead;
-    return curve;
+    return AttentionCurve{
+        .efficiency = x[0], .s_half = x[1], .c_half = fixed.c_half, .overhead = fixed.overhead};
   };
   problem.residuals = [&](std::span<const double> x, std::span<double> out) {
     const AttentionCurve forward = with(x);
@@ -121,10 +115,8 @@ double attention_seconds(const AttentionCurve& curve, const AttentionRow& row, d
 
 AttentionCurve fit_attention(const std::vector<AttentionRow>& rows, const Gpu& gpu,
                              const AttentionFixed& fixed) {
-  LeastSquares problem;
-  problem.rows = rows.size();
-  problem.ranges = {{0.05, 1}, {10, 5000}};
-  problem.starts = {{0.5, 500}};
+  LeastSquares problem = {
+      .rows = rows.size(), .ranges = {{0.05, 1}, {10, 5000}}, .starts = {{0.5, 500}}};
   const bool fit_c = fixed.c_half < 0;
   const bool fit_overhead = fixed.overhead < 0;
   if (fit_c) {
@@ -136,13 +128,12 @@ AttentionCurve fit_attention(const std::vector<AttentionRow>& rows, const Gpu& g
     problem.starts[0].push_back(5e-6);
   }
   const auto with = [&](std::span<const double> x) {
-    AttentionCurve curve;
-    curve.pass = rows.front().pass == AttentionPass::kBackward ? Pass::kBackward : Pass::kForward;
-    curve.efficiency = x[0];
-    curve.s_half = x[1];
-    curve.c_half = fit_c ? x[2] : fixed.c_half;
-    curve.overhead = fit_overhead ? x.back() : fixed.overhead;
-    return curve;
+    return AttentionCurve{
+        .pass = rows.front().pass == AttentionPass::kBackward ? Pass::kBackward : Pass::kForward,
+        .efficiency = x[0],
+        .s_half = x[1],
+        .c_half = fit_c ? x[2] : fixed.c_half,
+        .overhead = fit_overhead ? x.back() : fixed.overhead};
   };
   problem.residuals = [&](std::span<const double> x, std::span<double> out) {
     const AttentionCurve curve = with(x);

@@ -51,13 +51,13 @@ class Collector {
     curve.c_half = rounded(curve.c_half);
     curve.overhead = rounded(curve.overhead);
     curve.full_efficiency = rounded(curve.full_efficiency);
-    CurveReport report;
-    report.curve = fmt::format("attention {} {} {}", curve.kernel, curve.head_dim,
-                               curve.pass == Pass::kForward ? "forward" : "backward");
-    report.rows = curve.source;
-    report.constants = fmt::format("e {:.3f}, s0 {:.0f}, c0 {:.2f}, t0 {:.1f} us", curve.efficiency,
-                                   curve.s_half, curve.c_half, curve.overhead * 1e6);
-    report.evidence = evidence;
+    CurveReport report = {
+        .curve = fmt::format("attention {} {} {}", curve.kernel, curve.head_dim,
+                             curve.pass == Pass::kForward ? "forward" : "backward"),
+        .rows = curve.source,
+        .constants = fmt::format("e {:.3f}, s0 {:.0f}, c0 {:.2f}, t0 {:.1f} us", curve.efficiency,
+                                 curve.s_half, curve.c_half, curve.overhead * 1e6),
+        .evidence = evidence};
     for (const FitError& error : errors) {
       if (&error != &errors.front()) result_.log_biases.push_back(error.log_bias);
     }

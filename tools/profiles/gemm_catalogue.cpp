@@ -114,11 +114,7 @@ std::vector<GemmRow> anchor_rows(const LargeProducts& anchor) {
   std::vector<GemmRow> rows;
   for (const double n : {4096.0, 8192.0, 12288.0}) {
     for (const double m : {4096.0, 8192.0}) {
-      GemmRow row;
-      row.source = anchor.source;
-      row.m = m;
-      row.n = n;
-      row.k = 8192;
+      GemmRow row = {.source = anchor.source, .m = m, .n = n, .k = 8192};
       row.seconds = 2 * row.m * row.n * row.k / (anchor.tflops * 1e12);
       row.gpu = anchor.gpu;
       rows.push_back(std::move(row));
@@ -266,16 +262,13 @@ class Builder {
 
   void fit(const Machine& machine, const Machine* from) {
     const GemmProtocols protocols = protocols_for(machine);
-    GemmFitOptions options;
-    options.hbm_fraction = kHbmFraction;
-    options.protocols = &protocols;
+    GemmFitOptions options = {.hbm_fraction = kHbmFraction, .protocols = &protocols};
     if (from != nullptr) options.relative = &done_.at(from->key).bf16.curve;
     // AMD's libraries differ by release: a few rows of an older one say how far off a curve of
     // others may be. NVIDIA's few are shapes chosen to show something else.
     const auto apart = apart_.find(machine.key);
     if (is_amd(machine.node.gpu) && apart != apart_.end()) options.apart = &apart->second;
-    CatalogueGemm gemm;
-    gemm.bf16 = fit_gemm(bf16_.at(machine.key), machine.node.gpu, options);
+    CatalogueGemm gemm = {.bf16 = fit_gemm(bf16_.at(machine.key), machine.node.gpu, options)};
     if (from != nullptr) {
       gemm.bf16.curve.evidence = Evidence::kInterpolated;
       gemm.bf16.curve.sustained = done_.at(from->key).bf16.curve.sustained;
@@ -287,11 +280,9 @@ class Builder {
   void anchored(const Machine& machine, const LargeProducts& anchor) {
     const Machine* from = relative(machine);
     if (from == nullptr) return;
-    GemmFitOptions options;
-    options.hbm_fraction = kHbmFraction;
-    options.relative = &done_.at(from->key).bf16.curve;
-    CatalogueGemm gemm;
-    gemm.bf16 = fit_gemm(anchor_rows(anchor), machine.node.gpu, options);
+    GemmFitOptions options = {.hbm_fraction = kHbmFraction,
+                              .relative = &done_.at(from->key).bf16.curve};
+    CatalogueGemm gemm = {.bf16 = fit_gemm(anchor_rows(anchor), machine.node.gpu, options)};
     GemmCurve& curve = gemm.bf16.curve;
     curve.sustained =
         hot_share(done_.at(from->key).bf16.curve.sustained, machine.node.gpu, from->node.gpu);
@@ -372,10 +363,7 @@ class Builder {
   GemmCurve fitted_fp8(const std::vector<GemmRow>& rows, const Machine& machine) {
     const GemmProtocols none;
     const GemmCurve& bf16 = done_.at(machine.key).bf16.curve;
-    GemmFitOptions options;
-    options.name = "fp8";
-    options.hbm_fraction = kHbmFraction;
-    options.relative = &bf16;
+    GemmFitOptions options = {.name = "fp8", .hbm_fraction = kHbmFraction, .relative = &bf16};
     GemmCurve curve = fit_gemm(rows, machine.node.gpu, options).curve;
     // By its own length: products in fp8 slow down less than those in bf16.
     const double hottest = protocols_for(machine).hottest();

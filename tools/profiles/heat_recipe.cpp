@@ -38,8 +38,7 @@ constexpr std::array kBlackwells = {"b200", "b300", "gb200", "gb300"};
 }  // namespace
 
 HeatCurve fit_heat(const CsvTable& clocks) {
-  LeastSquares problem;
-  problem.rows = clocks.rows();
+  LeastSquares problem = {.rows = clocks.rows()};
   problem.ranges = {{0.1, 10}, {0.001, 1}, {0.2, 4}};  // W per TFLOP/s, per GB/s; the exponent
   problem.starts = {{1, 0.1, 1}};
   problem.residuals = [&](std::span<const double> x, std::span<double> out) {
@@ -52,16 +51,14 @@ HeatCurve fit_heat(const CsvTable& clocks) {
     }
   };
   const std::vector<double> found = solve(problem);
-  HeatCurve curve;
-  curve.idle = kIdle;
-  curve.joules_per_flop = rounded(found[0] * 1e-12);
-  curve.joules_per_byte = rounded(found[1] * 1e-9);
-  curve.energy_exponent = rounded(found[2]);
-  curve.rate_exponent = kRateExponent;
-  curve.cool = kCool;
-  curve.evidence = Evidence::kMeasured;
-  curve.source = "clocks.csv: 25 runs on an H100 and an H200";
-  return curve;
+  return HeatCurve{.idle = kIdle,
+                   .joules_per_flop = rounded(found[0] * 1e-12),
+                   .joules_per_byte = rounded(found[1] * 1e-9),
+                   .energy_exponent = rounded(found[2]),
+                   .rate_exponent = kRateExponent,
+                   .cool = kCool,
+                   .evidence = Evidence::kMeasured,
+                   .source = "clocks.csv: 25 runs on an H100 and an H200"};
 }
 
 HeatCurve blackwell_heat(const HeatCurve& hopper, double sustained) {

@@ -130,11 +130,11 @@ class Collector {
                                              "copy",
                                              "strided",
                                              "widening"};
-    CurveReport report;
-    report.curve = fmt::format("memory-bound: {}", kNames[at(which)]);
-    report.rows = curve.source;
-    report.constants = fmt::format("f {:.3f}, t0 {:.1f} us", curve.fraction, curve.overhead * 1e6);
-    report.evidence = evidence;
+    CurveReport report = {
+        .curve = fmt::format("memory-bound: {}", kNames[at(which)]),
+        .rows = curve.source,
+        .constants = fmt::format("f {:.3f}, t0 {:.1f} us", curve.fraction, curve.overhead * 1e6),
+        .evidence = evidence};
     if (!own.empty()) report.errors.push_back(error_on("own rows", curve, own, gpu_));
     result_.reports.push_back(std::move(report));
     result_.curves[at(which)] = std::move(curve);

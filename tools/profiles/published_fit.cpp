@@ -101,11 +101,8 @@ ContentionCurve contention_curve(const Cluster& machine, const Gpu& h100) {
   constexpr double kCommunication = 0.15;
   // What a ring over the links of one node takes of H100: 24 blocks of 132 multiprocessors, and 3
   // bytes of memory traffic for each of the 350 GB/s on the link (sim/cost/collective.h).
-  CollectivePrice ring;
-  ring.ctas = 24;
-  ring.busbw = 350e9;
-  ContentionCurve curve;
-  curve.memory = 0;
+  CollectivePrice ring = {.ctas = 24, .busbw = 350e9};
+  ContentionCurve curve = {.memory = 0};
   const Slowdown of_blocks = slowdown_of(ring, h100, curve);
   const double held = 1 - 1 / of_blocks.memory;
   curve.memory = rounded((1 - of_blocks.compute / (1 + kComputeOnH100)) / held);

@@ -83,11 +83,8 @@ LayerSpec weigh_in_activation(LayerSpec layer) {
       std::replace(list->begin(), list->end(), narrow, made);
     }
   }
-  Operation cast;
-  cast.name = "scores_cast";
-  cast.function = Function::kCast;
-  cast.inputs = {scores};
-  cast.outputs = {factors};
+  Operation cast = {
+      .name = "scores_cast", .function = Function::kCast, .inputs = {scores}, .outputs = {factors}};
   layer.operations.insert(find_op(layer, makes(scores)) + 1, std::move(cast));
   return layer;
 }

@@ -208,11 +208,8 @@ void divide_loss(ModelSpec& model) {
     layer.tensors[static_cast<std::size_t>(sum)].name = kUndividedLoss;
     layer.tensors.push_back(std::move(divided));
     layer.output = static_cast<Index>(layer.tensors.size() - 1);
-    Operation op;
-    op.name = "divide";
-    op.function = Function::kScale;
-    op.inputs = {sum};
-    op.outputs = {layer.output};
+    Operation op = {
+        .name = "divide", .function = Function::kScale, .inputs = {sum}, .outputs = {layer.output}};
     // The trainer holds the sum: what is let go of before it is there is never let go of. The
     // logits go when the loss returns.
     layer.operations.front().released.push_back(sum);

@@ -145,8 +145,7 @@ class Builder {
         if (space != std::string::npos) groups[name.substr(6, space - 6)] = name.substr(space + 1);
       }
       if (call.kind != CallKind::kCommunicator) continue;
-      Communicator made;
-      made.name = name.empty() ? "world" : name;
+      Communicator made = {.name = name.empty() ? "world" : name};
       const auto ranks = groups.find(name);
       made.group = shape_of(ranks == groups.end() ? "" : ranks->second, call.values[1]);
       communicators_[call.values[0]] = static_cast<std::uint8_t>(graph().communicators.size());
@@ -191,10 +190,7 @@ class Builder {
   }
 
   std::int32_t new_buffer(MemoryCategory category, std::int64_t stream, std::int64_t bytes) {
-    Buffer buffer;
-    buffer.category = category;
-    buffer.pool = of(stream);
-    buffer.bytes = Bytes(bytes);
+    Buffer buffer = {.category = category, .pool = of(stream), .bytes = Bytes(bytes)};
     graph().buffers.push_back(buffer);
     return static_cast<std::int32_t>(graph().buffers.size()) - 1;
   }
@@ -312,10 +308,9 @@ class Builder {
       graph().works.back().bytes = Bytes(bytes);
       graph().works.back().launches = launches();
     } else {
-      Kernel kernel;
-      kernel.function = Function::kCopy;
-      kernel.memory_class = MemoryClass::kCopy;
-      kernel.bytes = Bytes(kind == 'D' ? 2 * bytes : bytes);
+      Kernel kernel = {.function = Function::kCopy,
+                       .memory_class = MemoryClass::kCopy,
+                       .bytes = Bytes(kind == 'D' ? 2 * bytes : bytes)};
       add_kernel(phase(i, call), call, kernel, {});
     }
     if (call.values[2] != 0) {
@@ -421,8 +416,7 @@ class Builder {
       if (tail != kNoEvent) row(tail).wakes |= bit;
       tail = id;
     }
-    Work work;
-    work.kind = kind;
+    Work work = {.kind = kind};
     work.kernels_begin = work.kernels_end = static_cast<std::uint32_t>(g.kernels.size());
     RowDetail detail;
     detail.actions_begin = detail.actions_end = static_cast<std::uint32_t>(g.actions.size());
@@ -461,8 +455,7 @@ class Builder {
     }
     if (after < before) {
       made_.retained -= Bytes(before - after);
-      Buffer rest;
-      rest.bytes = Bytes(before - after);
+      Buffer rest = {.bytes = Bytes(before - after)};
       g.buffers.push_back(rest);
       actions_.emplace_back(MemoryAction::Kind::kAllocate,
                             static_cast<std::int32_t>(g.buffers.size()) - 1);

@@ -65,8 +65,7 @@ KernelClass parse_class(std::string_view line) {
     line = line.substr(0, comma);
   }
   cells[0] = line;
-  KernelClass made;
-  made.name = cells[0];
+  KernelClass made = {.name = std::string(cells[0])};
   if (cells[1].starts_with("attention_")) {
     made.kind = KernelKind::kAttention;
     made.pass = cells[1] == "attention_forward" ? Pass::kForward : Pass::kBackward;
@@ -260,10 +259,7 @@ void set_threads(Kernel& k, const KernelClass& row, std::string_view name,
 }
 
 Kernel attention(const KernelClass& row, std::string_view name, const CapturedCall& call) {
-  Kernel k;
-  k.kind = KernelKind::kAttention;
-  k.function = Function::kAttention;
-  k.pass = row.pass;
+  Kernel k = {.kind = KernelKind::kAttention, .function = Function::kAttention, .pass = row.pass};
   const std::vector<std::int64_t> traits = numbers_after(name, "kernel_traits<");
   const auto& v = call.values;
   if (traits.size() >= 3) {  // flash: head size, queries and keys of a tile
@@ -303,9 +299,7 @@ std::int64_t bytes_of_type(std::int64_t type) {
 
 Kernel product(std::string_view name, const CapturedCall& call) {
   const auto& v = call.values;
-  Kernel k;
-  k.kind = KernelKind::kGemm;
-  k.function = Function::kMatrixProduct;
+  Kernel k = {.kind = KernelKind::kGemm, .function = Function::kMatrixProduct};
   // Column-major: the rows of C are PyTorch's columns.
   k.m = std::max<std::int64_t>(1, v[1]);
   k.n = std::max<std::int64_t>(1, v[0]);
@@ -332,8 +326,7 @@ Flops operations_of(double picoseconds) {
 // each channel, threads bind.
 Kernel convolution(const KernelClass& row, std::string_view name, const CapturedCall& call) {
   const auto& v = call.values;
-  Kernel k;
-  k.bytes = Bytes(v[0]);
+  Kernel k = {.bytes = Bytes(v[0])};
   if (row.binds_threads) {
     k.flops = Flops(row.factor * as_double(v[1] * v[2] * v[3] * v[4]));
     return k;
@@ -374,10 +367,9 @@ Kernel convolution(const KernelClass& row, std::string_view name, const Captured
 Kernel cudnn_attention(std::string_view name, const CapturedCall& call) {
   constexpr std::int64_t kKeys = 128, kElement = 2;
   const auto& v = call.values;
-  Kernel k;
-  k.kind = KernelKind::kAttention;
-  k.function = Function::kAttention;
-  k.pass = name.ends_with("backward") ? Pass::kBackward : Pass::kForward;
+  Kernel k = {.kind = KernelKind::kAttention,
+              .function = Function::kAttention,
+              .pass = name.ends_with("backward") ? Pass::kBackward : Pass::kForward};
   const bool forward = k.pass == Pass::kForward;
   k.m = v[1];
   k.heads = v[2];
@@ -408,8 +400,7 @@ Kernel cudnn_attention(std::string_view name, const CapturedCall& call) {
 
 Kernel library_call(std::string_view name, const CapturedCall& call) {
   if (name.find("attention") != std::string_view::npos) return cudnn_attention(name, call);
-  Kernel k;
-  k.bytes = Bytes(call.values[0]);
+  Kernel k = {.bytes = Bytes(call.values[0])};
   if (const KernelClass* const row = class_of(name); row != nullptr) {
     if (row->kind == KernelKind::kGemm || row->binds_threads) return convolution(*row, name, call);
     k.memory_class = row->memory_class;
@@ -510,8 +501,7 @@ std::optional<CapturedKernel> captured_kernel(const Capture& capture, const Capt
     return CapturedKernel{library_call(name, call), true};
   if (call.kind != CapturedCall::Kind::kLaunch) return std::nullopt;
   const KernelClass* const row = class_of(name);
-  CapturedKernel made;
-  made.known = row != nullptr;
+  CapturedKernel made = {.known = row != nullptr};
   if (row == nullptr) {
     made.kernel.bytes = Bytes(call.values[8]);
   } else if (row->kind == KernelKind::kAttention) {

@@ -131,24 +131,10 @@ void Ddp::persistent_memory(bool stepped) {
 // --- the optimizer ---
 
 Ddp::UnitWork Ddp::step_work(EventKind kind) const {
-  UnitWork work;
-  std::int64_t elements = 0;
+  if (kind == EventKind::kOptimizer) return step_work_of(kind, own_elements());
+  std::int64_t elements = 0;  // (of all ranks alike)
   for (const Parameter& p : parameters()) elements += p.trained ? p.numel : 0;
-  const std::int64_t master = size_of(plan_.master_dtype);
-  switch (kind) {
-    case EventKind::kGradNorm:
-      work.kernels = {memory_kernel(MemoryClass::kOptimizer, elements * master)};
-      break;
-    case EventKind::kGradScale:
-      work.kernels = {memory_kernel(MemoryClass::kOptimizer, 2 * elements * master)};
-      break;
-    case EventKind::kOptimizer:
-      work.kernels = optimizer_kernels(own_elements());
-      break;
-    default:
-      FORESHARD_CHECK(false, "not a row of the whole step");
-  }
-  return work;
+  return step_work_of(kind, elements);
 }
 
 // Gradients are alike on every rank: clipping needs no collective.

@@ -335,8 +335,7 @@ LibraryStep Fsdp1::record(Carried& carried, LibraryWatch::Modules modules, Libra
   begin(carried);
   persistent_memory();
   run_step();
-  LibraryStep step;
-  step.log = log_->take();
+  LibraryStep step = {.log = log_->take()};
   if (run.buckets.empty()) run.buckets = log_->buckets();
   log_.reset();
   for (const auto& [name, value] : facts_) run.facts[name] = value;

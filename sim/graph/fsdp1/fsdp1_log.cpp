@@ -11,8 +11,7 @@ namespace foreshard {
 Fsdp1Log::Fsdp1Log(const Fsdp1& builder, LibraryWatch::Modules modules)
     : builder_(builder), sees_blocks_(modules == LibraryWatch::Modules::kBlocks) {
   for (const LayerSpec& spec : builder.model_.kinds) {
-    Kind kind;
-    kind.modules = foreshard::modules_of(spec);
+    Kind kind = {.modules = foreshard::modules_of(spec)};
     // A tied head is a module of its own name, whose parameter is the table's.
     if (spec.role == LayerRole::kHead && !spec.parameters.empty() && spec.parameters[0].tied) {
       kind.modules.front().name = "lm_head";

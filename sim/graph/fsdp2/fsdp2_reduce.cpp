@@ -191,8 +191,7 @@ void Fsdp2::foreach_reduce(std::int32_t unit) {
   if (version_.packs_on_reduce_stream) wait_stream(Stream::kReduceScatter, Stream::kCompute);
   const EventId packed = add_unit_row(EventKind::kReduceScatterCopyIn, packs, unit,
                                       kept && wide ? kUnsharded : kWholeGroup);
-  HeldInput held;
-  held.bytes = s.trained_shard_numel * shards * reduce_size();
+  HeldInput held = {.bytes = s.trained_shard_numel * shards * reduce_size()};
   held.buffer = allocate(MemoryCategory::kReduceScatterInput, packs, unit, Bytes(held.bytes));
   if (logging_) {
     log_here("reduce_scatter_copy_in", {.stream = name(packs),

@@ -598,9 +598,8 @@ class Backward {
     const std::int64_t bytes = graph_.bytes(added.tensor);
     settle(place);
     settle(added.gradient);
-    LayerStep step;
-    step.kind = LayerStep::Kind::kSum;
-    step.inputs = {gradient(place).slot, gradient(added.gradient).slot};
+    LayerStep step = {.kind = LayerStep::Kind::kSum,
+                      .inputs = {gradient(place).slot, gradient(added.gradient).slot}};
     if (!regions_.runs) {
       if (regions_.made_by[at(added.tensor)] >= 0) {
         ++regions_.parts[at(added.tensor)];

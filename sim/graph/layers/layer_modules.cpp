@@ -27,8 +27,7 @@ std::int16_t module_at(std::vector<LayerModule>& modules, const std::string& nam
   const auto known = std::ranges::find(modules, name, &LayerModule::name);
   if (known != modules.end()) return static_cast<std::int16_t>(known - modules.begin());
   const std::size_t dot = name.rfind('.');
-  LayerModule module;
-  module.name = name;
+  LayerModule module = {.name = name};
   if (is_block && dot != std::string::npos) {
     module.parent = module_at(modules, name.substr(0, dot), is_block);
   }

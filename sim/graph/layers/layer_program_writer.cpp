@@ -110,10 +110,7 @@ void LayerProgramWriter::exit_modules(const std::vector<std::int16_t>& modules) 
 }
 
 LayerStep LayerProgramWriter::begin_step(LayerStep::Kind kind, std::size_t operation) {
-  LayerStep step;
-  step.kind = kind;
-  step.operation = static_cast<std::int16_t>(operation);
-  return step;
+  return LayerStep{.kind = kind, .operation = static_cast<std::int16_t>(operation)};
 }
 
 void LayerProgramWriter::end_step(LayerStep step) {
@@ -132,11 +129,8 @@ std::int16_t LayerProgramWriter::add_call(LayerCall call) {
 
 std::int16_t LayerProgramWriter::launch(const LayerCollective& collective, std::int64_t bytes_in,
                                         std::int64_t bytes_out, TensorElement element) {
-  LayerCall call;
-  call.collective = collective;
-  call.bytes_in = bytes_in;
-  call.bytes_out = bytes_out;
-  call.element = element;
+  LayerCall call = {
+      .collective = collective, .bytes_in = bytes_in, .bytes_out = bytes_out, .element = element};
   if (collective.in_fp8) {
     call.bytes_in /= element.size();
     call.bytes_out /= element.size();
@@ -154,8 +148,7 @@ void LayerProgramWriter::await(std::int16_t launch) {
 }
 
 void LayerProgramWriter::recompute_here() {
-  LayerCall call;
-  call.kind = LayerCall::Kind::kRecompute;
+  LayerCall call = {.kind = LayerCall::Kind::kRecompute};
   add_call(call);
 }
 

@@ -242,9 +242,7 @@ std::vector<Variant> variants_of(const ModelSpec& model, const Plan& plan) {
     const std::size_t module =
         instance.same_as >= 0 ? static_cast<std::size_t>(instance.same_as) : l;
     if (layer.role == LayerRole::kBlock && module == l) block_of[l] = block++;
-    Variant variant;
-    variant.kind = instance.kind;
-    variant.joined = plan.compute_dtype();
+    Variant variant = {.kind = instance.kind, .joined = plan.compute_dtype()};
     if (l > 0 && layer.role == LayerRole::kEmbedding) {
       const LayerSpec& before = model.kinds[static_cast<std::size_t>(model.order[l - 1].kind)];
       const DType dtype = handed_on(before, variants.back(), plan);

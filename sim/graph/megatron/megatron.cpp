@@ -177,20 +177,7 @@ void Megatron::step() {
 }
 
 Megatron::UnitWork Megatron::step_work(EventKind kind) const {
-  UnitWork work;
-  const std::int64_t own = shard_numel();
-  switch (kind) {
-    case EventKind::kGradScale:
-      work.kernels = {memory_kernel(MemoryClass::kOptimizer, 8 * own)};
-      break;
-    case EventKind::kOptimizer:
-      work.kernels = optimizer_kernels(own);
-      work.kernels.push_back(memory_kernel(MemoryClass::kCopy, own * (4 + param_size())));
-      break;
-    default:
-      FORESHARD_CHECK(false, "not a row of the whole step");
-  }
-  return work;
+  return master_step_work(kind, shard_numel());
 }
 
 EventGraph build_megatron(const ModelSpec& model, const Plan& plan, const LayerPrograms& programs,

@@ -32,9 +32,8 @@ void Megatron::lay_out() {
   first_of_layer_.assign(model_.order.size() + 1, 0);
   for (const Parameter& p : parameters()) ++first_of_layer_[at(p.layer) + 1];
   std::partial_sum(first_of_layer_.begin(), first_of_layer_.end(), first_of_layer_.begin());
-  FlatBuffer& dense = buffers_.emplace_back();
-  dense.shards = mesh.is_plain() ? kShard : communicator_of(MeshDim::kFsdp);
-  dense.ranks = mesh.fsdp();
+  FlatBuffer& dense = buffers_.emplace_back(FlatBuffer{
+      .shards = mesh.is_plain() ? kShard : communicator_of(MeshDim::kFsdp), .ranks = mesh.fsdp()});
   if (mesh.replicate > 1) {
     dense.replicas = mesh.is_plain() ? kReplicate : communicator_of(MeshDim::kReplicate);
   }

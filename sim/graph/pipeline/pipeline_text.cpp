@@ -39,8 +39,7 @@ int read_number(std::string_view& word, std::string_view whole) {
 
 PipelineAction read_action(std::string_view word) {
   const std::string_view whole = word;
-  PipelineAction action;
-  action.stage = read_number(word, whole);
+  PipelineAction action = {.stage = read_number(word, whole)};
   const std::string_view name = word.substr(0, word.find_first_of("0123456789"));
   const auto* const kind = std::ranges::find(kKinds, name);
   if (kind == kKinds.end()) refuse(whole);

@@ -131,28 +131,7 @@ EventId Zero12::step_row(EventKind kind, const ZeroPartition& group) {
 }
 
 Zero12::UnitWork Zero12::step_work(EventKind kind) const {
-  UnitWork work;
-  const std::int64_t own = stepped_->partition_numel;
-  switch (kind) {
-    case EventKind::kGradScale:
-      work.kernels = {memory_kernel(MemoryClass::kOptimizer, 8 * own)};
-      break;
-    case EventKind::kHostOptimizer:
-      work.bytes = Bytes(own * 4);
-      [[fallthrough]];
-    case EventKind::kOptimizer:
-      work.kernels = optimizer_kernels(own);
-      if (kind == EventKind::kHostOptimizer && work.kernels.size() > 1) {
-        // DeepSpeedCPUAdam is one pass over parameter, gradient and moments.
-        work.kernels = {memory_kernel(MemoryClass::kOptimizer,
-                                      own * (12 + 4 * size_of(plan_.optimizer.state)))};
-      }
-      work.kernels.push_back(memory_kernel(MemoryClass::kCopy, own * (4 + param_size())));
-      break;
-    default:
-      FORESHARD_CHECK(false, "not a row of the whole step");
-  }
-  return work;
+  return master_step_work(kind, stepped_->partition_numel);
 }
 
 void Zero12::step_on_device(std::size_t g, bool stepped) {

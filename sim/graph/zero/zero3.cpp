@@ -53,10 +53,7 @@ LibraryStep Zero3::record(Zero3Run& run, std::int32_t step) {
   script_ = run.script;
   coordinator_ = run.coordinator;
   run_step();
-  LibraryStep recorded;
-  recorded.graph = finish();
-  recorded.log = std::move(log_);
-  return recorded;
+  return LibraryStep{.graph = finish(), .log = std::move(log_)};
 }
 
 void Zero3::run_step() {
@@ -314,8 +311,7 @@ std::uint16_t Zero3::work_of(EventKind kind, std::int64_t bytes, std::uint8_t co
       static_cast<std::uint64_t>(bytes) << 18 | static_cast<std::uint64_t>(kind) << 13 |
       static_cast<std::uint64_t>(communicator & 31U) << 8 | static_cast<std::uint64_t>(hooks);
   if (const std::uint16_t* known = work_indices_.find(key)) return *known;
-  UnitWork work;
-  work.communicator = communicator;
+  UnitWork work = {.communicator = communicator};
   const bool is_copy =
       kind == EventKind::kAllGatherCopyIn || kind == EventKind::kAllGatherCopyOut ||
       kind == EventKind::kReduceScatterCopyIn || kind == EventKind::kGradientCopyIn;
@@ -347,9 +343,7 @@ EventGraph build_zero3(const ModelSpec& model, const Plan& plan, const LayerProg
 LibraryRun record_zero3(const ModelSpec& model, const Plan& plan, const LayerPrograms& programs,
                         const LibraryWatch& watch) {
   LibraryRun record;
-  Zero3Run run;
-  run.record = &record;
-  run.steps = watch.steps;
+  Zero3Run run = {.record = &record, .steps = watch.steps};
   Zero3 first(model, plan, programs, {});
   const Zero3Script script(first, model, plan);
   Zero3Coordinator coordinator(script, plan);

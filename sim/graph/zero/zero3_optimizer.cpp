@@ -197,8 +197,7 @@ void Zero3::update(std::size_t sub_group) {
     StepBuilder::free(flat);
   }
   const bool adam = plan_.optimizer.kind == Optimizer::Kind::kAdamW;
-  UnitWork work;
-  work.kernels = optimizer_kernels(elements);
+  UnitWork work = {.kernels = optimizer_kernels(elements)};
   add(EventKind::kOptimizer, Stream::kCompute, new_work(EventKind::kOptimizer, work), -1);
   if (adam && plan_.optimizer.implementation != Optimizer::Implementation::kFused) {
     std::int32_t denominator = temporary(elements * size_of(plan_.optimizer.state));

@@ -170,20 +170,18 @@ void Zero3Script::add_layer_modules(std::int32_t layer) {
   const bool leaf = block && plan_->zero.leaf_blocks;
   first_module_.push_back(static_cast<std::int32_t>(modules.size()) - (block ? 0 : 1));
   if (block) {
-    Zero3Module& module = modules.emplace_back();
-    module.layer = layer;
-    module.is_leaf = leaf;
-    module.is_container = true;
-    module.has_input_gradient = input_needs_gradient_[at(layer)];
+    modules.push_back({.layer = layer,
+                       .is_leaf = leaf,
+                       .is_container = true,
+                       .has_input_gradient = input_needs_gradient_[at(layer)]});
     parents_.push_back(block_container_);
   }
   const std::vector<LayerModule> list = layer_modules(layer);
   for (std::size_t i = 0; i < list.size(); ++i) {
-    Zero3Module& module = modules.emplace_back();
-    module.layer = layer;
-    module.local = static_cast<std::int16_t>(i);
-    module.is_container = list[i].parameters.empty();
-    module.has_input_gradient = is_fed_with_gradient(layer, list[i]);
+    modules.push_back({.layer = layer,
+                       .local = static_cast<std::int16_t>(i),
+                       .is_container = list[i].parameters.empty(),
+                       .has_input_gradient = is_fed_with_gradient(layer, list[i])});
     parents_.push_back(block ? module_of(layer, list[i].parent)
                              : container(parent_name(list[i].name)));
   }

@@ -30,8 +30,7 @@ class Tracer {
     stops.reserve(places.size());
     const bool is_backward = &places == &script_.backward;
     for (const Zero3Place& place : places) {
-      Zero3Trace::Stop stop;
-      stop.place = place;
+      Zero3Trace::Stop stop = {.place = place};
       if (place.kind != Kind::kLoss) {
         if (place.layer >= 0) where_ = place;
         stop.place.layer = where_.layer;
@@ -125,8 +124,7 @@ Zero3Trace::Zero3Trace(const StepBuilder& builder, const ModelSpec& model, const
   Range before = at_start;
   for (std::int64_t m = 0; m < plan.batch.accumulation; ++m) {
     Tracer tracer(*this, coordinator);
-    Pass pass;
-    pass.stale = tracer.put(coordinator.reset_step());
+    Pass pass = {.stale = tracer.put(coordinator.reset_step())};
     const Range now = all([&](std::int32_t p) { return !coordinator.is_gone(p); });
     // From what is there follows all that is decided, but for the first of several micro-batches.
     if (m > 1 && same(now, before) && same(pass.stale, passes.back().stale)) break;

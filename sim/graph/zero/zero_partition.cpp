@@ -17,8 +17,7 @@ ZeroPartition lay_out(std::span<const GradientHooks::Parameter> parameters,
     }
     order = std::move(dealt);
   }
-  ZeroPartition result;
-  result.ranks = ranks;
+  ZeroPartition result = {.ranks = ranks};
   result.offset.assign(parameters.size(), -1);
   for (const std::int32_t p : order) {
     result.offset[at(p)] = result.numel;

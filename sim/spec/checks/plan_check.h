@@ -70,12 +70,12 @@ bool in_root(const Units& units, LayerRole role);
 // each a parameter of its own (until PyTorch 2.12).
 bool parts_tied(const Units& units);
 
-// Whether the layer, block number `block` if it is one, is not trained.
 // Whether the loss gathers the weight of a head by itself, which no module's call does: TRL's reads
 // lm_head.weight.full_tensor() (trl 1.16, trainer/utils.py), which PEFT's wrapper leaves in a unit
 // of its own. Of a head that is not trained.
 bool gathers_own_head(const Plan& plan);
 
+// Whether the layer, block number `block` if it is one, is not trained.
 bool is_frozen(const Frozen& frozen, const LayerSpec& layer, std::int64_t block);
 
 // Whether the modules inside the block are units.

@@ -41,9 +41,7 @@ std::vector<Module> read_modules(const ConfigNode& node) {
 }
 
 Json written_modules(const std::vector<Module>& modules) {
-  Json words = Json::array();
-  for (const Module module : modules) words.push_back(to_string(module));
-  return words;
+  return json_list(modules, [&](const Module module) -> Json { return to_string(module); });
 }
 
 constexpr auto kLibraryKeys = [] {

@@ -80,9 +80,7 @@ class Router {
 
   GroupRoute lay(std::span<const std::int32_t> ranks) {
     sort_by_domain(ranks);
-    GroupRoute made;
-    made.nodes = std::ssize(domain_begin_) - 1;
-    made.ranks_per_node = std::ssize(ranks);
+    GroupRoute made = {.nodes = std::ssize(domain_begin_) - 1, .ranks_per_node = std::ssize(ranks)};
     for (std::size_t d = 0; d + 1 < domain_begin_.size(); ++d) {
       made.ranks_per_node =
           std::min<std::int64_t>(made.ranks_per_node, domain_begin_[d + 1] - domain_begin_[d]);

@@ -84,10 +84,9 @@ class TopologyBuilder {
     std::int32_t group_index = 0;
     for (const NodeGroup& group : topology_.layout.groups) {
       for (std::int64_t i = 0; i < group.count; ++i, ++node) {
-        TopologyNode place;
-        place.first_gpu = static_cast<std::int32_t>(topology_.devices.size());
-        place.gpus = static_cast<std::int32_t>(group.kind.gpus);
-        place.group = group_index;
+        TopologyNode place = {.first_gpu = static_cast<std::int32_t>(topology_.devices.size()),
+                              .gpus = static_cast<std::int32_t>(group.kind.gpus),
+                              .group = group_index};
         topology_.nodes.push_back(place);
         for (std::int32_t g = 0; g < place.gpus; ++g) {
           add(DeviceKind::kGpu, node, g);
@@ -124,9 +123,8 @@ class TopologyBuilder {
   }
 
   void add_port(const NodeGroup& group, std::int32_t node, std::int32_t index) {
-    Port port;
-    port.device = add(DeviceKind::kNic, node, index);
-    port.on = group.leaves[at(index) % group.leaves.size()];
+    Port port = {.device = add(DeviceKind::kNic, node, index),
+                 .on = group.leaves[at(index) % group.leaves.size()]};
     topology_.ports.push_back(port);
   }
 

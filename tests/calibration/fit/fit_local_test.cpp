@@ -22,8 +22,7 @@ const LocalFit& fit() {
 
 CostModel costs_of(std::int64_t ranks) {
   LocalMachine machine = local_machine(fit().profile, ranks);
-  CostChoices choices;
-  choices.order = ReductionOrder::kMicrobatch;
+  CostChoices choices = {.order = ReductionOrder::kMicrobatch};
   return CostModel(machine.cluster, machine.calibration, choices);
 }
 
@@ -32,10 +31,7 @@ Kernel product(std::int64_t m, std::int64_t n, std::int64_t k) {
 }
 
 Kernel moving(Function function, std::int64_t bytes) {
-  Kernel kernel;
-  kernel.function = function;
-  kernel.bytes = Bytes(bytes);
-  return kernel;
+  return Kernel{.function = function, .bytes = Bytes(bytes)};
 }
 
 TEST(LocalFit, HasAVariantPerNumberOfRanks) {

@@ -10,11 +10,7 @@ namespace {
 const HttpGate kGate{"secret", "foreshard_80", {"planner.example"}};
 
 HttpCaller caller(std::string_view host, std::string_view cookies = "foreshard_80=secret") {
-  HttpCaller caller;
-  caller.host = host;
-  caller.cookies = cookies;
-  caller.address = "10.0.0.7";
-  return caller;
+  return HttpCaller{.host = host, .cookies = cookies, .address = "10.0.0.7"};
 }
 
 bool is_let_in(const HttpCaller& asks) { return !gate_refusal(kGate, asks); }

@@ -72,11 +72,10 @@ TEST(DiagnoseVerb, ALogNamesTheLink) {
 
 // The step of 16 GPUs, with one factor's work so many times as long, as torch.profiler writes it.
 std::string traced(Factor factor, double times) {
-  JobOptions options;
-  options.model = "llama-3.2-1b";
-  options.cluster = "16xh100";
-  options.sequence = "8192";
-  options.assignments = {{"stack=torchtitan_2025"}};
+  JobOptions options = {.model = "llama-3.2-1b",
+                        .cluster = "16xh100",
+                        .sequence = "8192",
+                        .assignments = {{"stack=torchtitan_2025"}}};
   const Job job = load_job(options);
   const CostModel costs = cost_model(job);
   const Forecast made = forecast(job.model, job.resolved.plan, costs);

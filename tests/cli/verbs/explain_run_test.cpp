@@ -17,15 +17,11 @@ const std::string kTraces = std::string(FORESHARD_SOURCE_DIR) + "/tests/interop/
 
 // A trace of the job that the options name, on the GPUs of its cluster.
 std::string traced(const std::vector<std::string>& set, bool shapes) {
-  JobOptions options;
-  options.model = "llama-3.2-1b";
-  options.cluster = "8xh100";
-  options.sequence = "2048";
-  options.assignments = {set};
+  JobOptions options = {
+      .model = "llama-3.2-1b", .cluster = "8xh100", .sequence = "2048", .assignments = {set}};
   const Job job = load_job(options);
   const Forecast made = forecast(job.model, job.resolved.plan, cost_model(job));
-  CudaTraceOptions trace;
-  trace.shapes = shapes;
+  CudaTraceOptions trace = {.shapes = shapes};
   return write_temporary("rank-0.trace.json", cuda_trace(made, made.timeline, trace));
 }
 

@@ -30,33 +30,29 @@ struct Place {
 
 // The forecast of the plan with every time stretched, as a run of 8 steps on its ranks.
 RunRecord run_of(const std::string& plan_file, double stretch, const std::string& set = "") {
-  JobOptions options;
-  options.plan = plan_file;
+  JobOptions options = {.plan = plan_file};
   if (!set.empty()) options.assignments = {{set}};
   const Job job = load_job(options);
   const Forecast made = forecast(job.model, job.resolved.plan, cost_model(job));
   const auto stretched = [&](Time time) { return Time::seconds(time.seconds() * stretch); };
-  MeasuredStep step;
-  step.duration = stretched(made.timeline.period);
+  MeasuredStep step = {.duration = stretched(made.timeline.period)};
   for (const Span& s : made.timeline.spans) {
     step.spans.push_back(
         {stretched(s.issue), stretched(s.start), stretched(s.arrive), stretched(s.end)});
   }
-  RunRecord record;
-  record.created = "2026-01-02T03:04:05Z";
-  record.host = "node-7";
-  record.cpu = "a CPU";
-  record.versions = {{"foreshard", FORESHARD_VERSION}};
-  record.fingerprint = made.graph.fingerprint();
-  record.plan_yaml = to_yaml(job.resolved.plan);
-  record.launcher = "spawn";
-  record.world = static_cast<int>(job.resolved.plan.mesh.world());
+  RunRecord record = {.created = "2026-01-02T03:04:05Z",
+                      .host = "node-7",
+                      .cpu = "a CPU",
+                      .versions = {{"foreshard", FORESHARD_VERSION}},
+                      .fingerprint = made.graph.fingerprint(),
+                      .plan_yaml = to_yaml(job.resolved.plan),
+                      .launcher = "spawn",
+                      .world = static_cast<int>(job.resolved.plan.mesh.world())};
   record.losses.assign(8, 5.0);
   record.parameter_hash = "ab";
   record.tokens_per_step = 256;
   for (int r = 0; r < record.world; ++r) {
-    RankRecord rank;
-    rank.rank = r;
+    RankRecord rank = {.rank = r};
     rank.step_durations.assign(8, step.duration);
     for (int s = 1; s <= 8; ++s) {
       rank.timelines.push_back(step);

@@ -206,17 +206,13 @@ TEST(CrossEntropy, IsItsFormulaAndItsGradient) {
     }
     return Doubles{loss / kTokens};
   };
-  MicroBatch batch;
-  batch.sequences = 2;
-  batch.sequence = 3;
-  batch.labels = at::empty({kTokens}, at::kLong);
+  MicroBatch batch = {.sequences = 2, .sequence = 3, .labels = at::empty({kTokens}, at::kLong)};
   std::copy(labels.begin(), labels.end(), batch.labels.mutable_data_ptr<std::int64_t>());
   batch.tokens = batch.labels;  // where they are is where results are made
   batch.loss_scale = 0.5;
   at::Tensor x = at::empty({kTokens, kVocabulary}, at::kFloat);
   std::copy(logits.begin(), logits.end(), x.mutable_data_ptr<float>());
-  Operation operation;
-  operation.function = Function::kCrossEntropy;
+  Operation operation = {.function = Function::kCrossEntropy};
   const Numerics numerics;
   const RotaryTable rotary;
   const OperationContext context{numerics, DType::kFp32, rotary, batch, {}, {}};

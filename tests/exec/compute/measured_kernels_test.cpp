@@ -19,14 +19,7 @@ TEST(MeasuredKernels, NoMoreRanksComputeThanHaveCores) {
 }
 
 TEST(MeasuredKernels, AreOfEveryPartThatATensorParallelPlanComputes) {
-  ModelDims dims = family_dims("llama").value();
-  dims.layers = 2;
-  dims.hidden = dims.vocabulary = 128;
-  dims.heads = 4;
-  dims.kv_heads = 2;
-  dims.head_dim = 32;
-  dims.ffn = 256;
-  dims.max_positions = dims.position_rows = 64;
+  const ModelDims dims = family_dims("llama", "small", {2, 128, 4, 2, 32, 256, 128, 64});
   const MeasuredJob whole{build_model(dims, Stack::kNative), 32, 2};
   const std::vector<MeasuredJob> parts = over_tp(whole, DType::kFp32, 4);
   ASSERT_EQ(parts.size(), 2U);  // two heads of keys and values are not cut in four
@@ -41,9 +34,7 @@ TEST(MeasuredKernels, AreOfEveryPartThatATensorParallelPlanComputes) {
     if (row["kind"] == "gemm") measured.insert(Shape(row["m"], row["n"], row["k"]));
     EXPECT_EQ(row.value("kv_heads", 2 / 2), 2 / 2);
   }
-  Plan plan;
-  plan.runtime = {RuntimeKind::kNative, "1"};
-  plan.host = HostKind::kComputes;
+  Plan plan = {.runtime = {RuntimeKind::kNative, "1"}, .host = HostKind::kComputes};
   plan.mesh.tp = 2;
   plan.batch = {32, 2, 1};
   for (const Kernel& kernel : build_training_step(whole.model, plan).kernels) {

@@ -62,9 +62,7 @@ TEST(RotaryTable, Llama3RescalesByWavelength) {
 }
 
 TEST(RotaryTable, LinearDividesEveryFrequency) {
-  RopeScaling scaling;
-  scaling.kind = RopeScaling::Kind::kLinear;
-  scaling.factor = 4;
+  RopeScaling scaling = {.kind = RopeScaling::Kind::kLinear, .factor = 4};
   const RotaryTable scaled = rotary_table(64, kHeadDim, kTheta, scaling);
   const RotaryTable usual = rotary_table(64, kHeadDim, kTheta);
   for (std::int64_t p = 0; p < 16; ++p) {  // position 4p is where p was

@@ -71,8 +71,7 @@ class Whole final : public DeviceCommunicator {
 };
 
 Communicator of(const char* name, std::int64_t size, std::int64_t stride) {
-  Communicator c;
-  c.name = name;
+  Communicator c = {.name = name};
   c.group.size = size;
   c.group.stride = stride;
   return c;

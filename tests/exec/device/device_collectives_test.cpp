@@ -33,11 +33,8 @@ std::vector<Json> measure(int ranks, const DeviceCollectivesRequest& request) {
 }
 
 TEST(DeviceCollectives, EveryGroupOperationAndSizeIsARow) {
-  DeviceCollectivesRequest request;
-  request.smallest = 1000;
-  request.largest = 16'000;
-  request.repeats = 2;
-  request.ranks_per_node = 2;
+  DeviceCollectivesRequest request = {
+      .smallest = 1000, .largest = 16'000, .repeats = 2, .ranks_per_node = 2};
   const std::vector<Json> of_ranks = measure(4, request);
   for (const Json& rows : of_ranks) EXPECT_EQ(rows, of_ranks.front());
   std::map<std::tuple<std::string, int, int>, int> sizes;  // by operation, group, nodes

@@ -56,10 +56,7 @@ class HostileAccelerator final : public Accelerator {
   }
 
   AcceleratorInfo info() override {
-    AcceleratorInfo info;
-    info.name = "cpu, hostile";
-    info.globaltimer_step_ns = 1;
-    return info;
+    return AcceleratorInfo{.name = "cpu, hostile", .globaltimer_step_ns = 1};
   }
   AcceleratorMemory memory() override { return {}; }
   void reset_peaks() override {}

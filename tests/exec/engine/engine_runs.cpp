@@ -17,30 +17,19 @@
 namespace foreshard {
 
 ModelSpec small_model(const std::string& family, bool tied) {
-  ModelDims dims = family_dims(family).value();
-  dims.name = "small " + family;
-  dims.source = "tests";
-  dims.layers = 3;
-  dims.hidden = 64;
-  dims.heads = 4;
-  dims.kv_heads = dims.fused_qkv ? 4 : 2;
-  dims.head_dim = 16;
-  dims.ffn = 160;
-  dims.vocabulary = 96;
-  dims.max_positions = 64;
-  dims.position_rows = 64;
+  ModelDims dims = family_dims(family, "small " + family, {3, 64, 4, 2, 16, 160, 96, 64});
+  if (dims.fused_qkv) dims.kv_heads = 4;
   dims.tied = tied;
   return build_model(dims, Stack::kNative);
 }
 
 Plan small_plan(std::int64_t shard, std::int64_t replicate) {
-  Plan plan;
-  plan.runtime = {RuntimeKind::kNative, "1"};
-  plan.host = HostKind::kComputes;
-  plan.param_dtype = DType::kFp32;
-  plan.reduction_order = ReductionOrder::kMicrobatch;
-  plan.mesh = {shard, replicate};
-  plan.batch = {32, 2, 4 / (shard * replicate)};
+  Plan plan = {.runtime = {RuntimeKind::kNative, "1"},
+               .batch = {32, 2, 4 / (shard * replicate)},
+               .mesh = {shard, replicate},
+               .param_dtype = DType::kFp32,
+               .reduction_order = ReductionOrder::kMicrobatch,
+               .host = HostKind::kComputes};
   plan.optimizer.learning_rate = 1e-2;
   return plan;
 }

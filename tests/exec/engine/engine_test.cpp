@@ -91,8 +91,7 @@ EngineRun reference_of(const ModelSpec& model, Numbers numbers) {
 void expect_training(const EngineRun& run) {
   ASSERT_EQ(run.losses.size(), static_cast<std::size_t>(kSteps));
   EXPECT_GT(run.norms.front(), 0);
-  EngineRun untrained;
-  untrained.parameters = run.initial;
+  EngineRun untrained = {.parameters = run.initial};
   EXPECT_GT(relative_difference(run, untrained), 0.1);
 }
 

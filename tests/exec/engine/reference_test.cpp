@@ -198,8 +198,7 @@ struct Reference {
 };
 
 Reference train_plainly(const ModelSpec& model, const Plan& plan, const EngineRun& engine) {
-  Reference result;
-  result.weights = weights_of(model, engine);
+  Reference result = {.weights = weights_of(model, engine)};
   Trainer trainer(result.weights, plan.optimizer);
   for (int s = 0; s < kSteps; ++s) {
     double mean = 0;
@@ -233,8 +232,7 @@ TEST_P(EngineReference, LossesAreThoseOfPlainAutograd) {
   const EngineRun engine = run_in_threads(model, plan, kSteps);
   const Reference plain = train_plainly(model, plan, engine);
   ASSERT_EQ(engine.losses.size(), plain.losses.size());
-  EngineRun untrained;
-  untrained.parameters = engine.initial;
+  EngineRun untrained = {.parameters = engine.initial};
   EXPECT_GT(relative_difference(engine, untrained), 0.05);
   double worst_loss = 0;
   double worst_norm = 0;

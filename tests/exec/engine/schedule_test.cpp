@@ -10,8 +10,7 @@ namespace foreshard::schedule_test {
 namespace {
 
 Plan plan_of(Mesh mesh, std::int64_t accumulation, AccumulationMode mode) {
-  Plan plan;
-  plan.mesh = mesh;
+  Plan plan = {.mesh = mesh};
   plan.batch.accumulation = accumulation;
   plan.accumulation = mode;
   return plan;

@@ -19,19 +19,8 @@ constexpr int kSteps = 3;
 
 // Widths that 4 ranks cut into whole blocks.
 ModelSpec wide_model() {
-  ModelDims dims = family_dims("llama").value();
-  dims.name = "wide llama";
-  dims.source = "tests";
-  dims.layers = 3;
-  dims.hidden = 128;
-  dims.heads = 8;
-  dims.kv_heads = 4;
-  dims.head_dim = 32;
-  dims.ffn = 384;
-  dims.vocabulary = 256;
-  dims.max_positions = 64;
-  dims.position_rows = 64;
-  return build_model(dims, Stack::kNative);
+  return build_model(family_dims("llama", "wide llama", {3, 128, 8, 4, 32, 384, 256, 64}),
+                     Stack::kNative);
 }
 
 // 4 micro-batches of 2 x 32 tokens over all ranks.

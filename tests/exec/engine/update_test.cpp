@@ -78,8 +78,7 @@ TEST(AddSquares, IsTheSumOfSquaresOnAGridOf32) {
 }
 
 TEST(LearningRate, IsConstantUnlessThePlanSaysOtherwise) {
-  Optimizer optimizer;
-  optimizer.learning_rate = 0.5;
+  Optimizer optimizer = {.learning_rate = 0.5};
   for (const std::int64_t step : {1, 2, 1000, 1000000}) {
     EXPECT_EQ(learning_rate(optimizer, step), 0.5);
   }
@@ -89,10 +88,7 @@ TEST(LearningRate, IsConstantUnlessThePlanSaysOtherwise) {
 // 0.6, a third of half (cos 60 degrees = 1/2 is at 8/3) not on a step; quarter: 0.2 + 0.4 (1 +
 // sqrt(1/2)).
 TEST(LearningRate, WarmsUpAndDecays) {
-  Optimizer optimizer;
-  optimizer.learning_rate = 1;
-  optimizer.min_learning_rate = 0.2;
-  optimizer.warmup_steps = 4;
+  Optimizer optimizer = {.learning_rate = 1, .warmup_steps = 4, .min_learning_rate = 0.2};
   EXPECT_EQ(learning_rate(optimizer, 1), 0.25);
   EXPECT_EQ(learning_rate(optimizer, 4), 1);
   EXPECT_EQ(learning_rate(optimizer, 400), 1);

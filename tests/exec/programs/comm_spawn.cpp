@@ -5,12 +5,11 @@
 #include "sim/base/error.h"
 
 int main(int argc, char** argv) {
-  foreshard::SpawnOptions options;
-  options.program = argv[2];
-  options.arguments = {argv + 2, argv + argc};
-  options.grace = std::chrono::milliseconds(2000);
-  options.last = std::chrono::milliseconds(1000);
-  options.interrupt_grace = std::chrono::milliseconds(3000);
+  foreshard::SpawnOptions options = {.program = argv[2],
+                                     .arguments = {argv + 2, argv + argc},
+                                     .grace = std::chrono::milliseconds(2000),
+                                     .last = std::chrono::milliseconds(1000),
+                                     .interrupt_grace = std::chrono::milliseconds(3000)};
   try {
     return foreshard::spawn_ranks(std::stoi(argv[1]), options);
   } catch (const foreshard::Error& error) {

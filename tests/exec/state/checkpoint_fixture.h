@@ -108,8 +108,7 @@ inline std::vector<TestParameter> test_parameters() {
 
 inline TestLayout layout_of(const std::vector<std::size_t>& unit_sizes, std::int64_t shards) {
   const std::vector<TestParameter> parameters = test_parameters();
-  TestLayout layout;
-  layout.shards = shards;
+  TestLayout layout = {.shards = shards};
   std::size_t next = 0;
   for (const std::size_t size : unit_sizes) {
     layout.units.emplace_back();
@@ -132,8 +131,7 @@ inline TestRank make_rank(const TestLayout& layout, std::int64_t world_rank) {
   rank.state.shard_index = world_rank % layout.shards;
   rank.state.replica_index = world_rank / layout.shards;
   for (std::size_t u = 0; u < layout.units.size(); ++u) {
-    StateUnit unit;
-    unit.name = "u" + std::to_string(u);
+    StateUnit unit = {.name = "u" + std::to_string(u)};
     std::int64_t offset = 0;
     for (const TestParameter& parameter : layout.units[u]) {
       offset = (offset + layout.alignment - 1) / layout.alignment * layout.alignment;
@@ -211,12 +209,11 @@ inline std::int64_t count_differences(const TestRank& rank, std::int64_t step,
 }
 
 inline RunProgress progress_at(std::int64_t step) {
-  RunProgress progress;
-  progress.step = step;
-  progress.next_sample = step * 8;
-  progress.seed = -7;
-  progress.metadata = {{"plan", "model: x\n\tbatch: \"1\" # \xC3\xA4\n"}, {"version", "0.1.0"}};
-  return progress;
+  return RunProgress{
+      .step = step,
+      .next_sample = step * 8,
+      .seed = -7,
+      .metadata = {{"plan", "model: x\n\tbatch: \"1\" # \xC3\xA4\n"}, {"version", "0.1.0"}}};
 }
 
 // Saves that step with the layout; returns what each rank threw.

@@ -22,9 +22,7 @@ namespace {
 using Strings = std::vector<std::string>;
 
 Cluster cluster_of(const Plan& plan) {
-  Cluster cluster;
-  cluster.spec = "test";
-  cluster.gpus = plan.mesh.world();
+  Cluster cluster = {.spec = "test", .gpus = plan.mesh.world()};
   cluster.node.gpus = 8;
   return cluster;
 }

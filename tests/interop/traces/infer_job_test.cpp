@@ -55,19 +55,10 @@ Plan plan_of(const InferredJob& job, const ModelSpec& model) {
   return resolve(document, model, cluster).plan;
 }
 
-CudaTraceOptions with_shapes() {
-  CudaTraceOptions options;
-  options.shapes = true;
-  options.steps = 1;
-  return options;
-}
+CudaTraceOptions with_shapes() { return CudaTraceOptions{.steps = 1, .shapes = true}; }
 
 TEST(InferJob, NamesTheZoosModelByTheSizesOfItsUnits) {
-  Plan plan;
-  plan.model = "gpt2";
-  plan.cluster = "16xh100";
-  plan.batch = {512, 4, 1};
-  plan.mesh = {16, 1};
+  Plan plan = {.model = "gpt2", .cluster = "16xh100", .batch = {512, 4, 1}, .mesh = {16, 1}};
   plan.units.embedding = plan.units.head = UnitPlacement::kRoot;
   const ModelSpec model = load_zoo_model("gpt2");
   const InferredJob job = infer_job(trace_of(model, plan), std::nullopt);
@@ -93,8 +84,7 @@ TEST(InferJob, MakesTheModelOfTheShapesWhereNobodyNamedOneLikeIt) {
 }
 
 TEST(InferJob, AsksForWhatTheTraceDoesNotTell) {
-  CudaTraceOptions options;
-  options.device = "A card of tomorrow";
+  CudaTraceOptions options = {.device = "A card of tomorrow"};
   const InferredJob job = infer_job(trace_of(tiny_model(3), tiny_plan(), options), std::nullopt);
   EXPECT_EQ(asked_keys(job),
             (std::vector<std::string>{"cluster", "batch.sequence", "batch.micro_batch", "model"}));

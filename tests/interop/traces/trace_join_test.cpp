@@ -131,15 +131,13 @@ INSTANTIATE_TEST_SUITE_P(
 
 TEST(TraceJoin, TellsCollectivesByKernelNameWhereTheTraceHasNoArguments) {
   const Forecast made = forecast_of(tiny_plan());
-  CudaTraceOptions options;
-  options.named_collectives = false;
+  CudaTraceOptions options = {.named_collectives = false};
   expect_same(made, made.timeline, join_traces(made, {traced(made, made.timeline, options)}));
 }
 
 TEST(TraceJoin, EndsStepsWithTheProfilersMarksWhereNoOptimizerIsNamed) {
   const Forecast made = forecast_of(tiny_plan());
-  CudaTraceOptions options;
-  options.optimizer_range = false;
+  CudaTraceOptions options = {.optimizer_range = false};
   const FsdpTrace trace = traced(made, made.timeline, options);
   ASSERT_FALSE(trace.notes.empty());
   EXPECT_NE(trace.notes.back().find("no Optimizer.step range"), std::string::npos);
@@ -151,8 +149,7 @@ TEST(TraceJoin, EndsStepsWithTheProfilersMarksWhereNoOptimizerIsNamed) {
 TEST(TraceJoin, ValidatesTheJobThatDidAsForecast) {
   const Forecast made = forecast_of(tiny_plan());
   const CostModel costs(round_cluster(8), round_calibration());
-  CudaTraceOptions options;
-  options.peak_allocated = made.memory.peak.count();
+  CudaTraceOptions options = {.peak_allocated = made.memory.peak.count()};
   const TraceJoin join = join_traces(made, {traced(made, made.timeline, options)});
   const Validation v = validate(made, summarize(made, costs, 0), join.record, {});
   EXPECT_TRUE(v.passed);
@@ -291,10 +288,7 @@ TEST(Kineto, ReadsWhatIsCompressedAndRefusesWhatIsDamaged) {
 // --- the recording of a real job ---
 
 Plan recorded_plan() {
-  Plan plan;
-  plan.model = "model.json";
-  plan.batch = {64, 2, 1};
-  plan.mesh = {2, 1};
+  Plan plan = {.model = "model.json", .batch = {64, 2, 1}, .mesh = {2, 1}};
   plan.units.head = UnitPlacement::kWithNorm;
   plan.reshard_after_forward.ranges = {{3, 3, {Reshard::Kind::kNever, 0}}};
   plan.param_dtype = plan.reduce_dtype = DType::kFp32;

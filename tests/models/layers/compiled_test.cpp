@@ -19,8 +19,7 @@ constexpr std::int64_t kWide = 8192, kFfn = 28672, kStatistic = 4;
 LayerProgram block(const Plan& plan, const ModelSpec& eager) {
   const ModelSpec model = with_variants(eager, plan);
   const auto is_block = [](const LayerSpec& layer) { return layer.role == LayerRole::kBlock; };
-  ProgramOptions options;
-  options.sequence = kTokens;
+  ProgramOptions options = {.sequence = kTokens};
   return build_layer_program(*std::find_if(model.kinds.begin(), model.kinds.end(), is_block),
                              options);
 }
@@ -138,9 +137,7 @@ TEST(Compiled, BlocksOfEveryShapeBalance) {
           const ModelSpec model = with_variants(load_zoo_model(name, Stack::kEager), plan);
           for (const LayerSpec& layer : model.kinds) {
             if (layer.role != LayerRole::kBlock) continue;
-            ProgramOptions options;
-            options.sequence = 128;
-            options.recompute = recompute;
+            ProgramOptions options = {.sequence = 128, .recompute = recompute};
             const LayerProgram p = build_layer_program(layer, options);
             std::vector<int> alive(p.slots.size() + 2, 0);
             alive[0] = 1;

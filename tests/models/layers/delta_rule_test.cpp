@@ -37,16 +37,13 @@ ModelDims small(std::string_view family) {
 }
 
 LayerSpec block(std::string_view family, std::size_t of = 0) {
-  Plan plan;
-  plan.batch = {kSequence, kBatch, 1};
+  Plan plan = {.batch = {kSequence, kBatch, 1}};
   const ModelSpec model = with_variants(build_model(small(family)), plan);
   return model.kinds[1 + of];
 }
 
 LayerProgram program(const LayerSpec& layer) {
-  ProgramOptions options;
-  options.batch = kBatch;
-  options.sequence = kSequence;
+  ProgramOptions options = {.batch = kBatch, .sequence = kSequence};
   return build_layer_program(layer, options);
 }
 
@@ -75,8 +72,7 @@ TEST(DeltaRuleTest, AttentionIsGated) {
   ModelDims plain = small("qwen3_5");
   plain.parts.gate = OutputGate::kNone;
   plain.parts.gate_beside_queries = false;
-  Plan plan;
-  plan.batch = {kSequence, kBatch, 1};
+  Plan plan = {.batch = {kSequence, kBatch, 1}};
   const ModelSpec model = with_variants(build_model(plain), plan);
   // The sigmoid and what o_proj reads; the product of queries with their gate stays for one of
   // their norms, which reads a part of it.
@@ -153,8 +149,7 @@ TEST(DeltaRuleTest, DecaysOfChannels) {
   dims.latent = {.kv_rank = 64, .nope = 48, .rope = 16, .value = 32};
   dims.delta.scan = {
       .heads = kHeads, .head_dim = kKey, .state = kKey, .groups = kHeads, .chunk = kChunk};
-  Plan plan;
-  plan.batch = {kSequence, kBatch, 1};
+  Plan plan = {.batch = {kSequence, kBatch, 1}};
   const LayerSpec layer = with_variants(build_model(dims), plan).kinds[1];
   // q, k, v and the way back; two products around a head's width for each gate; beta; a number of
   // each channel and head, the convolution, the norm of a head; norms and feed-forward layer.

@@ -36,8 +36,7 @@ std::vector<std::string> names_in(const LayerSpec& layer) {
 }
 
 std::int64_t saved_bytes(const LayerSpec& layer) {
-  ProgramOptions options;
-  options.sequence = kSequence;
+  ProgramOptions options = {.sequence = kSequence};
   return build_layer_program(layer, options).saved_bytes().count();
 }
 
@@ -145,13 +144,11 @@ TEST(VariantBlocksTest, PythiaRotatesAQuarterOfEveryHead) {
 }
 
 TEST(VariantBlocksTest, TheEngineRefusesWhatItHasNoKernelsFor) {
-  Plan plan;
-  plan.runtime = {RuntimeKind::kNative, "1"};
+  Plan plan = {.runtime = {RuntimeKind::kNative, "1"}};
   plan.batch.sequence = 512;
   plan.mesh = {8, 1};
   plan.units.embedding = plan.units.head = UnitPlacement::kRoot;
-  Cluster cluster;
-  cluster.gpus = 8;
+  Cluster cluster = {.gpus = 8};
   for (const char* name : {"mixtral-8x7b", "deepseek-v2-lite", "qwen1.5-moe-a2.7b", "bert-base",
                            "gemma-2b", "falcon-7b", "phi-4", "pythia-1b"}) {
     const auto problem = find_problem(plan, load_zoo_model(name, Stack::kNative), cluster);

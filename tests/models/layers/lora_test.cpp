@@ -19,11 +19,7 @@ namespace {
 constexpr std::int64_t kTokens = 1024;
 constexpr std::int64_t d = 4096, dkv = 1024, f = 14336;
 
-Cluster cluster_of_8() {
-  Cluster cluster;
-  cluster.gpus = 8;
-  return cluster;
-}
+Cluster cluster_of_8() { return Cluster{.gpus = 8}; }
 
 Plan plan_with(std::int64_t rank, std::vector<std::string> targets,
                Lora::Base base = Lora::Base::kParam) {
@@ -45,8 +41,7 @@ LayerSpec block_of(const ModelSpec& model) {
 }
 
 LayerProgram program(const LayerSpec& layer) {
-  ProgramOptions options;
-  options.sequence = kTokens;
+  ProgramOptions options = {.sequence = kTokens};
   return build_layer_program(layer, options);
 }
 

@@ -18,21 +18,20 @@ namespace {
 constexpr std::int64_t kBatch = 2, kSequence = 256, kTokens = kBatch * kSequence;
 
 ModelDims small() {
-  ModelDims dims;
-  dims.name = "small";
-  dims.family = "nemotron_h";
-  dims.naming = Naming::kNemotronH;
-  dims.activation = Activation::kRelu2;
-  dims.positions = Positions::kNone;
-  dims.pattern = "ME*-M";
-  dims.layers = 5;
-  dims.hidden = 512;
-  dims.heads = 8;
-  dims.kv_heads = 2;
-  dims.head_dim = 64;
-  dims.ffn = 768;
-  dims.vocabulary = 1000;
-  dims.max_positions = 4096;
+  ModelDims dims = {.name = "small",
+                    .family = "nemotron_h",
+                    .layers = 5,
+                    .hidden = 512,
+                    .heads = 8,
+                    .kv_heads = 2,
+                    .head_dim = 64,
+                    .ffn = 768,
+                    .vocabulary = 1000,
+                    .max_positions = 4096,
+                    .naming = Naming::kNemotronH,
+                    .activation = Activation::kRelu2,
+                    .positions = Positions::kNone,
+                    .pattern = "ME*-M"};
   dims.mamba.scan = {.heads = 16, .head_dim = 64, .state = 128, .groups = 4, .chunk = 128};
   dims.moe = {.experts = 16, .top_k = 4, .ffn = 256, .shared_ffn = 320, .sigmoid = true};
   dims.moe.latent = 128;
@@ -44,13 +43,10 @@ constexpr std::int64_t kConvolved = kInner + 2 * kShared;
 constexpr std::int64_t kProjected = kInner + kConvolved + kHeads;
 
 std::int64_t kept(RuntimeKind runtime) {
-  Plan plan;
-  plan.batch = {kSequence, kBatch, 1};
+  Plan plan = {.batch = {kSequence, kBatch, 1}};
   plan.runtime.kind = runtime;
   const ModelSpec model = with_variants(build_model(small()), plan);
-  ProgramOptions options;
-  options.batch = kBatch;
-  options.sequence = kSequence;
+  ProgramOptions options = {.batch = kBatch, .sequence = kSequence};
   return build_layer_program(model.kinds[1], options).saved_bytes().count();
 }
 
@@ -112,9 +108,7 @@ TEST(MambaTest, TheMixerKeepsTwoTensors) {
 // Forward moves x five times (convolved: read, written; read for states and for the result, which
 // is written), and the states of each chunk three times in fp32, twice in the compute dtype.
 TEST(MambaTest, KernelsOfTheScan) {
-  ProgramOptions options;
-  options.batch = kBatch;
-  options.sequence = kSequence;
+  ProgramOptions options = {.batch = kBatch, .sequence = kSequence};
   const ModelSpec model = build_model(small());
   const LayerProgram p = build_layer_program(model.kinds[1], options);
   std::int64_t moved = 0, kernels = 0;
@@ -181,9 +175,7 @@ TEST(Nvfp4Test, ProductsInFourBits) {
   plan.float8 = Float8::kNvfp4;
   plan.float8_wide_blocks = 2;
   const ModelSpec model = with_variants(build_model(small()), plan);
-  ProgramOptions options;
-  options.batch = kBatch;
-  options.sequence = kSequence;
+  ProgramOptions options = {.batch = kBatch, .sequence = kSequence};
   const auto forward = [&](std::size_t block) {
     return build_layer_program(model.kinds[at(model.order[1 + block].kind)], options).forward;
   };

@@ -48,9 +48,7 @@ LayerProgram block(const char* family, const Plan& plan, Recompute recompute = R
   const ModelSpec model = with_variants(small(family), plan);
   for (const LayerSpec& layer : model.kinds) {
     if (layer.role != role) continue;
-    ProgramOptions options;
-    options.sequence = kTokens;
-    options.recompute = recompute;
+    ProgramOptions options = {.sequence = kTokens, .recompute = recompute};
     if (plan.autocast) options.gradient_dtype = plan.param_dtype;
     return build_layer_program(layer, options);
   }

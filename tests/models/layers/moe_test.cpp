@@ -42,20 +42,18 @@ double forward_flops_of(const LayerSpec& layer, OperationKind kind) {
 }
 
 ModelDims small_mixture() {
-  ModelDims dims;
-  dims.name = "small";
-  dims.family = "mixtral";
-  dims.naming = Naming::kMixtral;
-  dims.layers = 2;
-  dims.hidden = 512;
-  dims.heads = 8;
-  dims.kv_heads = 4;
-  dims.head_dim = 64;
-  dims.ffn = 256;
-  dims.vocabulary = 1000;
-  dims.max_positions = 4096;
-  dims.moe = {.experts = 8, .top_k = 2, .ffn = 256, .normalized = true};
-  return dims;
+  return ModelDims{.name = "small",
+                   .family = "mixtral",
+                   .layers = 2,
+                   .hidden = 512,
+                   .heads = 8,
+                   .kv_heads = 4,
+                   .head_dim = 64,
+                   .ffn = 256,
+                   .vocabulary = 1000,
+                   .max_positions = 4096,
+                   .naming = Naming::kMixtral,
+                   .moe = {.experts = 8, .top_k = 2, .ffn = 256, .normalized = true}};
 }
 
 // Attention 2 x 4096^2 + 2 x 4096 x 1024, 8 experts of three matrices 4096 x 14336, a router of 8
@@ -117,9 +115,7 @@ TEST(MixtureTest, SavesWhatAutogradSaves) {
   const std::int64_t d = dims.hidden, f = dims.moe.ffn, e = dims.moe.experts, k = dims.moe.top_k;
   ModelDims dense = dims;
   dense.moe = {};
-  ProgramOptions options;
-  options.batch = kBatch;
-  options.sequence = kSequence;
+  ProgramOptions options = {.batch = kBatch, .sequence = kSequence};
   const auto saved = [&](const ModelDims& of, FeedForwardKind kind) {
     return build_layer_program(decoder_block(of, Stack::kEager, {.mlp = kind}), options)
         .saved_bytes()
@@ -136,9 +132,7 @@ TEST(MixtureTest, SavesWhatAutogradSaves) {
 // rows.
 TEST(MixtureTest, GroupedProductsShareTheRows) {
   const ModelDims dims = small_mixture();
-  ProgramOptions options;
-  options.batch = kBatch;
-  options.sequence = kSequence;
+  ProgramOptions options = {.batch = kBatch, .sequence = kSequence};
   const LayerProgram p = build_layer_program(
       decoder_block(dims, Stack::kEager, {.mlp = FeedForwardKind::kExperts}), options);
   const auto grouped = [](const LayerPhaseProgram& phase) {
@@ -193,8 +187,7 @@ TEST(LatentAttentionTest, FlopsOfKeysWiderThanValues) {
   const LayerSpec& block = kind_named(model, "deepseek_v3 block");
   const double expected = 2.0 * 128 * kSequence * (192 + 128) / 2;
   EXPECT_DOUBLE_EQ(forward_flops_of(block, OperationKind::kAttention), expected);
-  ProgramOptions options;
-  options.sequence = kSequence;
+  ProgramOptions options = {.sequence = kSequence};
   const LayerProgram p = build_layer_program(block, options);
   double backward = 0;
   for (const Kernel& k : p.backward.kernels) {
@@ -271,8 +264,7 @@ TEST(ExpertLoopTest, TheHostWaitsForTheRouter) {
   EXPECT_EQ(waits(loop), 2);
   EXPECT_EQ(waits(grouped), 0);
   // The same work.
-  ProgramOptions options;
-  options.sequence = kSequence;
+  ProgramOptions options = {.sequence = kSequence};
   EXPECT_DOUBLE_EQ(p.forward.flops.count(),
                    build_layer_program(grouped.kinds[1], options).forward.flops.count());
 }
@@ -280,9 +272,7 @@ TEST(ExpertLoopTest, TheHostWaitsForTheRouter) {
 // In fp32 the products keep copies in bf16: both first ones one of the rows, which are as much as
 // the rows in fp32, each one of its weights, and what lies between them is half as wide.
 TEST(GroupedProductsTest, MultiplyInBf16) {
-  Plan plan;
-  plan.batch = {kSequence, kBatch, 1};
-  plan.mesh = {8, 1};
+  Plan plan = {.batch = {kSequence, kBatch, 1}, .mesh = {8, 1}};
   plan.param_dtype = plan.master_dtype = DType::kFp32;
   const ModelSpec plain = build_model(small_mixture());
   const auto casted = [&] {

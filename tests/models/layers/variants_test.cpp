@@ -37,9 +37,7 @@ LayerProgram program(const ModelSpec& model, LayerRole role,
                      Recompute recompute = Recompute::kNone) {
   for (const LayerSpec& layer : model.kinds) {
     if (layer.role != role) continue;
-    ProgramOptions options;
-    options.sequence = kTokens;
-    options.recompute = recompute;
+    ProgramOptions options = {.sequence = kTokens, .recompute = recompute};
     return build_layer_program(layer, options);
   }
   return {};
@@ -58,18 +56,14 @@ std::int64_t saved(const Plan& plan, Recompute recompute = Recompute::kNone) {
 
 // Rows that the gradient of a product's bias is summed over.
 std::int64_t rows_summed(TensorSpec product, std::int64_t batch, std::int64_t sequence) {
-  LayerSpec layer;
-  layer.role = LayerRole::kBlock;
-  layer.tensors = {product, product};
-  layer.parameters = {{.name = "weight", .shape = {8, 8}}, {.name = "bias", .shape = {8}}};
-  Operation op;
-  op.kind = OperationKind::kGemm;
-  op.inputs = {0};
-  op.outputs = {1};
-  op.parameters = {0, 1};
+  LayerSpec layer = {
+      .role = LayerRole::kBlock,
+      .tensors = {product, product},
+      .parameters = {{.name = "weight", .shape = {8, 8}}, {.name = "bias", .shape = {8}}}};
+  Operation op = {
+      .kind = OperationKind::kGemm, .inputs = {0}, .outputs = {1}, .parameters = {0, 1}};
   layer.operations = {op};
-  ModelSpec model;
-  model.kinds = {layer};
+  ModelSpec model = {.kinds = {layer}};
   model = with_variants(model, plan_with(Compile::kNone));
   TensorSpec sums = model.kinds[0].tensors.back();
   EXPECT_EQ(sums.name, kColumnSums);

@@ -13,15 +13,13 @@ namespace {
 
 AccuracyRow row(const std::string& id, const std::string& group, double measured,
                 double predicted) {
-  AccuracyRow r;
-  r.id = id;
-  r.quantity = "step_time_s";
-  r.measured = measured;
-  r.predicted = predicted;
-  r.low = predicted * 0.9;
-  r.high = predicted * 1.1;
-  r.groups = {{"family x gpu", group}};
-  return r;
+  return AccuracyRow{.id = id,
+                     .quantity = "step_time_s",
+                     .measured = measured,
+                     .predicted = predicted,
+                     .low = predicted * 0.9,
+                     .high = predicted * 1.1,
+                     .groups = {{"family x gpu", group}}};
 }
 
 // Four rows of A are 1 % off, one of B 20 %: by rows the median is 1 %, balanced half of the weight

@@ -19,10 +19,7 @@ class Step {
     mark();
   }
   CapturedCall& add(Kind kind, const std::string& name, const std::string& place) {
-    CapturedCall call;
-    call.kind = kind;
-    call.name = id(name);
-    call.place = place.empty() ? -1 : id(place);
+    CapturedCall call = {.kind = kind, .name = id(name), .place = place.empty() ? -1 : id(place)};
     capture_.calls.push_back(call);
     return capture_.calls.back();
   }

@@ -24,30 +24,16 @@ namespace {
 using What = Difference::What;
 
 HostEvent event(const char* kind, std::int32_t unit, const char* stream, std::uint32_t actions) {
-  HostEvent e;
-  e.kind = kind;
-  e.unit = unit;
-  e.stream = stream;
-  e.actions = actions;
-  return e;
+  return HostEvent{.kind = kind, .unit = unit, .stream = stream, .actions = actions};
 }
 
 RecordedStep hand_made_step() {
   RecordedStep step;
   EventGraph& graph = step.graph;
-  Unit unit;
-  unit.name = "layers.0";
-  unit.parameters = 2;
-  unit.numel = 1000;
-  unit.shard_numel = 128;
-  unit.shards = 8;
+  Unit unit = {.name = "layers.0", .parameters = 2, .numel = 1000, .shard_numel = 128, .shards = 8};
   graph.units = {unit};
   const auto buffer = [&](MemoryCategory category, Stream pool, std::int64_t bytes) {
-    Buffer b;
-    b.category = category;
-    b.pool = pool;
-    b.unit = 0;
-    b.bytes = Bytes(bytes);
+    Buffer b = {.category = category, .pool = pool, .unit = 0, .bytes = Bytes(bytes)};
     graph.buffers.push_back(b);
   };
   buffer(MemoryCategory::kShardedParam, Stream::kCompute, 512);
@@ -89,35 +75,32 @@ ForecastSteps hand_made_forecast() {
 
 RecordedEvent row(std::int64_t seq, const char* kind, const char* unit, const char* stream,
                   PoolBytes pools) {
-  RecordedEvent e;
-  e.step = 2;
-  e.seq = seq;
-  e.microbatch = 0;
-  e.kind = kind;
-  e.unit = unit;
-  e.stream = stream;
-  e.pools = pools;
-  return e;
+  return RecordedEvent{.step = 2,
+                       .seq = seq,
+                       .microbatch = 0,
+                       .kind = kind,
+                       .unit = unit,
+                       .stream = stream,
+                       .pools = pools};
 }
 
 Recording hand_made_recording() {
-  Recording r;
-  r.id = "tiny";
-  r.version = "2.11.0";
-  r.index_file = "index.csv";
-  r.events_file = "events.csv";
-  r.memory_file = "memory.csv";
-  r.peaks_file = "peaks.csv";
-  r.units_file = "units.csv";
-  r.allocations_file = "allocations.csv";
-  r.events = {row(1, "step_begin", "", "D", {1536, 0, 0, 0, 0}),
-              row(2, "all_gather_copy_in", "layers.0", "CI", {1536, 4096, 0, 0, 0}),
-              row(3, "wait", "layers.0", "AG", {1536, 4096, 0, 0, 0}),
-              row(4, "all_gather_copy_out", "layers.0", "D", {3072, 4096, 0, 0, 0}),
-              row(5, "free_all_gather_output", "layers.0", "D", {3072, 0, 0, 0, 0}),
-              row(6, "reduce_scatter", "layers.0", "RS", {3072, 0, 2048, 0, 0}),
-              row(7, "reduce_end", "layers.0", "D", {3072, 0, 2048, 0, 0}),
-              row(8, "step_end", "", "D", {1536, 0, 0, 0, 0})};
+  Recording r = {.id = "tiny",
+                 .version = "2.11.0",
+                 .index_file = "index.csv",
+                 .events_file = "events.csv",
+                 .memory_file = "memory.csv",
+                 .peaks_file = "peaks.csv",
+                 .units_file = "units.csv",
+                 .allocations_file = "allocations.csv",
+                 .events = {row(1, "step_begin", "", "D", {1536, 0, 0, 0, 0}),
+                            row(2, "all_gather_copy_in", "layers.0", "CI", {1536, 4096, 0, 0, 0}),
+                            row(3, "wait", "layers.0", "AG", {1536, 4096, 0, 0, 0}),
+                            row(4, "all_gather_copy_out", "layers.0", "D", {3072, 4096, 0, 0, 0}),
+                            row(5, "free_all_gather_output", "layers.0", "D", {3072, 0, 0, 0, 0}),
+                            row(6, "reduce_scatter", "layers.0", "RS", {3072, 0, 2048, 0, 0}),
+                            row(7, "reduce_end", "layers.0", "D", {3072, 0, 2048, 0, 0}),
+                            row(8, "step_end", "", "D", {1536, 0, 0, 0, 0})}};
   r.events[0].microbatch = r.events[7].microbatch = -1;
   r.events[2].on = "all_gather layers.0";
   r.events[4].bytes_in = 4096;

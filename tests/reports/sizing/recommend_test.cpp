@@ -16,8 +16,7 @@ constexpr double kDay = 86400;
 
 // A step of 2 s with two draws, 16 GPUs, 8 sequences of 1000 tokens each.
 SizedPlan sized_by_hand() {
-  SizedPlan sized;
-  sized.cluster = round_cluster(16);
+  SizedPlan sized = {.cluster = round_cluster(16)};
   sized.cluster.gpu.power_limit = 500;
   sized.plan = tiny_plan();
   sized.plan.mesh = {16, 1};
@@ -122,8 +121,7 @@ JobVariants round_job(const CandidateCluster& candidate, std::int64_t most_seque
   }
   Cluster cluster = round_cluster(candidate.gpus);
   cluster.spec = candidate.spec;
-  SearchSpace space;
-  space.base = tiny_plan();
+  SearchSpace space = {.base = tiny_plan()};
   space.base.batch = {512, 1, 1};
   space.base.mesh = {candidate.gpus, 1};
   space.global_batch = most_sequences / candidate.gpus * candidate.gpus;
@@ -141,11 +139,7 @@ std::vector<CandidateCluster> round_candidates() {
 }
 
 RecommendOptions options_of(int threads) {
-  RecommendOptions options;
-  options.threads = threads;
-  options.most_sequences = 32;
-  options.draws = 8;
-  return options;
+  return RecommendOptions{.threads = threads, .most_sequences = 32, .draws = 8};
 }
 
 TEST(Recommend, OrdersByDeadlineThenDollars) {

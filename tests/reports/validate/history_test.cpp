@@ -12,23 +12,22 @@ namespace foreshard {
 namespace {
 
 HistoryRow row_of(double predicted, double measured, const char* host = "here") {
-  HistoryRow row;
-  row.created = "2026-01-02T03:04:05Z";
-  row.host = host;
-  row.fingerprint = "0123456789abcdef";
-  row.plan_yaml = "model: tiny\n# it's \"quoted\"; DROP TABLE validations;\n";
-  row.model = "tiny";
-  row.runtime = "native@1";
-  row.ranks = 2;
-  row.predicted_s = predicted;
-  row.low_s = 0.9 * predicted;
-  row.high_s = 1.1 * predicted;
-  row.measured_s = measured;
-  row.exposed_communication_error = -0.01;
-  row.memory_error = 0.02;
-  row.passed = true;
-  row.profile = "local";
-  row.version = "0.1.0";
+  HistoryRow row = {.created = "2026-01-02T03:04:05Z",
+                    .host = host,
+                    .fingerprint = "0123456789abcdef",
+                    .plan_yaml = "model: tiny\n# it's \"quoted\"; DROP TABLE validations;\n",
+                    .model = "tiny",
+                    .runtime = "native@1",
+                    .ranks = 2,
+                    .predicted_s = predicted,
+                    .low_s = 0.9 * predicted,
+                    .high_s = 1.1 * predicted,
+                    .measured_s = measured,
+                    .exposed_communication_error = -0.01,
+                    .memory_error = 0.02,
+                    .passed = true,
+                    .profile = "local",
+                    .version = "0.1.0"};
   return row;
 }
 

@@ -141,10 +141,9 @@ TEST(MeasuredReport, HasMediansQuartilesAndTheRun) {
 }
 
 TEST(MeasuredReport, WritesADivergedLossAsNull) {
-  Report report;
-  report.plan = tiny_plan();
-  report.cluster = round_cluster(8);
-  report.run = RunFigures{{1.5, std::numeric_limits<double>::quiet_NaN()}, "ab", 3};
+  Report report = {.plan = tiny_plan(),
+                   .cluster = round_cluster(8),
+                   .run = RunFigures{{1.5, std::numeric_limits<double>::quiet_NaN()}, "ab", 3}};
   const Json losses = to_json(report)["run"]["losses"];
   EXPECT_EQ(losses[0], 1.5);
   EXPECT_TRUE(losses[1].is_null());

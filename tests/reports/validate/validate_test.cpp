@@ -28,9 +28,7 @@ HandMade forecast_step() {
 }
 
 Forecast forecast_of(const HandMade& step) {
-  Forecast made;
-  made.model = tiny_model(1);
-  made.plan = tiny_plan();
+  Forecast made = {.model = tiny_model(1), .plan = tiny_plan()};
   made.plan.mesh = {2, 1};
   made.graph = step.graph;
   made.timeline = step.timeline;

@@ -42,8 +42,7 @@ TEST(CollectiveModel, ACurveOfOnesIsNcclsTable) {
 // nodes with a port of 400 Gbit/s for each GPU, where a gather reaches 324
 // (sim/cost/collective.cpp).
 TEST(CollectiveModel, AnAllToAllBetweenNodesIsBoundByEachGpusOwnPort) {
-  FabricCurve curve;
-  curve.evidence = Evidence::kInterpolated;
+  FabricCurve curve = {.evidence = Evidence::kInterpolated};
   const double bytes = 64.0 * 1024 * kMebi;
   EXPECT_NEAR(model_of(curve).price(Op::kAllToAll, bytes).busbw, 348e9, 0.06 * 348e9);
   FabricCurve network = curve;
@@ -67,8 +66,7 @@ TEST(CollectiveModel, RowsThatTravelOnceMoveLess) {
 
 TEST(CollectiveModel, TheFormByHand) {
   // A ring of 8, Simple, 256 MiB: L = 32.2 us, S / B = 268435456 / 411.43e3 = 652.4 us.
-  FabricCurve curve;
-  curve.fixed = 10e-6;
+  FabricCurve curve = {.fixed = 10e-6};
   curve.hops[2] = 1.5;
   curve.ring[2] = 0.9;
   curve.own = 0.35;
@@ -80,8 +78,7 @@ TEST(CollectiveModel, TheFormByHand) {
 }
 
 TEST(CollectiveModel, MoreNodesTakeLongerByTheDoubling) {
-  FabricCurve curve;
-  curve.per_doubling = 0.1;
+  FabricCurve curve = {.per_doubling = 0.1};
   const CollectiveModel eight(h100(8), {}, curve, {});
   const CollectiveModel plain(h100(8), {}, FabricCurve{}, {});
   const FabricTerm term = plain.term(Op::kAllGather, 1024 * kMebi);
@@ -147,38 +144,28 @@ TEST(CollectiveModel, UnalignedSizesLieBetween) {
 
 TEST(CollectiveModel, OtherKernelsHoldFewerMultiprocessors) {
   const auto ctas = [&](CollectiveKernels kernels, Op op) {
-    CollectiveSettings settings;
-    settings.kernels = kernels;
+    CollectiveSettings settings = {.kernels = kernels};
     return model_of({}, {}, settings).price(op, 256 * kMebi).ctas;
   };
   EXPECT_EQ(ctas(CollectiveKernels::kDefault, Op::kAllGather), 24);
   EXPECT_EQ(ctas(CollectiveKernels::kCopyEngine, Op::kAllGather), 0);
   EXPECT_EQ(ctas(CollectiveKernels::kCopyEngine, Op::kReduceScatter), 24);  // copies do not add
   EXPECT_EQ(ctas(CollectiveKernels::kSymmetric, Op::kReduceScatter), 2);
-  CollectiveSettings old;
-  old.version = {2, 26, 2};
-  old.kernels = CollectiveKernels::kCopyEngine;
+  CollectiveSettings old = {.version = {2, 26, 2}, .kernels = CollectiveKernels::kCopyEngine};
   EXPECT_EQ(model_of({}, {}, old).price(Op::kAllGather, 256 * kMebi).ctas, 24);
-  CollectiveSettings few;
-  few.max_ctas = 8;
+  CollectiveSettings few = {.max_ctas = 8};
   const CollectivePrice price = model_of({}, {}, few).price(Op::kAllGather, 1024 * kMebi);
   EXPECT_EQ(price.ctas, 8);
   EXPECT_NEAR(price.busbw / 1e9, 120, 2);  // a third of the channels
 }
 
 Gpu gpu(std::int64_t multiprocessors, double bandwidth) {
-  Gpu g;
-  g.multiprocessors = multiprocessors;
-  g.memory_bandwidth = BytesPerSecond(bandwidth);
-  return g;
+  return Gpu{.multiprocessors = multiprocessors, .memory_bandwidth = BytesPerSecond(bandwidth)};
 }
 
 TEST(Slowdown, FollowsWhatTheKernelOccupies) {
-  ContentionCurve curve;
-  curve.memory = 0.4;
-  CollectivePrice ring;
-  ring.ctas = 24;
-  ring.busbw = 350e9;
+  ContentionCurve curve = {.memory = 0.4};
+  CollectivePrice ring = {.ctas = 24, .busbw = 350e9};
   const Gpu h100_gpu = gpu(132, 3350e9);
   const double held = 3 * 350 / 3350.0;
   const Slowdown near = slowdown_of(ring, h100_gpu, curve);

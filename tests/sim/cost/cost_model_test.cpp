@@ -13,14 +13,12 @@ namespace foreshard {
 namespace {
 
 Kernel gemm(std::int64_t m, std::int64_t n, std::int64_t k) {
-  Kernel kernel;
-  kernel.kind = KernelKind::kGemm;
-  kernel.m = m;
-  kernel.n = n;
-  kernel.k = k;
-  kernel.bytes = Bytes((m * k + k * n + m * n) * 2);
-  kernel.flops = Flops(2.0 * static_cast<double>(m * n * k));
-  return kernel;
+  return Kernel{.kind = KernelKind::kGemm,
+                .m = m,
+                .n = n,
+                .k = k,
+                .bytes = Bytes((m * k + k * n + m * n) * 2),
+                .flops = Flops(2.0 * static_cast<double>(m * n * k))};
 }
 
 TEST(CostModel, AGemmTakesItsFlopsOverTheSustainedPeak) {

@@ -11,14 +11,12 @@ namespace {
 
 // 100 W idle, 1 J for a TFLOP.
 HeatCurve curve() {
-  HeatCurve c;
-  c.idle = 100;
-  c.joules_per_flop = 1e-12;
-  c.joules_per_byte = 1e-10;
-  c.energy_exponent = 1.2;
-  c.rate_exponent = 0.4;
-  c.cool = 0.9;
-  return c;
+  return HeatCurve{.idle = 100,
+                   .joules_per_flop = 1e-12,
+                   .joules_per_byte = 1e-10,
+                   .energy_exponent = 1.2,
+                   .rate_exponent = 0.4,
+                   .cool = 0.9};
 }
 
 // W drawn at a clock, with products as much slower as it makes them.
@@ -59,8 +57,7 @@ TEST(Heat, TheClockIsTheGreatestWithinTheLimit) {
 }
 
 Kernel product() {
-  Kernel kernel;
-  kernel.kind = KernelKind::kGemm;
+  Kernel kernel = {.kind = KernelKind::kGemm};
   kernel.m = kernel.n = kernel.k = 8192;
   kernel.flops = Flops(2.0 * 8192 * 8192 * 8192);
   kernel.bytes = Bytes(3LL * 8192 * 8192 * 2);
@@ -85,8 +82,7 @@ CostModel costs(double limit, Calibration calibration) {
 // Of a row of one product, and of one with a copy of 1 GiB behind it (0.5 ms): s.
 std::pair<double, double> alone_and_beside(const CostModel& costs) {
   EventGraph graph;
-  Kernel copy;
-  copy.bytes = Bytes(1 << 30);
+  Kernel copy = {.bytes = Bytes(1 << 30)};
   graph.kernels = {product(), copy};
   Work alone, beside;
   alone.kernels_end = 1;

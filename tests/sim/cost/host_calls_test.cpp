@@ -129,12 +129,9 @@ TEST(HostCalls, ModulesOfTransformerEngineAreNotCompiled) {
 
 // Megatron-Core's checkpoint is one function of autograd's: 79 us, and what runs again.
 TEST(HostCalls, MegatronCoresCheckpointIsNoHookOfEachOperation) {
-  EventGraph graph;
-  graph.host = {.python = true, .engine = true};
+  EventGraph graph = {.host = {.python = true, .engine = true}};
   graph.kernels.resize(3);
-  Work work;
-  work.kind = EventKind::kRecompute;
-  work.kernels_end = 3;
+  Work work = {.kind = EventKind::kRecompute, .kernels_end = 3};
   for (const bool begins : {false, true}) {
     work.begins = begins;
     EXPECT_EQ(of(host_calls(graph, work), HostCall::kRecomputed), 0);
@@ -155,16 +152,13 @@ TEST(HostCalls, AMicroBatchIsOnePass) {
 
 // Experts' products are launched one by one, from C++.
 TEST(HostCalls, GroupsAreLaunchedOneByOne) {
-  EventGraph graph;
-  graph.host = {.python = true, .engine = true};
+  EventGraph graph = {.host = {.python = true, .engine = true}};
   Kernel product, other;
   product.kind = KernelKind::kGemm;
   product.groups = 16;
   other.kind = KernelKind::kMemory;
   graph.kernels = {other, product, other};
-  Work work;
-  work.launches = 3;
-  work.kernels_end = 3;
+  Work work = {.launches = 3, .kernels_end = 3};
   // Two operations, a product, three launches, 15 more of the groups.
   EXPECT_NEAR(host_seconds(graph, work, unit_curve()).during,
               2 * 2.7e-5 + 56e-6 + 15 * 13e-6 + (3 + 15) * 3e-6, 1e-12);
@@ -187,15 +181,13 @@ TEST(HostCalls, GroupsAreLaunchedOneByOne) {
 // A product and a norm take 65 us more each, twice as long on a processor half as fast; products of
 // groups, other operations, layers without tensor parallelism and a compiler's kernels nothing.
 TEST(HostCalls, ProductsAndNormsOfTensorParallelismWorkOnDTensors) {
-  EventGraph graph;
-  graph.host = {.python = true, .dtensors = true};
+  EventGraph graph = {.host = {.python = true, .dtensors = true}};
   Kernel product, grouped, norm, other;
   product.kind = grouped.kind = KernelKind::kGemm;
   grouped.groups = 16;
   norm.memory_class = MemoryClass::kNormForward;
   graph.kernels = {norm, product, other, grouped};
-  Work work;
-  work.kernels_end = 4;
+  Work work = {.kernels_end = 4};
   HostCurve curve = unit_curve();
   curve.processor = 2;
   const double plain = host_seconds(graph, work, curve).during;

@@ -12,24 +12,20 @@ namespace foreshard::kernel_prices_test {
 namespace {
 
 Gpu gpu() {
-  Gpu g;
-  g.multiprocessors = 100;
-  g.peak_bf16 = FlopsPerSecond(100e12);
-  g.peak_fp32 = FlopsPerSecond(10e12);
-  g.peak_fp8 = FlopsPerSecond(200e12);
-  g.memory_bandwidth = BytesPerSecond(1e12);
-  g.power_limit = 400;
-  return g;
+  return Gpu{.multiprocessors = 100,
+             .peak_bf16 = FlopsPerSecond(100e12),
+             .peak_fp32 = FlopsPerSecond(10e12),
+             .peak_fp8 = FlopsPerSecond(200e12),
+             .memory_bandwidth = BytesPerSecond(1e12),
+             .power_limit = 400};
 }
 
 AttentionCurve attention(const char* kernel, std::int64_t head_dim, Pass pass, double efficiency) {
-  AttentionCurve curve;
-  curve.kernel = kernel;
-  curve.head_dim = head_dim;
-  curve.pass = pass;
-  curve.efficiency = efficiency;
-  curve.evidence = Evidence::kMeasured;
-  return curve;
+  return AttentionCurve{.kernel = kernel,
+                        .head_dim = head_dim,
+                        .pass = pass,
+                        .efficiency = efficiency,
+                        .evidence = Evidence::kMeasured};
 }
 
 Calibration calibration() {
@@ -49,17 +45,9 @@ Calibration calibration() {
   return c;
 }
 
-Cluster cluster() {
-  Cluster c;
-  c.gpu = gpu();
-  return c;
-}
+Cluster cluster() { return Cluster{.gpu = gpu()}; }
 
-CostChoices with_kernel(const char* name) {
-  CostChoices choices;
-  choices.attention_kernel = name;
-  return choices;
-}
+CostChoices with_kernel(const char* name) { return CostChoices{.attention_kernel = name}; }
 
 Kernel product(std::int64_t m, std::int64_t n, std::int64_t k) {
   return kernel_of(GemmPoint{Pass::kForward, false, m, n, k, 1});

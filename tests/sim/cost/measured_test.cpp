@@ -59,16 +59,12 @@ TEST(ShapeCorrection, PassesAndDtypesAreApart) {
 
 // 192 tiles of 256 x 256 are one wave and a half of 128 units, 384 tiles of 128 x 256 three.
 TEST(CurveSeconds, TilesAreHipblasltsOnAmd) {
-  GemmCurve curve;
-  curve.efficiency = 0.5;
-  curve.hbm_fraction = 1;
-  curve.wave = 0.3;
+  GemmCurve curve = {.efficiency = 0.5, .hbm_fraction = 1, .wave = 0.3};
   GemmCurve flat = curve;
   flat.wave = 0;
-  Gpu gpu;
-  gpu.multiprocessors = 128;
-  gpu.peak_fp32 = FlopsPerSecond(1e14);
-  gpu.memory_bandwidth = BytesPerSecond(1e13);
+  Gpu gpu = {.multiprocessors = 128,
+             .peak_fp32 = FlopsPerSecond(1e14),
+             .memory_bandwidth = BytesPerSecond(1e13)};
   const Kernel kernel = product(4096, 3072, 4096);
   const auto waste = [&](const char* architecture) {
     gpu.architecture = architecture;
@@ -79,18 +75,12 @@ TEST(CurveSeconds, TilesAreHipblasltsOnAmd) {
 }
 
 Gpu hopper() {
-  Gpu gpu;
-  gpu.multiprocessors = 132;
-  gpu.clock = 1.83e9;
-  gpu.peak_bf16 = FlopsPerSecond(989e12);
-  return gpu;
+  return Gpu{.multiprocessors = 132, .clock = 1.83e9, .peak_bf16 = FlopsPerSecond(989e12)};
 }
 
 // Experts' rows lie between features: how many a group has aligns nothing.
 TEST(CurveSeconds, RowsOfAGroupAreAlignedWhateverTheirNumber) {
-  GemmCurve curve;
-  curve.efficiency = curve.hbm_fraction = 1;
-  curve.misaligned = {1, 1, 1};
+  GemmCurve curve = {.efficiency = 1, .hbm_fraction = 1, .misaligned = {1, 1, 1}};
   Gpu gpu = hopper();
   gpu.memory_bandwidth = BytesPerSecond(1e18);  // nothing waits for it
   const auto seconds = [&](std::int64_t k, std::int64_t groups) {
@@ -107,8 +97,7 @@ TEST(CurveSeconds, RowsOfAGroupAreAlignedWhateverTheirNumber) {
 // A mask of every pair and dropout: what forward and backward take besides, as cuDNN's do.
 TEST(CurveSeconds, ScoresThatAreMaskedOrDroppedTakeLonger) {
   const Gpu gpu = hopper();
-  AttentionCurve curve;
-  curve.efficiency = 0.5;
+  AttentionCurve curve = {.efficiency = 0.5};
   Kernel kernel = kernel_of(AttentionPoint{.fp32 = false,
                                            .causal = false,
                                            .batch = 1,
@@ -128,11 +117,8 @@ TEST(CurveSeconds, ScoresThatAreMaskedOrDroppedTakeLonger) {
 // 262,144 heads of 64 values: 385 us of an H200, where their bytes take 20.
 TEST(RowSeconds, ShortRowsOfANormTakeABlockEach) {
   const Gpu gpu = hopper();
-  MemoryCurve streams;
-  streams.fraction = 0.9;
-  Kernel kernel;
-  kernel.memory_class = MemoryClass::kNormForward;
-  kernel.m = 262144;
+  MemoryCurve streams = {.fraction = 0.9};
+  Kernel kernel = {.memory_class = MemoryClass::kNormForward, .m = 262144};
   EXPECT_NEAR(row_seconds(kernel, streams, gpu), 385e-6, 4e-6);
   kernel.memory_class = MemoryClass::kGeneratedNorm;
   EXPECT_EQ(row_seconds(kernel, streams, gpu), 0);
@@ -142,12 +128,10 @@ TEST(RowSeconds, ShortRowsOfANormTakeABlockEach) {
 TEST(RowSeconds, WeightsOfANarrowNormGoDownItsRows) {
   Gpu gpu = hopper();
   gpu.memory_bandwidth = BytesPerSecond(4.8e12);
-  MemoryCurve streams;
-  streams.fraction = 0.9;
-  Kernel kernel;
-  kernel.memory_class = MemoryClass::kNormBackward;
-  kernel.m = 16384;
-  kernel.bytes = Bytes(3LL * 16384 * 1024 * 2);
+  MemoryCurve streams = {.fraction = 0.9};
+  Kernel kernel = {.memory_class = MemoryClass::kNormBackward,
+                   .m = 16384,
+                   .bytes = Bytes(3LL * 16384 * 1024 * 2)};
   EXPECT_NEAR(row_seconds(kernel, streams, gpu), 114e-6, 0.15 * 114e-6);
   // Above 65,536 rows narrow ones share their columns.
   kernel.m = 131072;
@@ -176,8 +160,7 @@ MeasuredPoints collectives() {
     // 10 us per hop, and the share of the buffer that travels at 1 GB/s.
     const double hops = static_cast<double>(group - 1);
     const double share = hops / static_cast<double>(group);
-    CollectivePoints points;
-    points.group = group;
+    CollectivePoints points = {.group = group};
     for (const double bytes : {1e4, 1e6}) {
       points.points.push_back({bytes, 10e-6 * hops + share * bytes / 1e9});
     }
@@ -188,9 +171,7 @@ MeasuredPoints collectives() {
 
 TEST(CollectiveAt, GroupsThatWereNotMeasured) {
   const MeasuredPoints measured = collectives();
-  CollectiveCall call;
-  call.bytes = 1e6;
-  call.group = 4;
+  CollectiveCall call = {.group = 4, .bytes = 1e6};
   EXPECT_DOUBLE_EQ(collective_at(measured, call)->value, 30e-6 + 750e-6);
   call.group = 3;  // between 510 us and 780 us
   EXPECT_NEAR(collective_at(measured, call)->value, 645e-6, 1e-12);
@@ -228,12 +209,9 @@ TEST(CostModelOnCpu, FunctionsAreFoundByFunctionPassAndDtype) {
   c.measured.functions = {{Function::kAdd, Pass::kForward, true, {{1000, 1}}},
                           {Function::kAdd, Pass::kForward, false, {{1000, 2}}},
                           {Function::kAdd, Pass::kBackward, true, {{1000, 3}}}};
-  Kernel kernel;
-  kernel.function = Function::kAdd;
-  kernel.bytes = Bytes(1000);
+  Kernel kernel = {.function = Function::kAdd, .bytes = Bytes(1000)};
   const auto price = [&](DType compute) {
-    CostChoices choices;
-    choices.compute = compute;
+    CostChoices choices = {.compute = compute};
     return CostModel(round_cluster(8), c, choices).price(kernel).seconds;
   };
   EXPECT_EQ(price(DType::kFp32), 1);

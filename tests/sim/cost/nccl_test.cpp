@@ -9,9 +9,7 @@ using Op = CollectiveOperation;
 
 // A node of GPUs behind an NVSwitch; marketing rates, one direction.
 NcclSystem node_of(GpuGeneration generation, std::int64_t gpus, double link) {
-  NcclSystem s;
-  s.generation = generation;
-  s.ranks_per_node = gpus;
+  NcclSystem s = {.generation = generation, .ranks_per_node = gpus};
   s.link = usable_link(generation, link, s.version);
   return s;
 }

@@ -49,21 +49,20 @@ DType dtype(const std::string& name, DType otherwise) {
 }
 
 ModelSpec model_of(const Fields& c) {
-  RecordedSettings s;
-  s.model = c.at("model");
-  s.layers = number(c, "layers");
-  s.dim = number(c, "dim");
-  s.ffn = number(c, "ffn");
-  s.heads = number(c, "heads");
-  s.kv_heads = number(c, "kv_heads");
-  s.vocab = number(c, "vocab");
-  s.seq = number(c, "seq");
-  s.batch = number(c, "batch");
-  s.experts = number(c, "experts");
-  s.top_k = number(c, "top_k");
-  s.repeat = number(c, "repeat");
-  s.tied = is_true(c, "tied") || c.at("tied") == "root";
-  s.attention = c.at("attention");
+  RecordedSettings s = {.model = c.at("model"),
+                        .layers = number(c, "layers"),
+                        .dim = number(c, "dim"),
+                        .ffn = number(c, "ffn"),
+                        .heads = number(c, "heads"),
+                        .kv_heads = number(c, "kv_heads"),
+                        .vocab = number(c, "vocab"),
+                        .seq = number(c, "seq"),
+                        .batch = number(c, "batch"),
+                        .experts = number(c, "experts"),
+                        .top_k = number(c, "top_k"),
+                        .repeat = number(c, "repeat"),
+                        .tied = is_true(c, "tied") || c.at("tied") == "root",
+                        .attention = c.at("attention")};
   return build_recorded_model(s);
 }
 

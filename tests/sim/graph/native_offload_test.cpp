@@ -12,13 +12,11 @@ namespace foreshard {
 namespace {
 
 Plan plan_of(Offload offload, std::int64_t accumulation = 1) {
-  Plan plan;
-  plan.runtime = {RuntimeKind::kNative, "1"};
-  plan.mesh = {8, 1};
-  plan.reduction_order = ReductionOrder::kLibrary;
-  plan.batch = {512, 1, accumulation};
-  plan.offload = offload;
-  return plan;
+  return Plan{.runtime = {RuntimeKind::kNative, "1"},
+              .batch = {512, 1, accumulation},
+              .mesh = {8, 1},
+              .offload = offload,
+              .reduction_order = ReductionOrder::kLibrary};
 }
 
 const ModelSpec& model() {

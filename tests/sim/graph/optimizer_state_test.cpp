@@ -11,9 +11,7 @@ using Kind = Optimizer::Kind;
 
 // {bytes in all, bytes in managed memory} of a matrix of 1,000 x 512.
 std::pair<std::int64_t, std::int64_t> kept(Kind kind, bool is_table = false) {
-  Optimizer optimizer;
-  optimizer.kind = kind;
-  optimizer.state = DType::kBf16;
+  Optimizer optimizer = {.kind = kind, .state = DType::kBf16};
   std::pair<std::int64_t, std::int64_t> sum;
   for (const StateTensor& state : optimizer_state(optimizer, {"weight", {1000, 512}}, is_table)) {
     sum.first += state.bytes;
@@ -40,8 +38,7 @@ TEST(OptimizerState, IsThatOfItsKind) {
 // The table, 32 blocks, the norm, and the head where it is its own: matrices of 64,000 elements.
 TEST(OptimizerState, ACheckpointHasIt) {
   constexpr std::int64_t kNumel = 64'000;
-  Plan plan;
-  plan.master_dtype = DType::kFp32;
+  Plan plan = {.master_dtype = DType::kFp32};
   plan.optimizer.kind = Kind::kAdamW;
   plan.optimizer.state = DType::kFp32;
   EXPECT_EQ(checkpoint_bytes(foreshard::small_model(), plan), Bytes(35 * kNumel * 12));

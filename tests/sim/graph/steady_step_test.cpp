@@ -12,13 +12,11 @@ using CallKind = CapturedCall::Kind;
 
 // "m": a launch of the main thread, "b": one of autograd's, "s": an optimizer's step.
 Capture capture_of(const std::string& calls) {
-  Capture capture;
-  capture.names = {"kernel", "step 0 AdamW"};
+  Capture capture = {.names = {"kernel", "step 0 AdamW"}};
   for (const char c : calls) {
-    CapturedCall& call = capture.calls.emplace_back();
-    call.kind = c == 's' ? CallKind::kMark : CallKind::kLaunch;
-    call.name = c == 's' ? 1 : 0;
-    call.thread = c == 'b' ? 1 : 0;
+    capture.calls.push_back({.kind = c == 's' ? CallKind::kMark : CallKind::kLaunch,
+                             .thread = c == 'b' ? 1 : 0,
+                             .name = c == 's' ? 1 : 0});
   }
   return capture;
 }

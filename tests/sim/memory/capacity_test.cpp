@@ -15,8 +15,7 @@ namespace {
 constexpr std::int64_t kGiB = std::int64_t{1} << 30;
 
 Fit with(std::int64_t reserved_gib, std::vector<KeptBesides> besides) {
-  Fit fit;
-  fit.capacity = Bytes(80 * kGiB);
+  Fit fit = {.capacity = Bytes(80 * kGiB)};
   fit.reserved = fit.allocated = Bytes(reserved_gib * kGiB);
   std::copy(besides.begin(), besides.end(), fit.besides.begin());
   return fit;

@@ -68,8 +68,7 @@ RC_GTEST_PROP(FoldedReplayProperty, IsTheWholeReplay, ()) {
   const Plan plan = random_plan(model);
   RC_PRE(!find_problem(plan, model, round_cluster(kRanks)));
   const EventGraph graph = build_training_step(model, plan);
-  AllocatorSettings settings;
-  settings.expandable_segments = *rc::gen::arbitrary<bool>();
+  AllocatorSettings settings = {.expandable_segments = *rc::gen::arbitrary<bool>()};
   const ReservedProfile endless = replay_reserved(graph, settings, DeviceMemory::unlimited());
   // Enough, or so little that segments go back and forth.
   const Bytes there = Bytes(endless.peak_reserved.count() *

@@ -53,8 +53,7 @@ TEST(MemoryAlternatives, WhatNoGpuHoldsIsNotWhatTrains) {
   smallest = largest;
   for (const MemoryAlternative& each : all) smallest = std::min(smallest, each.bytes);
   ASSERT_LT(smallest, largest);
-  Fit fit;
-  fit.capacity = largest - Bytes(1);
+  Fit fit = {.capacity = largest - Bytes(1)};
   for (const KeptBesides& each : with_alternatives(fit, tiny_model(2), tiny_plan()).besides) {
     EXPECT_LT(each.bytes, largest);
   }

@@ -116,8 +116,7 @@ TEST(OutsideAllocator, SmallReshardGroupsCostACommunicatorPerUnit) {
 }
 
 TEST(OutsideAllocator, SettingsOfNccl) {
-  NcclSettings settings;
-  settings.max_channels = 8;
+  NcclSettings settings = {.max_channels = 8};
   settings.buffer_size = kMiB;  // rounded(4096 + 524,288 + 4,915,200 + 1 MiB) = 8 MiB
   const OutsideItems items =
       memory_outside(graph_of({8, 1}), cluster_of("hopper", 8), torch("2.11"), settings);

@@ -43,11 +43,8 @@ EventGraph three_rows(StreamSet recorded) {
 
 // Row 1 ends after 5 ms of a step of 10 ms; row 2 is issued at `issue`.
 RowTimes times_with(Time issue) {
-  RowTimes times;
-  times.period = 10 * kMs;
-  times.issues = {Time(), kMs, issue};
-  times.ends = {kMs, 5 * kMs, 10 * kMs};
-  return times;
+  return RowTimes{
+      .issues = {Time(), kMs, issue}, .ends = {kMs, 5 * kMs, 10 * kMs}, .period = 10 * kMs};
 }
 
 Bytes reserved(const EventGraph& graph, const RowTimes* times) {

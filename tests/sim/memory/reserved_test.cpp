@@ -39,8 +39,7 @@ RC_GTEST_PROP(ReservedProperty, AllocatedIsAtLeastTheReplayedPeakAndReservedHold
 
 RC_GTEST_PROP(ReservedProperty, ADeviceAsLargeAsWhatIsReservedSeesNoRetry, ()) {
   const RandomStep r = random_step();
-  AllocatorSettings settings;
-  settings.expandable_segments = *rc::gen::arbitrary<bool>();
+  AllocatorSettings settings = {.expandable_segments = *rc::gen::arbitrary<bool>()};
   const Bytes peak = replay_reserved(r.graph, settings, DeviceMemory::unlimited()).peak_reserved;
   const DeviceMemory same{DeviceMemory::unlimited().total, peak};
   const ReservedProfile enough = replay_reserved(r.graph, settings, same);

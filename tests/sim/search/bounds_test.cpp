@@ -125,9 +125,7 @@ TEST(Bounds, AHiddenCollectiveCostsWhatItTakes) {
   graph.works[1].communicator = 0;
   graph.communicators.resize(1);
   const auto add = [&](EventKind kind, Stream stream, std::uint32_t work) {
-    Row row;
-    row.kind = kind;
-    row.stream = stream;
+    Row row = {.kind = kind, .stream = stream};
     row.work = static_cast<decltype(row.work)>(work);
     row.wakes = static_cast<StreamSet>((1U << kStreams) - 1);
     row.waits_begin = static_cast<std::uint32_t>(graph.waits.size());

@@ -13,8 +13,7 @@ namespace foreshard {
 namespace {
 
 SearchSpace space_of(const Cluster& cluster) {
-  SearchSpace space;
-  space.base = tiny_plan();
+  SearchSpace space = {.base = tiny_plan()};
   space.base.mesh = {cluster.gpus, 1};
   space.global_batch = cluster.gpus * 2;
   return space;
@@ -66,9 +65,7 @@ RC_GTEST_PROP(DeepProperty, ThePlaceFoundIsTheFaster, ()) {
   space.recomputes = {{Recompute::kNone, {}}};
   space.micro_batches = {1};
   space.knobs = {*knob_axis("mesh.inner", space.base)};
-  SearchOptions options;
-  options.threads = 1;
-  options.detail = SearchDetail::kBest;
+  SearchOptions options = {.threads = 1, .detail = SearchDetail::kBest};
   const SearchResult found = search(space, model, costs, options);
   RC_ASSERT(found.best.has_value());
   for (const Plan& plan : enumerate(space, model, cluster)) {
@@ -78,9 +75,7 @@ RC_GTEST_PROP(DeepProperty, ThePlaceFoundIsTheFaster, ()) {
 
 // On one mesh with nothing else to vary, depth tries every value of every unit, groups included.
 RC_GTEST_PROP(DeepProperty, UnitsMayReshardToGroups, ()) {
-  LayerProblem p;
-  p.model = tiny_model(1);
-  p.cluster = round_cluster(16);
+  LayerProblem p = {.model = tiny_model(1), .cluster = round_cluster(16)};
   p.cluster.memory_outside_allocator = Bytes(0);
   p.cluster.gpu.memory = Bytes(*rc::gen::inRange<std::int64_t>(40, 200) << 20);
   p.frame = tiny_plan();
@@ -94,17 +89,15 @@ RC_GTEST_PROP(DeepProperty, UnitsMayReshardToGroups, ()) {
   const CostModel costs(p.cluster, round_calibration());
   const std::optional<Optimum> optimum = brute_force(p, costs);
 
-  SearchSpace space;
-  space.base = p.frame;
-  space.global_batch = 16;
-  space.shard_groups = {16};
-  space.micro_batches = {1};
-  space.prefetches = {p.frame.prefetch};
-  space.recomputes = {{Recompute::kNone, {}}, {Recompute::kFull, {}}};
-  space.reshards = p.choices.reshards;
+  SearchSpace space = {.base = p.frame,
+                       .global_batch = 16,
+                       .shard_groups = {16},
+                       .reshards = p.choices.reshards,
+                       .prefetches = {p.frame.prefetch},
+                       .recomputes = {{Recompute::kNone, {}}, {Recompute::kFull, {}}},
+                       .micro_batches = {1}};
   std::swap(space.reshards.front(), space.reshards.back());  // the order is the stage's own
-  SearchOptions options;
-  options.threads = 1;
+  SearchOptions options = {.threads = 1};
   const DeepResult deep = search_deep(space, p.model, costs, {}, options);
   // Mixtures are looked for where something uniform fits.
   RC_ASSERT(!deep.best || optimum.has_value());
@@ -124,8 +117,7 @@ RC_GTEST_PROP(DeepProperty, IsNeverSlowerThanItsBeginning, ()) {
   const CostModel costs(cluster, round_calibration());
   SearchSpace space = space_of(cluster);
   space.prefetches = {{}};
-  SearchOptions options;
-  options.threads = 1;
+  SearchOptions options = {.threads = 1};
   const SearchResult grid = search(space, model, costs, options);
   const SearchSpace further = with_all_knobs(space, cluster, {"units.layers_per_unit", "offload"});
   const DeepResult deep = search_deep(further, model, costs, {grid.best, {}}, options);

@@ -12,9 +12,8 @@ namespace foreshard {
 namespace {
 
 LayerProblem random_problem(int most_blocks) {
-  LayerProblem p;
-  p.model = tiny_model(*rc::gen::inRange(1, most_blocks + 1));
-  p.cluster = round_cluster(*rc::gen::element<std::int64_t>(2, 8, 16));
+  LayerProblem p = {.model = tiny_model(*rc::gen::inRange(1, most_blocks + 1)),
+                    .cluster = round_cluster(*rc::gen::element<std::int64_t>(2, 8, 16))};
   p.cluster.memory_outside_allocator = Bytes(0);
   p.cluster.gpu.memory = Bytes(*rc::gen::inRange<std::int64_t>(30, 500) << 20);
   p.frame = tiny_plan();

@@ -115,17 +115,13 @@ TEST(PipelineSearch, FindsTheFastestOfAll) {
   const ModelSpec model = tiny_model(8);
   const CostModel costs(round_cluster(16), round_calibration());
   for (const std::int64_t stages : {1, 2}) {
-    SearchSpace space;
-    space.base = tiny_plan();
+    SearchSpace space = {.base = tiny_plan()};
     space.base.units.embedding = UnitPlacement::kOwn;
     space.base.mesh.pp = 2;
     space.base.pipeline.stages_per_rank = stages;
     if (stages > 1) space.base.pipeline.schedule = PipelineSchedule::kInterleaved1F1B;
     space.global_batch = 64;
-    SearchOptions options;
-    options.threads = 1;
-    options.detail = SearchDetail::kBest;
-    options.tie = 0;
+    SearchOptions options = {.threads = 1, .detail = SearchDetail::kBest, .tie = 0};
     const SearchResult found = search(space, model, costs, options);
     ASSERT_TRUE(found.best);
     EXPECT_GT(found.pruned, 0);

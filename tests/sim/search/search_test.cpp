@@ -24,9 +24,8 @@ struct Problem {
 };
 
 Problem random_problem() {
-  Problem p;
-  p.model = tiny_model(*rc::gen::inRange(1, 5));
-  p.cluster = round_cluster(*rc::gen::element<std::int64_t>(2, 4, 8, 16, 24));
+  Problem p = {.model = tiny_model(*rc::gen::inRange(1, 5)),
+               .cluster = round_cluster(*rc::gen::element<std::int64_t>(2, 4, 8, 16, 24))};
   // From nothing fits to everything fits.
   p.cluster.memory_outside_allocator = Bytes(0);
   p.cluster.gpu.memory = Bytes(*rc::gen::inRange<std::int64_t>(20, 400) << 20);
@@ -39,12 +38,7 @@ Problem random_problem() {
 }
 
 // No two plans count as equally fast, as brute force sees it.
-SearchOptions on_threads(int threads) {
-  SearchOptions options;
-  options.threads = threads;
-  options.tie = 0;
-  return options;
-}
+SearchOptions on_threads(int threads) { return SearchOptions{.threads = threads, .tie = 0}; }
 
 // What predict says of a plan.
 struct Known {
@@ -80,8 +74,7 @@ std::vector<Known> forecast_all(const Problem& p, const CostModel& costs,
 RC_GTEST_PROP(SearchProperty, FindsWhatBruteForceFinds, ()) {
   Problem p = random_problem();
   if (*rc::gen::arbitrary<bool>()) {
-    AllocatorSettings expandable;
-    expandable.expandable_segments = true;
+    AllocatorSettings expandable = {.expandable_segments = true};
     p.space.allocators = {AllocatorSettings(), expandable};
   }
   const CostModel costs(p.cluster, round_calibration());
@@ -200,8 +193,7 @@ RC_GTEST_PROP(SearchProperty, ParetoIsSortedAndUndominated, ()) {
 }
 
 TEST(Search, IsTheSameForOneAndTwoThreads) {
-  SearchSpace space;
-  space.base = tiny_plan();
+  SearchSpace space = {.base = tiny_plan()};
   space.base.mesh = {16, 1};
   space.global_batch = 64;
   const ModelSpec model = tiny_model(3);
@@ -218,9 +210,7 @@ TEST(Search, IsTheSameForOneAndTwoThreads) {
 }
 
 TEST(Search, RefusesAGlobalBatchThatNoRankCountDivides) {
-  SearchSpace space;
-  space.base = tiny_plan();
-  space.global_batch = 20;
+  SearchSpace space = {.base = tiny_plan(), .global_batch = 20};
   const CostModel costs(round_cluster(8), round_calibration());
   try {
     search(space, tiny_model(1), costs, on_threads(1));
@@ -232,9 +222,7 @@ TEST(Search, RefusesAGlobalBatchThatNoRankCountDivides) {
 }
 
 TEST(Search, StopsWhenProgressSaysSo) {
-  SearchSpace space;
-  space.base = tiny_plan();
-  space.global_batch = 8;
+  SearchSpace space = {.base = tiny_plan(), .global_batch = 8};
   const CostModel costs(round_cluster(8), round_calibration());
   SearchOptions options = on_threads(1);
   options.progress = [](auto, auto) { return false; };

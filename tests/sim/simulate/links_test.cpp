@@ -19,9 +19,7 @@ std::vector<std::int64_t> ends(const std::vector<LinkUse>& uses) {
   EventGraph graph;
   CostTable table;
   for (std::size_t i = 0; i < uses.size(); ++i) {
-    Row row;
-    row.kind = EventKind::kAllGather;
-    row.stream = kStreamsOf[i];
+    Row row = {.kind = EventKind::kAllGather, .stream = kStreamsOf[i]};
     row.work = static_cast<decltype(row.work)>(i);
     row.communicator = static_cast<decltype(row.communicator)>(i);
     row.wakes = static_cast<StreamSet>((1U << kStreams) - 1);
@@ -29,9 +27,7 @@ std::vector<std::int64_t> ends(const std::vector<LinkUse>& uses) {
     graph.works.emplace_back();
     graph.works.back().communicator = row.communicator;
     graph.communicators.emplace_back();
-    Cost cost;
-    cost.duration = Time::ns(1000);
-    cost.uses = uses[i];
+    Cost cost = {.duration = Time::ns(1000), .uses = uses[i]};
     table.works.push_back(cost);
   }
   std::vector<std::int64_t> list;

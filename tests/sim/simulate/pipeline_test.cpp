@@ -16,11 +16,7 @@
 namespace foreshard {
 namespace {
 
-Cost lasting(Time duration) {
-  Cost cost;
-  cost.duration = duration;
-  return cost;
-}
+Cost lasting(Time duration) { return Cost{.duration = duration}; }
 
 // A rank's graph and costs, row by row.
 struct RankOf {

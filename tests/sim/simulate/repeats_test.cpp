@@ -26,8 +26,7 @@ CostTable random_costs(const EventGraph& graph, std::uint64_t seed) {
     std::uint64_t hash = seed ^ static_cast<std::uint64_t>(work.kind) * 0x9E3779B97F4A7C15U ^
                          static_cast<std::uint64_t>(work.bytes.count()) * 0xD1B54A32D192ED03U;
     hash ^= hash >> 29;
-    Cost cost;
-    cost.duration = Time::ns(static_cast<std::int64_t>(100 + hash % 9000));
+    Cost cost = {.duration = Time::ns(static_cast<std::int64_t>(100 + hash % 9000))};
     if (is_collective(work.kind)) {
       const auto excess = static_cast<std::int32_t>(hash >> 20 & 511);
       cost.takes = {excess, excess / 2};
@@ -110,8 +109,7 @@ RC_GTEST_PROP(Repeats, AStepTellsThatOfFewerMicroBatches, ()) {
 // The first micro-batch's gradients are cast, those of later ones are added, too: a run that begins
 // while that is still to come is not as the next one.
 TEST(Repeats, ARunThatBeginsBehindOtherRowsIsNotTheNextOne) {
-  RandomStep step;
-  step.model = tiny_model(2);
+  RandomStep step = {.model = tiny_model(2)};
   step.plan.model = step.model.name;
   step.plan.mesh = {2, 1};
   step.plan.batch = {16, 1, 1};
@@ -119,8 +117,7 @@ TEST(Repeats, ARunThatBeginsBehindOtherRowsIsNotTheNextOne) {
   const auto costs = [](const EventGraph& graph) {
     return table_costs(graph, [&](const Work& work, int) {
       const bool computes = work.kind == EventKind::kForward || work.kind == EventKind::kBackward;
-      Cost cost;
-      cost.duration = Time::ns(computes ? 20'000'000 : 1000);
+      Cost cost = {.duration = Time::ns(computes ? 20'000'000 : 1000)};
       if (work.kind == EventKind::kAccumulate) {
         cost.duration = Time::ns(graph.kernels[work.kernels_end - 1].bytes.count() / 16);
       }
@@ -137,10 +134,7 @@ TEST(Repeats, ARunThatBeginsBehindOtherRowsIsNotTheNextOne) {
 // Nothing is told where the step has not settled, or the host ends it.
 TEST(Repeats, ASingleMicroBatchDoesNotRepeat) {
   const ModelSpec model = tiny_model(4);
-  Plan plan;
-  plan.model = model.name;
-  plan.mesh = {2, 1};
-  plan.batch = {16, 1, 1};
+  Plan plan = {.model = model.name, .batch = {16, 1, 1}, .mesh = {2, 1}};
   EXPECT_EQ(find_repeats(build_training_step(model, plan)).count, 0);
   plan.batch.accumulation = 8;
   const RepeatedRows rows = find_repeats(build_training_step(model, plan));

@@ -21,17 +21,15 @@ struct SmallModel {
 
 inline ModelSpec small_model(const SmallModel& shape = {}) {
   const auto layer = [](const char* name, LayerRole role) {
-    LayerSpec spec;
-    spec.name = name;
-    spec.role = role;
+    LayerSpec spec = {.name = name, .role = role};
     if (role != LayerRole::kLoss) spec.parameters.push_back({"weight", {1000, 64}});
     return spec;
   };
-  ModelSpec model;
-  model.name = "small";
-  model.kinds = {layer("embedding", LayerRole::kEmbedding), layer("block", LayerRole::kBlock),
-                 layer("norm", LayerRole::kFinalNorm), layer("head", LayerRole::kHead),
-                 layer("loss", LayerRole::kLoss)};
+  ModelSpec model = {
+      .name = "small",
+      .kinds = {layer("embedding", LayerRole::kEmbedding), layer("block", LayerRole::kBlock),
+                layer("norm", LayerRole::kFinalNorm), layer("head", LayerRole::kHead),
+                layer("loss", LayerRole::kLoss)}};
   if (shape.has_learned_positions) {
     model.kinds[0].parameters.push_back({"positions", {shape.positions, 64}});
   }
@@ -49,8 +47,7 @@ inline ModelSpec small_model(const SmallModel& shape = {}) {
 }
 
 inline Cluster cluster_of_gpus(std::int64_t gpus) {
-  Cluster cluster;
-  cluster.gpus = gpus;
+  Cluster cluster = {.gpus = gpus};
   cluster.node.gpus = 8;
   return cluster;
 }

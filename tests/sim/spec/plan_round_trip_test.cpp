@@ -98,8 +98,7 @@ void add_fsdp2_switches(Plan& plan) {
 // A plan that check() accepts for kBlocks blocks and shard x replicate GPUs.
 Plan random_plan() {
   const auto dtype = [] { return pick({DType::kBf16, DType::kFp16, DType::kFp32}); };
-  Plan plan;
-  plan.model = *rc::gen::nonEmpty<std::string>();
+  Plan plan = {.model = *rc::gen::nonEmpty<std::string>()};
   // What is not UTF-8 cannot stand in a file.
   for (char& c : plan.model)
     c = static_cast<char>(c & 0x7f) == '\0' ? '0' : static_cast<char>(c & 0x7f);

@@ -17,8 +17,7 @@ TEST(PlanUnits, AreCountedAsTheyAreBuilt) {
         const bool is_native = runtime == RuntimeKind::kNative;
         if (embedding == kWithHead && (is_native || head == kRoot)) continue;  // check() refuses
         for (const std::int64_t layers : {1, 3, 7}) {
-          Plan plan;
-          plan.runtime = {runtime, newest_version(runtime)};
+          Plan plan = {.runtime = {runtime, newest_version(runtime)}};
           plan.batch.sequence = 128;
           plan.mesh = {8, 1};
           plan.units = {layers, embedding, head};

@@ -22,18 +22,10 @@ const Calibration& calibration_of(std::string_view gpu) { return fit_of(gpu).cal
 // up: 6 B of each element of the input and the weight, at 0.79 of the bandwidth.
 TEST(FitAmd, GradientsOfALayerAreTwoProducts) {
   const Gpu gpu = load_cluster("8xmi300x").gpu;
-  GemmCurve curve;
-  curve.efficiency = 0.5;
-  curve.k_half = 100;
-  curve.m_half = 60;
-  curve.n_half = 20;
-  curve.hbm_fraction = 0.85;
+  GemmCurve curve = {
+      .efficiency = 0.5, .k_half = 100, .hbm_fraction = 0.85, .m_half = 60, .n_half = 20};
   const auto seconds_of = [&](double m, double n, double k, bool gradients) {
-    GemmRow row;
-    row.m = m;
-    row.n = n;
-    row.k = k;
-    row.gradients = gradients;
+    GemmRow row = {.m = m, .n = n, .k = k, .gradients = gradients};
     return gemm_seconds(curve, row, gpu);
   };
   const double added = 6 * (8192.0 * 4096 + 14336.0 * 4096) / (0.79 * 5.3e12) + 5e-6;
@@ -45,34 +37,27 @@ TEST(FitAmd, GradientsOfALayerAreTwoProducts) {
 // Gradients alone say what a product costs.
 TEST(FitAmd, GemmRecoversKnownConstantsFromGradients) {
   const Gpu gpu = load_cluster("8xmi300x").gpu;
-  GemmCurve truth;
-  truth.efficiency = 0.47;
-  truth.k_half = 90;
-  truth.m_half = 40;
-  truth.n_half = 20;
-  truth.wave = 0.08;
-  truth.blend = 4;
-  truth.hbm_fraction = 0.9;
-  truth.overhead = 3e-6;
-  truth.slowdown = 0.01;
+  GemmCurve truth = {.efficiency = 0.47,
+                     .k_half = 90,
+                     .hbm_fraction = 0.9,
+                     .overhead = 3e-6,
+                     .m_half = 40,
+                     .n_half = 20,
+                     .wave = 0.08,
+                     .blend = 4,
+                     .slowdown = 0.01};
   std::vector<GemmRow> rows;
   int row_count = 0;
   for (const double m : {1024, 4096, 16384}) {
     for (const double n : {1024, 4096, 14336}) {
       for (const double k : {1024, 4096, 8192}) {
-        GemmRow row;
-        row.source = "synthetic";
-        row.m = m;
-        row.n = n;
-        row.k = k;
-        row.gradients = true;
+        GemmRow row = {.source = "synthetic", .m = m, .n = n, .k = k, .gradients = true};
         row.seconds = gemm_seconds(truth, row, gpu) * (row_count++ % 2 == 0 ? 1.02 : 0.98);
         rows.push_back(row);
       }
     }
   }
-  GemmFitOptions options;
-  options.hbm_fraction = 0.9;
+  GemmFitOptions options = {.hbm_fraction = 0.9};
   const GemmCurve found = fit_gemm_curve(rows, gpu, options);
   for (GemmRow row : rows) {
     row.gradients = false;
@@ -99,11 +84,7 @@ double rate_of(const GemmCurve& curve, const Gpu& gpu, GemmType type,
                const std::vector<std::array<double, 3>>& shapes) {
   double flops = 0, seconds = 0;
   for (const auto& [m, n, k] : shapes) {
-    GemmRow row;
-    row.type = type;
-    row.m = m;
-    row.n = n;
-    row.k = k;
+    GemmRow row = {.m = m, .n = n, .k = k, .type = type};
     flops += 2 * m * n * k;
     seconds += curve_seconds(curve, kernel_of(row), gpu);
   }

@@ -46,34 +46,28 @@ class Noise {
 
 TEST(Fit, GemmRecoversKnownConstants) {
   const Gpu gpu = h100();
-  GemmCurve truth;
-  truth.efficiency = 0.8;
-  truth.k_half = 120;
-  truth.m_half = 40;
-  truth.n_half = 10;
-  truth.wave = 0.08;
-  truth.blend = 5;
-  truth.hbm_fraction = 0.9;
-  truth.overhead = 4e-6;
-  truth.slowdown = 0.03;
+  GemmCurve truth = {.efficiency = 0.8,
+                     .k_half = 120,
+                     .hbm_fraction = 0.9,
+                     .overhead = 4e-6,
+                     .m_half = 40,
+                     .n_half = 10,
+                     .wave = 0.08,
+                     .blend = 5,
+                     .slowdown = 0.03};
   std::vector<GemmRow> rows;
   Noise noise(0.02);
   for (const double m : {1024, 2048, 4096, 8192, 16384}) {
     for (const double n : {512, 1024, 4096, 8192, 16384}) {
       for (const double k : {512, 1024, 4096, 8192, 16384}) {
-        GemmRow row;
-        row.source = "synthetic";
-        row.m = m;
-        row.n = n;
-        row.k = k;
+        GemmRow row = {.source = "synthetic", .m = m, .n = n, .k = k};
         row.seconds = gemm_seconds(truth, row, gpu) * noise.next();
         rows.push_back(row);
       }
     }
   }
   rows[7].seconds *= 3;  // a broken row must not matter
-  GemmFitOptions options;
-  options.hbm_fraction = 0.9;
+  GemmFitOptions options = {.hbm_fraction = 0.9};
   const GemmFit found = fit_gemm(rows, gpu, options);
   EXPECT_NEAR(found.curve.efficiency, 0.8, 0.02);
   EXPECT_NEAR(found.curve.k_half, 120, 25);
@@ -88,24 +82,19 @@ TEST(Fit, GemmRecoversKnownConstants) {
 // Six large products set the scale of a GPU whose relative is known; the shape is the relative's.
 TEST(Fit, SixLargeProductsAnchorABorrowedCurve) {
   const Gpu gpu = h100();
-  GemmCurve relative;
-  relative.efficiency = 0.7;
-  relative.k_half = 90;
-  relative.m_half = 30;
-  relative.n_half = 10;
-  relative.wave = 0.05;
-  relative.blend = 4;
-  relative.overhead = 3e-6;
-  relative.slowdown = 0.02;
-  relative.hbm_fraction = 0.9;
+  GemmCurve relative = {.efficiency = 0.7,
+                        .k_half = 90,
+                        .hbm_fraction = 0.9,
+                        .overhead = 3e-6,
+                        .m_half = 30,
+                        .n_half = 10,
+                        .wave = 0.05,
+                        .blend = 4,
+                        .slowdown = 0.02};
   GemmCurve truth = relative;
   truth.efficiency = 0.5;
   const auto row_of = [&](double m, double n, double k) {
-    GemmRow row;
-    row.source = "synthetic";
-    row.m = m;
-    row.n = n;
-    row.k = k;
+    GemmRow row = {.source = "synthetic", .m = m, .n = n, .k = k};
     row.seconds = gemm_seconds(truth, row, gpu);
     return row;
   };
@@ -113,9 +102,7 @@ TEST(Fit, SixLargeProductsAnchorABorrowedCurve) {
   for (const double m : {4096, 8192, 16384}) {
     for (const double n : {4096, 8192}) rows.push_back(row_of(m, n, 4096));
   }
-  GemmFitOptions options;
-  options.hbm_fraction = 0.9;
-  options.relative = &relative;
+  GemmFitOptions options = {.hbm_fraction = 0.9, .relative = &relative};
   const GemmCurve found = fit_gemm_curve(rows, gpu, options);
   for (const double m : {512, 2048, 32768}) {
     for (const double k : {512, 16384}) {
@@ -127,22 +114,17 @@ TEST(Fit, SixLargeProductsAnchorABorrowedCurve) {
 
 TEST(Fit, AttentionRecoversKnownConstants) {
   const Gpu gpu = h100();
-  AttentionCurve truth;
-  truth.efficiency = 0.6;
-  truth.s_half = 500;
-  truth.c_half = 0.8;
-  truth.overhead = 8e-6;
+  AttentionCurve truth = {.efficiency = 0.6, .s_half = 500, .c_half = 0.8, .overhead = 8e-6};
   std::vector<AttentionRow> rows;
   Noise noise(0.01);
   for (const double sequence : {512, 1024, 2048, 4096, 8192, 16384}) {
     for (const double heads : {8, 16, 32, 64}) {
       for (const double batch : {1, 4}) {
-        AttentionRow row;
-        row.batch = batch;
-        row.heads = heads;
-        row.sequence = sequence;
-        row.head_dim = 128;
-        row.flops = 2 * batch * heads * sequence * sequence * 128;
+        AttentionRow row = {.batch = batch,
+                            .sequence = sequence,
+                            .heads = heads,
+                            .head_dim = 128,
+                            .flops = 2 * batch * heads * sequence * sequence * 128};
         row.seconds = attention_seconds(truth, row, row.flops, gpu) * noise.next();
         rows.push_back(row);
       }
@@ -161,9 +143,7 @@ TEST(Fit, AttentionRecoversKnownConstants) {
 
 TEST(Fit, MemoryRecoversKnownConstants) {
   const Gpu gpu = h100();
-  MemoryCurve truth;
-  truth.fraction = 0.8;
-  truth.overhead = 5e-6;
+  MemoryCurve truth = {.fraction = 0.8, .overhead = 5e-6};
   std::vector<MemoryRow> rows;
   for (double bytes = 1e6; bytes < 1e10; bytes *= 3) {
     rows.push_back({"synthetic", "add", bytes, memory_seconds(truth, bytes, gpu)});
@@ -174,10 +154,7 @@ TEST(Fit, MemoryRecoversKnownConstants) {
 }
 
 TEST(Fit, SolverStaysInItsRanges) {
-  LeastSquares problem;
-  problem.rows = 3;
-  problem.ranges = {{0.5, 2}, {0, 1}};
-  problem.starts = {{1, 0.5}};
+  LeastSquares problem = {.rows = 3, .ranges = {{0.5, 2}, {0, 1}}, .starts = {{1, 0.5}}};
   problem.residuals = [](std::span<const double> x, std::span<double> out) {
     out[0] = x[0] - 5;  // wants more than the range has
     out[1] = x[1] + 3;  // wants less

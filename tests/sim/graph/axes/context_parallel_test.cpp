@@ -90,16 +90,7 @@ TEST(ContextParallel, ARingSendsToOneRankAndUlyssesToAll) {
 }
 
 ModelSpec small_model(const char* family, bool tied = false) {
-  ModelDims dims = family_dims(family).value();
-  dims.name = family;
-  dims.source = "tests";
-  dims.layers = 2;
-  dims.hidden = 512;
-  dims.heads = dims.kv_heads = 8;
-  dims.head_dim = 64;
-  dims.ffn = 2048;
-  dims.vocabulary = 1024;
-  dims.max_positions = dims.position_rows = 1024;
+  ModelDims dims = family_dims(family, family, {2, 512, 8, 8, 64, 2048, 1024, 1024});
   dims.tied = tied;
   return build_model(dims);
 }
@@ -195,15 +186,7 @@ double expert_flops(const EventGraph& graph) {
 }
 
 ModelSpec tiny_mixture() {
-  ModelDims dims = family_dims("qwen3_moe").value();
-  dims.name = "tiny mixture";
-  dims.layers = 2;
-  dims.hidden = 256;
-  dims.heads = dims.kv_heads = 4;
-  dims.head_dim = 64;
-  dims.ffn = 512;
-  dims.vocabulary = 512;
-  dims.max_positions = 512;
+  ModelDims dims = family_dims("qwen3_moe", "tiny mixture", {2, 256, 4, 4, 64, 512, 512, 512});
   dims.moe.experts = 16;
   dims.moe.top_k = 4;
   dims.moe.ffn = 128;
@@ -313,20 +296,16 @@ TEST(ExpertParallel, ACastInFrontOfTheExpertsIsDispatchedWithThem) {
 
 TEST(ReceivedRows, TheFullestRankDecides) {
   EXPECT_EQ(received_rows({}, {4, 8}, 1000), 1000);
-  ExpertParallel counted;
-  counted.counts = {1, 1, 1, 1, 1, 1, 5, 5};
+  ExpertParallel counted = {.counts = {1, 1, 1, 1, 1, 1, 5, 5}};
   EXPECT_EQ(received_rows(counted, {4, 8}, 1600), 4000);  // 10 of 16 of 6400
-  ExpertParallel listed;
-  listed.received = {10, 20, 30, 40};
-  listed.sent = {25, 25, 25, 25};
+  ExpertParallel listed = {.sent = {25, 25, 25, 25}, .received = {10, 20, 30, 40}};
   EXPECT_EQ(received_rows(listed, {4, 8}, 100), 100);
 }
 
 TEST(ReceivedRows, SteeperIsFuller) {
   std::int64_t before = 1000;
   for (const double zipf : {0.1, 0.5, 1.0, 2.0}) {
-    ExpertParallel how;
-    how.zipf = zipf;
+    ExpertParallel how = {.zipf = zipf};
     const std::int64_t rows = received_rows(how, {8, 64}, 1000);
     EXPECT_GT(rows, before) << zipf;
     EXPECT_LE(rows, 8000);

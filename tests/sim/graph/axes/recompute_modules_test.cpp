@@ -78,9 +78,7 @@ TEST(RecomputeModules, FeedForwardsRunAgainWhole) {
 }
 
 ProgramOptions megatron() {
-  ProgramOptions options;
-  options.sequence = 64;
-  options.recompute = Recompute::kSelective;
+  ProgramOptions options = {.sequence = 64, .recompute = Recompute::kSelective};
   options.keeps_read = options.recomputes_first = true;
   return options;
 }

@@ -16,11 +16,10 @@ struct Operands {
 };
 
 Kernel kernel_of(const std::string& name, const Operands& given) {
-  Capture capture;
-  capture.names = {name};
-  CapturedCall call;
-  call.name = 0;
-  call.values = {256, 1, 1, 128, 1, 1, 0, given.elements, given.bytes, given.largest, given.blocks};
+  Capture capture = {.names = {name}};
+  CapturedCall call = {.name = 0,
+                       .values = {256, 1, 1, 128, 1, 1, 0, given.elements, given.bytes,
+                                  given.largest, given.blocks}};
   const auto made = captured_kernel(capture, call, Pass::kForward);
   EXPECT_TRUE(made && made->known) << name;
   return made ? made->kernel : Kernel{};
@@ -96,16 +95,14 @@ TEST(CapturedKernel, ListsAreReadAndWrittenAsTheirFunctorSays) {
 }
 
 CapturedCall strided_call(std::int64_t elements, std::int64_t asked, std::int64_t dimensions) {
-  CapturedCall call;
-  call.name = 0;
-  call.values = {256, 1, 1, 128, 1, 1, 0, elements, 0, 0, 0, 8 * elements, asked, dimensions};
-  return call;
+  return CapturedCall{
+      .name = 0,
+      .values = {256, 1, 1, 128, 1, 1, 0, elements, 0, 0, 0, 8 * elements, asked, dimensions}};
 }
 
 // Elements that a strided kernel looks for take time by themselves; sectors for one of them more.
 TEST(CapturedKernel, StridedElementsTakeTimeOfTheirOwn) {
-  Capture capture;
-  capture.names = {strided("at::native::CUDAFunctor_add<float>", 2)};
+  Capture capture = {.names = {strided("at::native::CUDAFunctor_add<float>", 2)}};
   const auto busy = [&](std::int64_t elements, std::int64_t asked, std::int64_t dimensions) {
     return captured_kernel(capture, strided_call(elements, asked, dimensions), Pass::kForward)
         ->kernel.flops.count();
@@ -118,13 +115,12 @@ TEST(CapturedKernel, StridedElementsTakeTimeOfTheirOwn) {
 // cuDNN's attention works in tiles: 197 positions take what 256 take, a causal mask leaves out what
 // lies wholly behind it.
 TEST(CapturedKernel, AttentionIsOfWholeTiles) {
-  Capture capture;
-  capture.names = {"cudnn attention_forward"};
+  Capture capture = {.names = {"cudnn attention_forward"}};
   const auto flops = [&](std::int64_t sequence, bool causal) {
-    CapturedCall call;
-    call.kind = CapturedCall::Kind::kLibrary;
-    call.name = 0;
-    call.values = {4 * 2 * 16 * sequence * 64, 1, 16, sequence, sequence, 64, causal ? 1 : 0};
+    CapturedCall call = {
+        .kind = CapturedCall::Kind::kLibrary,
+        .name = 0,
+        .values = {4 * 2 * 16 * sequence * 64, 1, 16, sequence, sequence, 64, causal ? 1 : 0}};
     const Kernel kernel = captured_kernel(capture, call, Pass::kForward)->kernel;
     EXPECT_TRUE(kernel.in_tiles);
     return kernel.flops.count();
@@ -154,12 +150,10 @@ TEST(CapturedKernel, WhereThreadsBindTheirOperationsAreCounted) {
 
 TEST(CapturedKernel, AConvolutionIsAProductAndLongerInTf32) {
   const auto kernel = [](std::int64_t type) {
-    Capture capture;
-    capture.names = {"cudnn convolution_forward"};
-    CapturedCall call;
-    call.kind = CapturedCall::Kind::kLibrary;
-    call.name = 0;
-    call.values = {1 << 20, 6400, 256, 576, 1, type};
+    Capture capture = {.names = {"cudnn convolution_forward"}};
+    CapturedCall call = {.kind = CapturedCall::Kind::kLibrary,
+                         .name = 0,
+                         .values = {1 << 20, 6400, 256, 576, 1, type}};
     return captured_kernel(capture, call, Pass::kForward)->kernel;
   };
   constexpr std::int64_t kFloat = 0, kBf16 = 14;
@@ -175,12 +169,10 @@ TEST(CapturedKernel, AConvolutionIsAProductAndLongerInTf32) {
 // products, one behind another.
 TEST(CapturedKernel, GroupsOfChannelsAreOneKernelOrAProductEach) {
   const auto kernel = [](const char* name, std::array<std::int64_t, 4> shape) {
-    Capture capture;
-    capture.names = {name};
-    CapturedCall call;
-    call.kind = CapturedCall::Kind::kLibrary;
-    call.name = 0;
-    call.values = {1 << 20, shape[0], shape[1], shape[2], shape[3], 14};
+    Capture capture = {.names = {name}};
+    CapturedCall call = {.kind = CapturedCall::Kind::kLibrary,
+                         .name = 0,
+                         .values = {1 << 20, shape[0], shape[1], shape[2], shape[3], 14}};
     return captured_kernel(capture, call, Pass::kForward)->kernel;
   };
   constexpr const char* kForward = "cudnn convolution_forward in groups";
@@ -204,8 +196,7 @@ TEST(CapturedKernel, ALayerNormTakesTimeForEachRow) {
     capture.names = {
         "void at::native::(anonymous namespace)::vectorized_layer_norm_kernel<float, float, "
         "false>"};
-    CapturedCall call;
-    call.name = 0;
+    CapturedCall call = {.name = 0};
     const std::int64_t bytes = 4 * rows * width;
     call.values = {rows, 1, 1, 32, 4, 1, 24, -1, 2 * bytes, bytes, 5};
     return captured_kernel(capture, call, Pass::kForward)->kernel.flops.count();

@@ -30,11 +30,7 @@ Plan fsdp1_plan() {
   return plan;
 }
 
-UnitParameter of(std::int64_t numel) {
-  UnitParameter p;
-  p.numel = numel;
-  return p;
-}
+UnitParameter of(std::int64_t numel) { return UnitParameter{.numel = numel}; }
 
 // "all_gather 1": what FSDP does, without the boundaries of modules; blocks by their number.
 Texts spelled(const std::vector<LibraryEvent>& log) {

@@ -5,7 +5,7 @@
 
 #include <algorithm>
 
-#include "models/model_dims.h"
+#include "models/families.h"
 #include "sim/graph/training_step.h"
 #include "tests/support/fixtures.h"
 
@@ -20,29 +20,13 @@ const LayerSpec& layer_of(const ModelSpec& model, std::int32_t layer) {
 
 // Four blocks of GPT-2: biases, LayerNorm, one matrix for q, k and v, tied embeddings.
 ModelSpec tiny_gpt() {
-  ModelDims dims;
-  dims.name = "tiny";
-  dims.family = "gpt2";
-  dims.source = "tests";
-  dims.layers = 4;
-  dims.hidden = 64;
-  dims.heads = dims.kv_heads = 4;
-  dims.head_dim = 16;
-  dims.ffn = 256;
-  dims.vocabulary = 100;
-  dims.max_positions = dims.position_rows = 32;
-  dims.naming = Naming::kGpt2;
-  dims.norm = NormKind::kLayer;
-  dims.activation = Activation::kGelu;
-  dims.positions = Positions::kLearned;
-  dims.tied = dims.fused_qkv = dims.qkv_bias = dims.output_bias = dims.mlp_bias = true;
+  ModelDims dims = family_dims("gpt3", "tiny", {4, 64, 4, 4, 16, 256, 100, 32});
+  dims.tied = true;
   return build_model(dims);
 }
 
 LayerProgram program_of(const ModelSpec& model, std::int32_t layer) {
-  ProgramOptions options;
-  options.sequence = 8;
-  options.hooks = true;
+  ProgramOptions options = {.sequence = 8, .hooks = true};
   const bool is_table =
       layer_of(model, layer).role == LayerRole::kEmbedding && model.tied_embeddings;
   options.tied = is_table ? Tying::kTokenTable : Tying::kNone;
@@ -119,8 +103,7 @@ TEST(LayerModules, ATiedTableIsStoredLast) {
 TEST(LayerModules, SegmentsAreThePhaseInPieces) {
   for (const ModelSpec& model : {tiny_model(2), tiny_gpt()}) {
     for (std::int32_t l = 0; l < static_cast<std::int32_t>(model.order.size()); ++l) {
-      ProgramOptions options;
-      options.sequence = 8;
+      ProgramOptions options = {.sequence = 8};
       const LayerProgram whole = build_layer_program(layer_of(model, l), options);
       options.hooks = true;
       const LayerProgram cut = build_layer_program(layer_of(model, l), options);

@@ -27,11 +27,8 @@ const LayerSpec& block_of(const ModelSpec& model) {
 }
 
 LayerProgram program(Recompute recompute, bool stacked = false) {
-  ProgramOptions options;
-  options.stacked = stacked;
-  options.batch = kBatch;
-  options.sequence = kSequence;
-  options.recompute = recompute;
+  ProgramOptions options = {
+      .batch = kBatch, .sequence = kSequence, .recompute = recompute, .stacked = stacked};
   return build_layer_program(block_of(tiny_model(1)), options);
 }
 
@@ -83,13 +80,12 @@ TEST(LayerProgram, BackwardLeavesWeightGradientsAndTheInputsGradient) {
   for (Recompute mode : {Recompute::kNone, Recompute::kFull, Recompute::kSelective}) {
     for (const bool reentrant : {true, false}) {
       for (const bool casts : {false, true}) {
-        ProgramOptions options;
-        options.batch = kBatch;
-        options.sequence = kSequence;
-        options.recompute = mode;
-        options.early_stop = !reentrant;
-        options.reentrant = reentrant;
-        options.ends_unit = casts;
+        ProgramOptions options = {.batch = kBatch,
+                                  .sequence = kSequence,
+                                  .recompute = mode,
+                                  .early_stop = !reentrant,
+                                  .reentrant = reentrant,
+                                  .ends_unit = casts};
         if (casts) options.output_dtype = DType::kFp32;
         const LayerProgram p = build_layer_program(block_of(tiny_model(1)), options);
         // q and o d*d, k and v d*dkv, three FFN matrices, two norms, in bf16, each rounded up (only
@@ -131,13 +127,9 @@ TEST(LayerProgram, FlopsAreTwoPerMultiplyAndAttentionHalfWhenCausal) {
 }
 
 TEST(LayerProgram, ModulesInsideCutThePhases) {
-  RecordedSettings settings;
-  settings.model = "moe";
+  RecordedSettings settings = {.model = "moe"};
   const ModelSpec model = build_recorded_model(settings);
-  ProgramOptions options;
-  options.batch = kBatch;
-  options.sequence = kSequence;
-  options.split_parts = true;
+  ProgramOptions options = {.batch = kBatch, .sequence = kSequence, .split_parts = true};
   const LayerProgram p = build_layer_program(block_of(model), options);
   const auto parts = [](const LayerPhaseProgram& phase) {
     std::vector<int> list;
@@ -163,10 +155,7 @@ TEST(LayerProgram, ModulesInsideCutThePhases) {
 }
 
 TEST(LayerProgram, WhatIsFrozenAndFirstHasNoBackwardAndKeepsNothing) {
-  ProgramOptions options;
-  options.batch = kBatch;
-  options.sequence = kSequence;
-  options.input_needs_gradient = false;
+  ProgramOptions options = {.batch = kBatch, .sequence = kSequence, .input_needs_gradient = false};
   const LayerSpec block = block_of(tiny_model(1));
   options.frozen.assign(block.parameters.size(), true);
   const LayerProgram p = build_layer_program(block, options);
@@ -178,10 +167,8 @@ TEST(LayerProgram, WhatIsFrozenAndFirstHasNoBackwardAndKeepsNothing) {
 }
 
 TEST(LayerProgram, FlatGradientsAllocateNoTensors) {
-  ProgramOptions options;
-  options.batch = kBatch;
-  options.sequence = kSequence;
-  options.gradients = GradientStorage::kFlat;
+  ProgramOptions options = {
+      .batch = kBatch, .sequence = kSequence, .gradients = GradientStorage::kFlat};
   const LayerProgram p = build_layer_program(block_of(tiny_model(1)), options);
   EXPECT_TRUE(p.free_gradients.front().actions.empty());
   for (const Slot& slot : p.slots) EXPECT_NE(slot.stored, MemoryCategory::kUnshardedGrad);
@@ -201,11 +188,10 @@ TEST(LayerProgram, WorkspacesLiveWhileTheirOperationRuns) {
   }
   for (const bool trains_input : {true, false}) {
     for (const Recompute recompute : {Recompute::kNone, Recompute::kFull}) {
-      ProgramOptions options;
-      options.batch = kBatch;
-      options.sequence = kSequence;
-      options.recompute = recompute;
-      options.input_needs_gradient = trains_input;
+      ProgramOptions options = {.batch = kBatch,
+                                .sequence = kSequence,
+                                .recompute = recompute,
+                                .input_needs_gradient = trains_input};
       options.frozen.assign(block.parameters.size(), false);
       options.frozen.front() = !trains_input;  // the norm's: no gradient for what q reads
       const LayerProgram p = build_layer_program(block, options);

@@ -8,8 +8,7 @@ namespace foreshard {
 namespace {
 
 Operation operation(OperationKind kind, CollectiveKind collective = CollectiveKind::kNone) {
-  Operation op;
-  op.kind = kind;
+  Operation op = {.kind = kind};
   op.collective.kind = collective;
   return op;
 }
@@ -33,22 +32,19 @@ LayerPhaseProgram phase() {
   LayerPhaseProgram p;
   const std::uint32_t ends[] = {1, 1, 2, 3, 4, 5, 6, 7};
   for (std::size_t o = 0; o < std::size(ends); ++o) {
-    LayerStep step;
-    step.operation = static_cast<std::int16_t>(o);
+    LayerStep step = {.operation = static_cast<std::int16_t>(o)};
     step.kernels_end = step.actions_end = ends[o];
     p.steps.push_back(step);
   }
   p.kernels.resize(7);
   p.actions.assign(7, 1);
   for (const std::uint32_t end : {1U, 6U, 7U}) {
-    LayerSegment segment;
-    segment.kernels_end = segment.actions_end = end;
+    LayerSegment segment = {.actions_end = end, .kernels_end = end};
     p.segments.push_back(segment);
   }
   const auto call = [&](LayerCall::Kind kind, CollectiveKind collective, std::uint16_t segment,
                         std::int16_t launch) {
-    LayerCall made;
-    made.kind = kind;
+    LayerCall made = {.kind = kind};
     made.collective.kind = collective;
     made.segment = segment;
     made.launch = launch;

@@ -98,10 +98,8 @@ TEST(Pipeline, WhatNobodyComputesIsRefused) {
 
 TEST(Pipeline, WrittenOrdersFinishWhatTheyBegin) {
   const auto orders = [](const char* first, const char* second) {
-    StagePipeline p;
-    p.schedule = PipelineSchedule::kCustom;
-    p.ranks = 2;
-    p.orders = {first, second};
+    StagePipeline p = {
+        .schedule = PipelineSchedule::kCustom, .ranks = 2, .orders = {first, second}};
     return pipeline_orders(p);
   };
   EXPECT_EQ(text_of(orders("0F0 . 0B0", "1F0 1I0 1W0")[1]), "1F0 1I0 1W0");

@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <array>
 
-#include "models/model_dims.h"
+#include "models/families.h"
 #include "sim/graph/training_step.h"
 #include "sim/graph/zero/zero_partition.h"
 #include "sim/memory/memory_profile.h"
@@ -291,22 +291,9 @@ States between_steps(const EventGraph& graph) {
 
 // GPT of 36 blocks of 4096: 7.46 billion parameters.
 ModelSpec large_model() {
-  ModelDims dims;
-  dims.name = "gpt-7.5b";
-  dims.family = "gpt2";
-  dims.source = "tests";
-  dims.layers = 36;
-  dims.hidden = 4096;
-  dims.heads = dims.kv_heads = 32;
-  dims.head_dim = 128;
-  dims.ffn = std::int64_t{4} * 4096;
-  dims.vocabulary = 50257;
-  dims.max_positions = dims.position_rows = 1024;
-  dims.naming = Naming::kGpt2;
-  dims.norm = NormKind::kLayer;
-  dims.activation = Activation::kGelu;
-  dims.positions = Positions::kLearned;
-  dims.tied = dims.fused_qkv = dims.qkv_bias = dims.output_bias = dims.mlp_bias = true;
+  ModelDims dims =
+      family_dims("gpt3", "gpt-7.5b", {36, 4096, 32, 32, 128, std::int64_t{4} * 4096, 50257, 1024});
+  dims.tied = true;
   return build_model(dims);
 }
 

@@ -39,9 +39,7 @@ Plan bare_plan() {
 }
 
 LibraryRun record(const ModelSpec& model, const Plan& plan, std::int32_t steps = 3) {
-  LibraryWatch watch;
-  watch.steps = steps;
-  watch.modules = LibraryWatch::Modules::kOwners;
+  LibraryWatch watch = {.steps = steps, .modules = LibraryWatch::Modules::kOwners};
   return record_library_run(model, plan, LayerPrograms(model, plan), watch);
 }
 

@@ -11,17 +11,8 @@ namespace foreshard {
 namespace {
 
 ModelSpec engine_model(std::int64_t vocabulary) {
-  ModelDims dims = family_dims("llama").value();
-  dims.name = "small";
-  dims.source = "tests";
-  dims.layers = 2;
-  dims.hidden = 256;
-  dims.heads = dims.kv_heads = 8;
-  dims.head_dim = 32;
-  dims.ffn = 768;
-  dims.vocabulary = vocabulary;
-  dims.max_positions = dims.position_rows = 64;
-  return build_model(dims, Stack::kNative);
+  return build_model(family_dims("llama", "small", {2, 256, 8, 8, 32, 768, vocabulary, 64}),
+                     Stack::kNative);
 }
 
 std::optional<PlanProblem> problem_of(const std::function<void(Plan&)>& change,

@@ -27,8 +27,7 @@ Texts split(std::string_view text, std::string_view separator) {
 }
 
 Plan with(Plan plan, const std::string& key, const std::string& value) {
-  PlanDocument document;
-  document.plan = std::move(plan);
+  PlanDocument document = {.plan = std::move(plan)};
   return apply_set(std::move(document), key + "=" + value).plan;
 }
 
@@ -117,8 +116,7 @@ TEST(Capabilities, ComeWithTheirVersion) {
 }
 
 TEST(Capabilities, AskForARangeAsForTheWhole) {
-  Plan plan;
-  plan.runtime = {RuntimeKind::kFsdp1, newest_version(RuntimeKind::kFsdp1)};
+  Plan plan = {.runtime = {RuntimeKind::kFsdp1, newest_version(RuntimeKind::kFsdp1)}};
   plan.unshard_in_backward.ranges = {{1, 1, true}};
   EXPECT_FALSE(problem_of_capability(plan, Capability::Of::kRuntime, "fsdp1"));
   plan.unshard_in_backward.ranges = {{1, 1, true}, {3, 4, false}};

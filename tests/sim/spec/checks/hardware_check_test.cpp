@@ -33,8 +33,7 @@ TEST(HardwareCheck, Float8NeedsUnitsAndAComputationInSixteenBits) {
 TEST(HardwareCheck, AttentionKernelsRunWhereTheyWereBuiltFor) {
   using enum AttentionKernel;
   const auto runs = [](AttentionKernel kernel, std::string_view architecture) {
-    Plan plan;
-    plan.attention = kernel;
+    Plan plan = {.attention = kernel};
     return !problem_of_hardware(plan, cluster_of(architecture, 2e15));
   };
   for (const std::string_view architecture : gpu_architectures()) {
@@ -47,8 +46,7 @@ TEST(HardwareCheck, AttentionKernelsRunWhereTheyWereBuiltFor) {
     EXPECT_EQ(runs(kCudnn, architecture), !is_old) << architecture;
     EXPECT_EQ(runs(kFa1, architecture), architecture != "volta") << architecture;
     for (const AttentionKernel kernel : {kCudnn, kFa1, kFa2, kFa3}) {
-      Plan plan;
-      plan.attention = kernel;
+      Plan plan = {.attention = kernel};
       const auto problem = problem_of_hardware(plan, cluster_of(architecture, 2e15));
       if (!problem) continue;
       EXPECT_EQ(problem->key, "attention");

@@ -10,9 +10,7 @@ namespace foreshard {
 namespace {
 
 Plan good_plan() {
-  Plan plan;
-  plan.model = "small";
-  plan.cluster = "64xh100";
+  Plan plan = {.model = "small", .cluster = "64xh100"};
   plan.batch.sequence = 4096;
   plan.mesh = {8, 8};
   return plan;

@@ -13,8 +13,7 @@ namespace {
 using Change = std::function<void(Plan&)>;
 
 Plan plan_on(const Runtime& runtime) {
-  Plan plan;
-  plan.runtime = runtime;
+  Plan plan = {.runtime = runtime};
   plan.batch.sequence = 4096;
   plan.mesh = {8, 8};
   return plan;
