@@ -12,12 +12,20 @@ import sys
 
 
 def start(torch, out):
-    handles, path, state, undone, checkpoints = [], [], {}, [], []
+    handles, path, state, undone, checkpoints, backwards = [], [], {}, [], [], []
     names = {}  # of modules, by id
 
+    outer, others = [], []  # calls before the trace: that are entered; outermost ones, with what they took
+
     def enter(module, arguments):
+        if torch.compiler.is_compiling():
+            return
         if "trace" not in state:
-            if not (module.training and torch.is_grad_enabled() and any(p.is_cuda for p in module.parameters())):
+            outer.append(id(module))
+            if len(outer) == 1 and torch.cuda.is_initialized():
+                torch.cuda.reset_peak_memory_stats()
+                state["there"] = requested(torch)["current"]
+            if not (module.training and torch.is_grad_enabled() and any(p.is_cuda and p.requires_grad for p in module.parameters())):
                 return
             begin(module, arguments)
         path.append(names.get(id(module), path[-1] if path else ""))
@@ -25,6 +33,10 @@ def start(torch, out):
             checkpoints[-1] = path[-1]
 
     def leave(module, arguments, output):
+        if not torch.compiler.is_compiling() and outer:
+            outer.pop()
+            if not outer and "there" in state:
+                others.append((id(module), requested(torch)["peak"] - state.pop("there")))
         if path:
             path.pop()
             if not path:
@@ -32,11 +44,15 @@ def start(torch, out):
 
     def begin(root, arguments):
         names.update({id(m): n for n, m in root.named_modules()})
+        outer.clear()
+        state["before"] = max([taken for of, taken in others if of not in names], default=0)
+        others.clear()
         state["trace"] = trace_of(torch, root, path, blocks_given_back())
         state["trace"].__enter__()
-        undone.extend([without_checkpoints(checkpoints), with_lengths_of_host(torch)])
+        undone.extend([without_checkpoints(checkpoints), with_lengths_of_host(torch), with_functions(torch, state["trace"])])
 
     def forward_ended(loss, again=False):
+        backwards.append(None)  # (one may run others: reversible blocks)
         if "trace" not in state or not handles:
             return
         for handle in handles:
@@ -48,16 +64,22 @@ def start(torch, out):
         state["trace"].read_saved(loss)
 
     def backward_ended():
-        trace = state.pop("trace", None)
-        if trace is None:
+        backwards.pop()
+        if backwards or "trace" not in state:
             return
+        trace = state.pop("trace")
         trace.__exit__(None, None, None)
+        document = dict(trace.document(), differentiates_twice=state["again"], before=state["before"], checkpoints=[c for c in checkpoints if c])
         with open(os.path.join(out, "modules.json"), "w") as file:
-            json.dump(dict(trace.document(), differentiates_twice=state["again"], checkpoints=[c for c in checkpoints if c]), file)
+            json.dump(document, file)
 
     module = sys.modules["torch.nn.modules.module"]
     handles += [module.register_module_forward_pre_hook(enter), module.register_module_forward_hook(leave)]
     return forward_ended, backward_ended
+
+
+def requested(torch):
+    return torch.cuda.memory_stats_as_nested_dict()["requested_bytes"]["all"]
 
 
 def without_checkpoints(entered):
@@ -87,6 +109,20 @@ def with_lengths_of_host(torch):
 
     torch.ctc_loss = read
     return lambda: setattr(torch, "ctc_loss", function)
+
+
+def with_functions(torch, trace):
+    """Of autograd.Function subclasses: their operations, and what parameters they are given."""
+    own = torch.autograd.Function.__dict__["apply"]
+
+    def run(cls, *given, **named):
+        begin, node = len(trace.operations), torch._C._autograd._get_sequence_nr()
+        result = own.__func__(cls, *given, **named)
+        trace.functions.append((cls.__name__, begin, len(trace.operations), node, {trace.number(t) for t in given if isinstance(t, torch.nn.Parameter)}))
+        return result
+
+    torch.autograd.Function.apply = classmethod(run)
+    return lambda: setattr(torch.autograd.Function, "apply", own)
 
 
 def blocks_given_back():
@@ -135,7 +171,7 @@ def trace_of(torch, root, path, given_back):
         """Its result, and bytes that stood beside that while it was made. (Peaks of this step are nobody's: sitecustomize.py.)"""
         torch.cuda.reset_peak_memory_stats()
         result = func(*args, **kwargs)
-        asked = torch.cuda.memory_stats_as_nested_dict()["requested_bytes"]["all"]
+        asked = requested(torch)
         return result, asked["peak"] - asked["current"]
 
     class Trace(TorchDispatchMode):
@@ -143,6 +179,8 @@ def trace_of(torch, root, path, given_back):
             super().__init__()
             self.place = ""
             self.operations, self.tensors, self.views, self.given, self.count, self.node, self.nodes, self.last = [], {}, {}, {}, 0, 0, None, None
+            self.running, self.beside, self.most = None, {}, 0  # what the node that runs has made, by storage; elements at most
+            self.functions, self.hidden = [], []  # of autograd.Function; those that run modules without autograd
             self.living, self.ended = {}, {}  # numbers by storage; by number, where the storage was given back
             self.parameters = {}  # by storage and place in it
             for name, p in root.named_parameters():
@@ -180,7 +218,7 @@ def trace_of(torch, root, path, given_back):
             for at in given_back():
                 for number in self.living.pop(at, ()):
                     self.ended[number] = where
-                for of in (self.tensors, self.views, self.parameters):
+                for of in (self.tensors, self.views, self.parameters, self.beside):
                     of.pop(at, None)
 
         @staticmethod
@@ -197,7 +235,7 @@ def trace_of(torch, root, path, given_back):
             numbers = []
             for tensor in given:
                 is_given = tensor.is_cuda and address(tensor) not in self.tensors
-                numbers.append(self.number(tensor))
+                numbers.append(self.number(tensor) if tensor.is_cuda else -1)  # (of the host's nothing is a layer's)
                 if is_given and isinstance(numbers[-1], int):
                     self.given[numbers[-1]] = {"elements": tensor.numel(), "dtype": str(tensor.dtype)}
             result, workspace = measured(func, args, kwargs)
@@ -249,22 +287,40 @@ def trace_of(torch, root, path, given_back):
             node = torch._C._current_autograd_node()
             operation = self.nodes.get(node._sequence_nr()) if node is not None else None
             if operation is not None:
+                if self.running is not operation:
+                    self.running, self.beside, self.most = operation, {}, 0
                 self.last = operation["at"]
-                made = operation["backward"]
                 operation["backward_workspace"] = max(workspace, operation.get("backward_workspace", 0))
                 before = {address(t) for t in flat([*args, *kwargs.values()])}
-                made += [{"elements": t.numel(), "dtype": str(t.dtype)} for t in flat([result]) if t.is_cuda and t.numel() > 0 and address(t) not in before]
+                self.beside.update({address(t): {"elements": t.numel(), "dtype": str(t.dtype)} for t in flat([result]) if t.is_cuda and t.numel() > 0 and address(t) not in before})
+                there = sum(t["elements"] for t in self.beside.values())
+                if there >= self.most:
+                    self.most, operation["backward"] = there, list(self.beside.values())
             return result
 
         def read_saved(self, loss):
             """What each node of autograd keeps for backward."""
             self.bury()
             behind, self.nodes = nodes_behind(loss), {}
+            for name, begin, end, node, parameters in self.functions:
+                inside = [o for o in self.operations[begin:end] if "float" in o["out"][0]["dtype"]]
+                if node not in behind or len(inside) < 2:
+                    continue
+                if any(isinstance(n, str) and n not in parameters for o in inside for n in o["in"]):
+                    self.hidden.append(name)
+                for operation in inside:
+                    operation["node"] = node
             for at, operation in enumerate(self.operations):
                 node = behind.get(operation.get("node"))
+                if node is None and "in_place" in operation:  # of a view: the next one, which has it inside
+                    operation["node"] += 1
+                    node = behind.get(operation["node"])
                 if node is None:
                     operation.pop("node", None)
                     continue
+                earlier = self.nodes.get(operation["node"])  # (the last one's node keeps what a function's does)
+                if earlier is not None:
+                    earlier["saved"] = []
                 self.nodes[operation["node"]], operation["at"] = operation, at
                 operation.setdefault("backward", [])
                 kept = []
@@ -279,7 +335,7 @@ def trace_of(torch, root, path, given_back):
 
         def others(self):
             """Bytes of what is there and no part of the step's forward: other models (a teacher, a reference), averages of weights."""
-            states = [s for o in gc.get_objects() if isinstance(o, torch.optim.Optimizer) for s in o.state.values()]
+            states = [s for o in gc.get_objects() if issubclass(type(o), torch.optim.Optimizer) for s in o.state.values()]
             own = {address(t) for p in root.parameters() for t in (p, p.grad) if t is not None}
             own |= {address(t) for s in states for t in flat(list(s.values()))}
             seen = {torch.nn.Parameter: own, torch.Tensor: own | set(self.tensors)}
@@ -310,6 +366,7 @@ def trace_of(torch, root, path, given_back):
                 "blocks": [prefix + n for prefix, blocks in chosen for n, _ in blocks.named_children()],
                 "parameters": {n: {"shape": list(p.shape), "dtype": str(p.dtype), "trainable": p.requires_grad} for n, p in root.named_parameters()},
                 "given": self.given,
+                "hidden": sorted(set(self.hidden)),
                 "others": self.others(),
                 "operations": self.operations,
             }

@@ -161,8 +161,8 @@ def hook_groups(module):
 SEEN = {}  # of the model's own forward
 
 
-def largest_model():
-    """The module that nothing holds and that has most parameters, of those that train any."""
+def largest_model(stepped=()):
+    """The module that nothing holds and that has most of the parameters that are stepped, else of those that train any."""
     import gc
 
     torch = sys.modules["torch"]
@@ -170,7 +170,8 @@ def largest_model():
     modules = [m for m in gc.get_objects() if issubclass(type(m), torch.nn.Module)]
     children = {id(child) for m in modules for child in m.children()}
     roots = [m for m in modules if id(m) not in children]
-    roots.sort(key=lambda m: (not any(p.requires_grad for p in m.parameters()), -sum(p.numel() for p in m.parameters())))
+    own = {id(p) for p in stepped}
+    roots.sort(key=lambda m: (-sum(p.numel() for p in m.parameters() if id(p) in own), not any(p.requires_grad for p in m.parameters()), -sum(p.numel() for p in m.parameters())))
     return roots[0] if roots and any(True for _ in roots[0].parameters()) else None
 
 
@@ -206,8 +207,8 @@ def read_peaks():
     SEEN["peaks"] = {key: stats.get(key + "_bytes.all.peak", 0) for key in ("allocated", "requested")}
 
 
-def observe():
-    model = largest_model()
+def observe(optimizer):
+    model = largest_model([p for g in optimizer.param_groups for p in g["params"]])
     if model is not None:
         watch(model)
         SEEN["document"] = described_model(model)
@@ -236,7 +237,7 @@ def hook_optimizers(module):
         mark("observed")  # what follows is not the program's time
         if not numbers:
             # Now, for a program's function may have ended before the process does.
-            guarded(observe)
+            guarded(lambda: observe(optimizer))
         elif SEEN.get("logits") is not None:
             SEEN["logits_held"] = SEEN["logits"]() is not None
         guarded(read_peaks)
@@ -244,7 +245,7 @@ def hook_optimizers(module):
             sys.modules["torch"].cuda.reset_peak_memory_stats()
         if id(optimizer) not in numbers:
             said = optimizer.defaults
-            SEEN.setdefault("optimizers", []).append({"class": type(optimizer).__name__, "fused": bool(said.get("fused")), "foreach": said.get("foreach"), "states": states_of(optimizer), "elements": sum(p.numel() for g in optimizer.param_groups for p in g["params"])})
+            SEEN.setdefault("optimizers", []).append({"class": type(optimizer).__name__, "fused": bool(said.get("fused")), "foreach": said.get("foreach"), "states": states_of(optimizer), "elements": sum(p.numel() for g in optimizer.param_groups for p in g["params"] if p.requires_grad)})
         number = numbers.setdefault(id(optimizer), len(numbers))
         if number == 0:
             guarded(read_processor)
@@ -252,6 +253,9 @@ def hook_optimizers(module):
         mark("step %d %s" % (number, type(optimizer).__name__))
 
     module.register_optimizer_step_post_hook(stepped)
+    get = getattr(module, "_get_value", None)
+    if get is not None:  # steps are counted on the GPU where it is the default device
+        module._get_value = lambda x: get(x) or float(getattr(x, "is_cuda", False))
 
 
 def hook_clipping(module):
