@@ -23,6 +23,7 @@ SETS = [
     ("unseen_steps_fourth", ["QW"]),
     ("unseen_steps_fifth", ["PL"]),
     ("unseen_steps_sixth", []),
+    ("unseen_steps_seventh", []),
 ]
 
 
