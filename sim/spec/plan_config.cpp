@@ -96,8 +96,9 @@ void require_known(const Written& assignment) {
   }
   if (std::ranges::find(known, key) != known.end()) return;
   std::string near = nearest_spelling(key, known);
-  for (const std::string& path : known) {  // "shard" for mesh.shard
-    if (near.empty() && path.ends_with("." + std::string(key))) near = path;
+  const std::string last = "." + std::string(key.substr(key.rfind('.') + 1));
+  for (const std::string& path : known) {  // "shard" for mesh.shard, "adapters.rank" for lora.rank
+    if (near.empty() && path.ends_with(last)) near = path;
   }
   Location location{std::string(assignment.source), 1, 1, ""};
   throw ConfigError(std::move(location), "unknown key " + quote(key),

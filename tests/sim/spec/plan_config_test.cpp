@@ -297,6 +297,7 @@ TEST(PlanConfig, SetSaysWhereInItsText) {
             "--set:1:1: unknown key 'mesh.shrad'; expected a key of a plan such as mesh.shard; did "
             "you mean mesh.shard?");
   EXPECT_NE(set_refusal("shard=8").find("did you mean mesh.shard?"), std::string::npos);
+  EXPECT_NE(set_refusal("adapters.rank=8").find("did you mean lora.rank?"), std::string::npos);
   EXPECT_NE(set_refusal("mesh.shard").find("expected key=value"), std::string::npos);
   EXPECT_NE(set_refusal("=8").find("expected key=value"), std::string::npos);
   EXPECT_NE(set_refusal("mesh.shard=").find("--set:1:12: mesh.shard"), std::string::npos);
