@@ -316,7 +316,7 @@ class Tree {
     auto [verb, o] = add_verb("validate", run_validate);
     add_job_flags(verb, o->job);
     option(verb, "--run", o->run);
-    const auto tolerance = [&](const char* name, double& value) {
+    const auto tolerance = [verb = verb](const char* name, double& value) {
       option(verb, name, value)->check(CLI::Range(0.0, 1e6))->capture_default_str();
     };
     tolerance("--max-step-error", o->max_step_error);

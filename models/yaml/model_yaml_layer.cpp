@@ -6,6 +6,7 @@
 
 #include <algorithm>
 
+#include "models/yaml/model_fields.h"
 #include "sim/base/spelling.h"
 
 namespace foreshard {
@@ -42,7 +43,7 @@ class LayerReader {
 
   LayerSpec read() {
     layer_.role = read_choice<LayerRole>(node_.at("role", "block"), kRoleWords);
-    read_domain();
+    if (const ConfigNode* domain = node_.find("domain")) read_fields(*domain, layer_.domain);
     layer_.tower = read_flag(node_, "tower", false);
     layer_.unread = read_flag(node_, "unread", false);
     layer_.resident_bytes = read_size(node_, "resident_bytes", 0, model_limits::kElements, 0);
@@ -62,14 +63,6 @@ class LayerReader {
   }
 
  private:
-  void read_domain() {
-    const ConfigNode* node = node_.find("domain");
-    if (node == nullptr) return;
-    node->allow_only({"positions", "of_images"});
-    layer_.domain.positions = read_size(*node, "positions", 0, model_limits::kDomain, 0);
-    layer_.domain.of_images = read_flag(*node, "of_images", false);
-  }
-
   void read_nested() {
     const ConfigNode* node = node_.find("nested");
     if (node == nullptr) return;
@@ -91,7 +84,7 @@ class LayerReader {
 
   // The number of a module inside the layer, from 1.
   std::int8_t read_part(const ConfigNode& node) const {
-    const ConfigNode* value = node.find("part");
+    const ConfigNode* value = node.is_mapping() ? node.find("part") : nullptr;
     if (value == nullptr) return 0;
     const std::string name = value->as_string();
     const auto at = std::ranges::find(layer_.nested, name);
@@ -108,27 +101,10 @@ class LayerReader {
       const ConfigNode& node = item.value;
       TensorSpec spec = {.name = item.key};
       if (node.is_mapping()) {
-        node.allow_only({"per_token", "per_position", "by_pairs", "per_sequence", "by_samples",
-                         "per_image", "fixed", "split", "type", "name"});
-        spec.name = read_text(node, "name", item.key);
-        spec.per_token = read_size(node, "per_token", 0, model_limits::kPerToken, 0);
-        spec.per_position = read_size(node, "per_position", 0, model_limits::kPerToken, 0);
-        spec.by_pairs = read_flag(node, "by_pairs", false);
-        spec.per_sequence =
-            read_size(node, "per_sequence", spec.per_token > 0 ? -model_limits::kElements : 0,
-                      model_limits::kElements, 0);
-        const bool is_less = spec.per_token > 0 || spec.per_position > 0;
-        spec.by_samples = read_flag(node, "by_samples", false);
-        spec.per_image = read_size(node, "per_image", 0, model_limits::kPerToken, 0);
-        spec.fixed = read_size(node, "fixed", is_less ? -model_limits::kElements : 0,
-                               model_limits::kElements, 0);
-        spec.split = read_size(node, "split", 1, 1 << 24, 1);
+        read_fields(node, [&](auto& io) { tensor_fields(io, spec, item.key); });
         if (spec.per_image > 0 && (spec.per_sequence > 0 || layer_.domain.of_images)) {
           throw node.at("per_image")
               .error("per_image is of layers whose sequences are samples", "per_sequence alone");
-        }
-        if (const ConfigNode* type = node.find("type")) {
-          spec.type = read_choice<ElementType>(*type, kTypeWords);
         }
       } else {
         spec.per_token = node.as_int(1, model_limits::kPerToken);
@@ -156,22 +132,16 @@ class LayerReader {
     for (const ConfigItem& item : parameters->items()) {
       const ConfigNode& node = item.value;
       ParameterSpec spec = {.name = item.key};
-      ConfigNode shape = node;
       if (node.is_mapping()) {
-        node.allow_only({"shape", "norm", "tied", "trainable", "stored_as_computed", "unpacked",
-                         "part", "name"});
-        shape = node.at("shape", "a list of extents, for example [4096, 4096]");
-        spec.name = read_text(node, "name", item.key);
-        spec.is_norm = read_flag(node, "norm", false);
-        spec.tied = read_flag(node, "tied", false);
-        spec.trainable = read_flag(node, "trainable", true);
-        spec.stored_as_computed = read_flag(node, "stored_as_computed", false);
-        spec.unpacked = read_size(node, "unpacked", 0, model_limits::kParameter, 0);
-        spec.part = read_part(node);
+        std::string part;  // (read_part says where it is none)
+        read_fields(node, [&](auto& io) { parameter_fields(io, spec, part, item.key); });
+      } else {
+        for (const ConfigNode& extent : node.elements()) {
+          spec.shape.push_back(extent.as_int(1, model_limits::kExtent));
+        }
       }
-      for (const ConfigNode& extent : shape.elements()) {
-        spec.shape.push_back(extent.as_int(1, model_limits::kExtent));
-      }
+      spec.part = read_part(node);
+      const ConfigNode shape = node.is_mapping() ? node.at("shape") : node;
       if (spec.shape.empty() || spec.shape.size() > 8) {
         throw shape.error("a parameter has 1 to 8 dimensions", "for example [4096]");
       }
@@ -205,37 +175,13 @@ class LayerReader {
   }
 
   void read_operation(const ConfigNode& node) {
-    node.allow_only({"op",
-                     "name",
-                     "kind",
-                     "inputs",
-                     "outputs",
-                     "parameters",
-                     "saved",
-                     "released",
-                     "backward_temporaries",
-                     "forward_workspace",
-                     "backward_workspace",
-                     "n",
-                     "k",
-                     "rows",
-                     "split",
-                     "groups",
-                     "one_by_one",
-                     "packed",
-                     "host_reads",
-                     "attention",
-                     "scan",
-                     "gradient",
-                     "view",
-                     "sums_last",
-                     "in_place",
-                     "transposed_weight",
-                     "kept_by_selective",
-                     "part"});
+    FieldNames names{{"op", "name", "kind", "inputs", "outputs", "parameters", "saved", "released",
+                      "backward_temporaries", "forward_workspace", "backward_workspace", "part"}};
+    Operation op;
+    operation_fields(names, op, op);
+    node.allow_only(std::span<const std::string_view>(names.names));
     const std::vector<std::string_view> words = operation_words();
     const ConfigNode op_node = node.at("op", "what is computed, for example op: linear");
-    Operation op;
     op.function = function_of(words[op_node.as_choice(std::span<const std::string_view>(words))]);
     op.kind = usual_kind(op.function);
     if (const ConfigNode* kind = node.find("kind"))
@@ -253,25 +199,8 @@ class LayerReader {
     op.backward_temporaries = tensor_list(node, "backward_temporaries", {});
     op.forward_workspace = tensor_list(node, "forward_workspace", {});
     op.backward_workspace = tensor_list(node, "backward_workspace", {});
-    op.n = read_size(node, "n", 1, model_limits::kWidth, op.n);
-    op.k = read_size(node, "k", 1, model_limits::kWidth, op.k);
-    op.rows = read_size(node, "rows", 1, 1 << 24, 1);
-    op.split = read_size(node, "split", 1, 1 << 24, 1);
-    op.groups = read_size(node, "groups", 1, 1 << 16, 1);
-    op.one_by_one = read_flag(node, "one_by_one", false);
-    op.packed = read_flag(node, "packed", false);
-    op.host_reads = read_flag(node, "host_reads", false);
-    if (const ConfigNode* attention = node.find("attention")) {
-      op.attention = read_attention(*attention);
-    }
-    if (const ConfigNode* scan = node.find("scan")) op.scan = read_scan(*scan);
-    if (const ConfigNode* gradient = node.find("gradient")) {
-      op.gradient = read_choice<GradientRule>(*gradient, kGradientWords);
-    }
-    op.view = read_flag(node, "view", false);
-    op.sums_last = read_flag(node, "sums_last", false);
-    op.in_place = read_flag(node, "in_place", false);
-    op.kept_by_selective = read_flag(node, "kept_by_selective", op.kept_by_selective);
+    FieldReader reader(node);
+    operation_fields(reader, op, op);
     op.part = read_part(node);
     check_operation(node, op);
     layer_.operations.push_back(std::move(op));
@@ -323,47 +252,6 @@ class LayerReader {
     }
     is_used_[at(p)] = true;
     return p;
-  }
-
-  static AttentionShape read_attention(const ConfigNode& node) {
-    node.allow_only({"heads", "kv_heads", "head_dim", "value_dim", "documents", "causal", "dropout",
-                     "softcap", "broadcasts", "window"});
-    constexpr std::int64_t kMost = 1 << 20;
-    AttentionShape shape;
-    shape.heads = node.at("heads", "a number of heads, for example 32").as_int(1, kMost);
-    shape.kv_heads = read_size(node, "kv_heads", 1, kMost, shape.heads);
-    shape.head_dim = node.at("head_dim", "features of a head, for example 128").as_int(1, kMost);
-    shape.value_dim = read_size(node, "value_dim", 0, kMost, 0);
-    shape.documents = read_size(node, "documents", 1, kMost, 1);
-    shape.causal = read_flag(node, "causal", true);
-    shape.dropout = read_flag(node, "dropout", false);
-    shape.softcap = read_flag(node, "softcap", false);
-    shape.broadcasts = read_flag(node, "broadcasts", false);
-    shape.window = read_size(node, "window", 0, std::int64_t{1} << 40, 0);
-    if (shape.heads % shape.kv_heads != 0) {
-      throw node.at("kv_heads")
-          .error(
-              fmt::format("{} key/value heads do not divide {} heads", shape.kv_heads, shape.heads),
-              fmt::format("a divisor of {}", shape.heads));
-    }
-    return shape;
-  }
-
-  static ScanShape read_scan(const ConfigNode& node) {
-    node.allow_only({"heads", "head_dim", "state", "groups", "chunk"});
-    constexpr std::int64_t kMost = 1 << 20;
-    ScanShape shape = {
-        .heads = node.at("heads", "a number of heads, for example 128").as_int(1, kMost),
-        .head_dim = node.at("head_dim", "features of a head, for example 64").as_int(1, kMost),
-        .state = node.at("state", "features of a state, for example 128").as_int(1, kMost),
-        .groups = read_size(node, "groups", 1, kMost, 1),
-        .chunk = read_size(node, "chunk", 1, kMost, 256)};
-    if (shape.heads % shape.groups != 0) {
-      throw node.at("groups").error(
-          fmt::format("{} groups do not divide {} heads", shape.groups, shape.heads),
-          fmt::format("a divisor of {}", shape.heads));
-    }
-    return shape;
   }
 
   void check_operation(const ConfigNode& node, const Operation& op) {

@@ -9,6 +9,7 @@
 #include <optional>
 #include <set>
 
+#include "models/yaml/model_fields.h"
 #include "models/yaml/model_yaml.h"
 #include "models/yaml/model_yaml_layer.h"
 #include "sim/base/json.h"
@@ -29,6 +30,21 @@ bool is_plain(const std::string& text) {
 std::string as_yaml(const std::string& text) {
   if (is_plain(text)) return text;
   return Json(text).dump(-1, ' ', false, Json::error_handler_t::replace);
+}
+
+// "{heads: 8, causal: false}", or a value of it; names may need quotes, other texts are words.
+std::string flow(const Json& value, std::string_view key = "") {
+  if (value.is_string()) {
+    const std::string& text = value.get_ref<const std::string&>();
+    return key == "name" || key == "part" ? as_yaml(text) : text;
+  }
+  if (!value.is_object() && !value.is_array()) return value.dump();
+  std::vector<std::string> parts;
+  for (const auto& [name, each] : value.items()) {
+    parts.push_back((value.is_object() ? name + ": " : "") + flow(each, name));
+  }
+  const std::string joined = fmt::format("{}", fmt::join(parts, ", "));
+  return value.is_object() ? "{" + joined + "}" : "[" + joined + "]";
 }
 
 // A key for each name, different from all others.
@@ -62,7 +78,7 @@ class LayerText {
     out_ = fmt::format("  {}:\n", as_yaml(key));
     if (key != layer_.name) line("name: {}", as_yaml(layer_.name));
     line("role: {}", word_in(kRoleWords, layer_.role));
-    domain();
+    if (layer_.domain != Domain{}) line("domain: {}", flow(fields_json(layer_.domain)));
     if (layer_.tower) line("tower: true");
     if (layer_.unread) line("unread: true");
     if (layer_.resident_bytes > 0) line("resident_bytes: {}", layer_.resident_bytes);
@@ -89,50 +105,19 @@ class LayerText {
   }
   std::string name(Index t) const { return as_yaml(tensors_[at(t)]); }
 
-  void domain() {
-    const Domain& d = layer_.domain;
-    std::vector<std::string> parts;
-    if (d.positions > 0) parts.push_back(fmt::format("positions: {}", d.positions));
-    if (d.of_images) parts.emplace_back("of_images: true");
-    if (!parts.empty()) line("domain: {{{}}}", fmt::join(parts, ", "));
-  }
-
   void tensor(std::size_t t) {
-    const TensorSpec& spec = layer_.tensors[t];
-    std::vector<std::string> parts;
-    const auto size = [&](const char* key, std::int64_t value) {
-      if (value != 0) parts.push_back(fmt::format("{}: {}", key, value));
-    };
-    size("per_token", spec.per_token);
-    size("per_position", spec.per_position);
-    if (spec.by_pairs) parts.emplace_back("by_pairs: true");
-    if (spec.per_image == 0) size("per_sequence", spec.per_sequence);
-    if (spec.by_samples) parts.emplace_back("by_samples: true");
-    size("per_image", spec.per_image);
-    size("fixed", spec.fixed);
-    if (spec.split != 1) size("split", spec.split);
-    if (spec.type != ElementType::kCompute) {
-      parts.push_back(fmt::format("type: {}", word_in(kTypeWords, spec.type)));
-    }
-    if (tensors_[t] != spec.name) parts.push_back("name: " + as_yaml(spec.name));
+    TensorSpec spec = layer_.tensors[t];
+    const Json parts = fields_json([&](auto& io) { tensor_fields(io, spec, tensors_[t]); });
     const bool brief = parts.size() == 1 && spec.per_token > 0;
-    line("  {}: {}", as_yaml(tensors_[t]),
-         brief ? std::to_string(spec.per_token) : fmt::format("{{{}}}", fmt::join(parts, ", ")));
+    line("  {}: {}", as_yaml(tensors_[t]), brief ? std::to_string(spec.per_token) : flow(parts));
   }
 
   void parameter(std::size_t p) {
-    const ParameterSpec& spec = layer_.parameters[p];
-    const std::string shape = fmt::format("[{}]", fmt::join(spec.shape, ", "));
-    std::vector<std::string> parts = {"shape: " + shape};
-    if (spec.is_norm) parts.emplace_back("norm: true");
-    if (spec.tied) parts.emplace_back("tied: true");
-    if (!spec.trainable) parts.emplace_back("trainable: false");
-    if (spec.stored_as_computed) parts.emplace_back("stored_as_computed: true");
-    if (spec.unpacked > 0) parts.push_back(fmt::format("unpacked: {}", spec.unpacked));
-    if (spec.part > 0) parts.push_back("part: " + part(spec.part));
-    if (parameters_[p] != spec.name) parts.push_back("name: " + as_yaml(spec.name));
-    line("  {}: {}", as_yaml(parameters_[p]),
-         parts.size() == 1 ? shape : fmt::format("{{{}}}", fmt::join(parts, ", ")));
+    ParameterSpec spec = layer_.parameters[p];
+    std::string part = spec.part > 0 ? layer_.nested[at(spec.part - 1)] : "";
+    const Json parts =
+        fields_json([&](auto& io) { parameter_fields(io, spec, part, parameters_[p]); });
+    line("  {}: {}", as_yaml(parameters_[p]), flow(parts.size() == 1 ? parts["shape"] : parts));
   }
 
   std::string part(std::int8_t number) const { return as_yaml(layer_.nested[at(number - 1)]); }
@@ -181,46 +166,12 @@ class LayerText {
     tensors("backward_temporaries", op.backward_temporaries, {});
     tensors("forward_workspace", op.forward_workspace, {});
     tensors("backward_workspace", op.backward_workspace, {});
-    if (op.n != usual.n) say("n", std::to_string(op.n));
-    if (op.k != usual.k) say("k", std::to_string(op.k));
-    if (op.rows != 1) say("rows", std::to_string(op.rows));
-    if (op.split != 1) say("split", std::to_string(op.split));
-    if (op.groups != 1) say("groups", std::to_string(op.groups));
-    attention(op.attention, parts);
-    if (const ScanShape& scan = op.scan; scan.heads > 0) {
-      say("scan", fmt::format("{{heads: {}, head_dim: {}, state: {}, groups: {}, chunk: {}}}",
-                              scan.heads, scan.head_dim, scan.state, scan.groups, scan.chunk));
-    }
-    if (op.gradient != usual.gradient) {
-      say("gradient", std::string(word_in(kGradientWords, op.gradient)));
-    }
-    const auto flag = [&](const char* key, bool value, bool otherwise) {
-      if (value != otherwise) say(key, value ? "true" : "false");
-    };
-    flag("one_by_one", op.one_by_one, false);
-    flag("packed", op.packed, false);
-    flag("host_reads", op.host_reads, false);
-    flag("view", op.view, false);
-    flag("sums_last", op.sums_last, false);
-    flag("in_place", op.in_place, false);
-    flag("transposed_weight", op.transposed_weight, false);
-    flag("kept_by_selective", op.kept_by_selective, usual.kept_by_selective);
+    Operation own = op;
+    FieldWriter others;
+    operation_fields(others, own, usual);
+    for (const auto& [key, value] : others.out.items()) say(key.c_str(), flow(value));
     if (op.part > 0) say("part", part(op.part));
     line("  - {{{}}}", fmt::join(parts, ", "));
-  }
-
-  static void attention(const AttentionShape& shape, std::vector<std::string>& parts) {
-    if (shape == AttentionShape{}) return;
-    std::string text = fmt::format("attention: {{heads: {}, kv_heads: {}, head_dim: {}",
-                                   shape.heads, shape.kv_heads, shape.head_dim);
-    if (!shape.causal) text += ", causal: false";
-    if (shape.value_dim > 0) text += fmt::format(", value_dim: {}", shape.value_dim);
-    if (shape.documents != 1) text += fmt::format(", documents: {}", shape.documents);
-    if (shape.dropout) text += ", dropout: true";
-    if (shape.softcap) text += ", softcap: true";
-    if (shape.broadcasts) text += ", broadcasts: true";
-    if (shape.window > 0) text += fmt::format(", window: {}", shape.window);
-    parts.push_back(text + "}");
   }
 
   const LayerSpec& layer_;

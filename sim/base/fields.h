@@ -31,6 +31,11 @@ namespace foreshard {
 inline constexpr struct NotEmpty {
 } kNotEmpty;
 
+// In front of the limits of a key that must be there: what is expected where it is not.
+struct Such {
+  std::string_view expected;
+};
+
 // The list of `value`: of its type, or what it is as a part.
 template <typename Io, typename Value>
 void list_fields(Io& io, Value&& value) {
@@ -92,6 +97,10 @@ class FieldWriter {
     out[std::string(key)] = written(value, limits...);
   }
   template <typename Value, typename... Limits>
+  void operator()(std::string_view key, Value&& value, Such, const Limits&... limits) {
+    (*this)(key, value, limits...);
+  }
+  template <typename Value, typename... Limits>
   void optional(bool is_there, std::string_view key, Value&& value, const Limits&... limits) {
     if (is_there) (*this)(key, value, limits...);
   }
@@ -140,6 +149,10 @@ class FieldReader {
   template <typename Value, typename... Limits>
   void operator()(std::string_view key, Value&& value, const Limits&... limits) {
     read(node_.at(key), value, limits...);
+  }
+  template <typename Value, typename... Limits>
+  void operator()(std::string_view key, Value&& value, Such such, const Limits&... limits) {
+    read(node_.at(key, such.expected), value, limits...);
   }
   template <typename Value, typename... Limits>
   void optional(bool, std::string_view key, Value&& value, const Limits&... limits) {
