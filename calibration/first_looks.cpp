@@ -6,7 +6,6 @@
 #include <cmath>
 #include <span>
 
-#include "calibration/training_evidence.h"
 #include "sim/base/embedded.h"
 #include "sim/base/error.h"
 #include "sim/base/fields.h"
@@ -48,7 +47,6 @@ void fields(Io& io, FirstLookFit& fit) {
   io("base", fit.base, -10, 10);
   io("skew", fit.skew, -10, 10);
   io("slopes", fit.slopes, -10, 10);
-  io("skew_slopes", fit.skew_slopes, -10, 10);
   io("shifts", fit.shifts, -10, 10);
 }
 
@@ -90,12 +88,8 @@ CodeFacts code_facts(const Plan& plan, const Cluster& cluster, std::string_view 
   // Workstation and inference cards, and GPUs of servers that are plugged in like them.
   if (cluster.node.gpu_link_name.starts_with("PCIe")) facts.emplace_back("pcie_card", 1);
   if (!plan.mesh.is_plain()) facts.emplace_back("axes", 1);
-  if (!has_steps(cluster.gpu.key)) facts.emplace_back("chip_without_steps", 1);
   if (plan.float8 != Float8::kNone) facts.emplace_back("fp8", 1);
   if (is_zero(plan.runtime.kind)) facts.emplace_back("zero", 1);
-  if (plan.attention == AttentionKernel::kMath || plan.attention == AttentionKernel::kEager) {
-    facts.emplace_back("unfused_attention", 1);
-  }
   return facts;
 }
 
@@ -108,7 +102,7 @@ LogReach code_reach(const FirstLooks& looks, const std::vector<FirstLookFit>& fi
                     const CodeFacts& facts, std::string_view family) {
   const FirstLookFit& fit = fit_for(looks, fits, family);
   const double scale = std::exp(fit.base + sum_of(fit.slopes, facts));
-  const double skew = std::exp(fit.skew + sum_of(fit.skew_slopes, facts));
+  const double skew = std::exp(fit.skew);
   return {kNinetyFive * scale / skew, kNinetyFive * scale * skew};
 }
 

@@ -4,7 +4,7 @@
 //
 // Of each set of them the logarithms of measured over forecast were fitted by a shift and a skewed
 // spread around it, which follow from facts of the job: how well its code is described, whose code
-// it is, whether anybody's steps inform its chip, how much of its step is products at the peak.
+// it is, how much of its step is products at the peak.
 // calibration/evidence/first_looks.json holds the fit to all sets and, for a row of one of them,
 // the fit to the others; reports/unseen/first_looks.py makes it.
 #pragma once
@@ -40,7 +40,7 @@ struct LogReach {
 struct FirstLookFit {
   std::string without;  // the set that had no say; "": all had
   double base = 0, skew = 0;
-  std::vector<std::pair<std::string, double>> slopes, skew_slopes, shifts;  // by fact
+  std::vector<std::pair<std::string, double>> slopes, shifts;  // by fact
 };
 struct FirstLookSet {
   std::string name;

@@ -10,10 +10,9 @@ usage: reports/unseen/first_looks.py [build/bin/foreshard] [--write]
 The logarithm is t-distributed (4 degrees of freedom) around shift = sum of shifts * facts, with scales
 hypot(interval of the machine, exp(base + slopes * facts) * exp(+-skew)) above and below. Spreads are those of the
 frozen forecasts of the day before anybody had read the codes, around the shift that these have. Shifts are of today's
-forecasts, before any shift, for mechanisms that were repaired since moved them. Slopes have a prior: what is described
-less is wider, by exp(PRIOR) a fact, unless the looks say otherwise; that of a share, which nobody has described, is
-hardly known. Shifts have 0. A shift that is fitted `stack NAME` is that of the codes of a preset, of which there are
-few: its prior is narrower. INFLATION is how much wider the scales are than fitted: codes of another set are not of the
+forecasts, before any shift, for mechanisms that were repaired since moved them. Slopes and shifts are 0 unless the looks
+say otherwise; that of a share, which nobody has described, is hardly known. A shift that is fitted `stack NAME` is that of
+the codes of a preset, of which there are few: its prior is narrower. INFLATION is how much wider the scales are than fitted: codes of another set are not of the
 sets that were fitted. Of time nothing is added: as fitted, 77 to 98 % of each frozen set of many families are inside by
 the others, of today's forecasts 90 to 98 %.
 """
@@ -58,18 +57,21 @@ TABLES = [Table("2026-11-21", "unseen_steps"), Table("2026-11-22", "unseen_steps
           Table("2026-11-28 sixth", "unseen_steps_sixth", has_level=True, moved={
               "time": {"rests_on_readings": 0.081, "hopper_compiled": 0.059, "blackwell": -0.003, "pcie_card": -0.031,
                        "fp8": -0.038, "stack hf_trainer": -0.003, "stack deepspeed_examples": -0.016},
-              "memory": {"no_preset": 0.109}})]
+              "memory": {"no_preset": 0.109}}),
+          Table("2026-11-28 seventh", "unseen_steps_seventh", has_level=True, moved={
+              "time": {"rests_on_readings": 0.078, "hopper_compiled": 0.063, "blackwell": -0.016, "pcie_card": -0.022,
+                       "fp8": -0.038, "stack hf_trainer": 0.003, "stack torchtitan_2025": 0.088,
+                       "stack torchtitan_2026": -0.031},
+              "memory": {"no_preset": 0.094}})]
 KINDS = ("time", "memory")
 FACTS = {
-    "time": ["rests_on_readings", "chip_without_steps", "pcie_card", "below_half_peak", "unfused_attention", "zero",
-             "axes"],
-    "memory": ["no_preset", "rests_on_readings", "axes"],
+    "time": ["rests_on_readings", "below_half_peak", "zero"],
+    "memory": ["rests_on_readings"],
 }
-SKEW_FACTS = {"time": ["rests_on_readings"], "memory": []}
-SHIFT_FACTS = {"time": ["rests_on_readings", "hopper_compiled", "blackwell", "pcie_card", "fp8"], "memory": ["no_preset"]}
+SHIFT_FACTS = {"time": ["rests_on_readings", "hopper_compiled", "fp8"], "memory": ["no_preset"]}
 BY_STACK = {"time": True, "memory": False}
 BASE = {"time": math.log(0.06), "memory": math.log(0.04)}
-PRIOR, PRIOR_SD, SHARE_SD, SKEW_SD, SHIFT_SD, STACK_SD = 0.6, 0.3, 1, 0.5, 0.1, 0.08
+SLOPE_SD, SHARE_SD, SKEW_SD, SHIFT_SD, STACK_SD = 0.3, 1, 0.5, 0.1, 0.08
 INFLATION = {"time": 1, "memory": 1.6}
 NINETY_FIVE = 2.131847  # of Student's t with 4 degrees of freedom
 LEVELS = {50: 0.740697, 80: 1.533206, 90: NINETY_FIVE}
@@ -173,7 +175,7 @@ class Fit:
     """Of the rows of one kind: `shifts` of today's forecasts, `frozen_shifts`, scales."""
 
     def __init__(self, rows, kind):
-        self.kind, self.facts, self.skew_facts = kind, FACTS[kind], SKEW_FACTS[kind]
+        self.kind, self.facts = kind, FACTS[kind]
         stacks = sorted({fact for row in rows for fact in row["facts"] if fact.startswith("stack ")})
         self.shift_facts = SHIFT_FACTS[kind] + (stacks if BY_STACK[kind] else [])
         looked = [row for row in rows if row["frozen"] is not None]
@@ -187,22 +189,21 @@ class Fit:
                 total += weight * surprise(row[of] - linear(shifts, self.shift_facts, row["facts"]), spread)
             return total
 
-        start = [BASE[kind]] + [PRIOR] * len(self.facts)
+        start = [BASE[kind]] + [0.0] * len(self.facts)
         found = minimize(lambda t: even(t[:count], t[count:], "frozen", looked, before), [0.0] * count + start)
         self.frozen_shifts, scales = found[:count], found[count:]
         self.shifts = minimize(lambda t: even(t, scales, "today", rows, known), [0.0] * count)
 
         def sides(theta):
             self.theta = theta
-            total = self.penalty_of_scales(theta[:1 + len(self.facts)])
-            total += sum((skew / SKEW_SD) ** 2 / 2 for skew in theta[1 + len(self.facts):])
+            total = self.penalty_of_scales(theta[:-1]) + (theta[-1] / SKEW_SD) ** 2 / 2
             for row, weight in zip(looked, before):
                 off = row["frozen"] - linear(self.frozen_shifts, self.shift_facts, row["facts"])
                 down, up = self.spread(row)
                 total += weight * surprise(off, up if off > 0 else down)
             return total
 
-        self.theta = minimize(sides, scales + [0.0] * (1 + len(self.skew_facts)))
+        self.theta = minimize(sides, scales + [0.0])
         self.theta[0] += math.log(INFLATION[kind])
 
     def penalty_of_shifts(self, shifts):
@@ -212,23 +213,20 @@ class Fit:
     def penalty_of_scales(self, scales):
         total = (scales[0] - BASE[self.kind]) ** 2 / 2
         for slope, name in zip(scales[1:], self.facts):
-            total += ((slope - PRIOR) / (SHARE_SD if name == "below_half_peak" else PRIOR_SD)) ** 2 / 2
+            total += (slope / (SHARE_SD if name == "below_half_peak" else SLOPE_SD)) ** 2 / 2
         return total
 
     def spread(self, row):
         """Scales below and above, the machine's in it."""
-        count = 1 + len(self.facts)
-        base = math.exp(self.theta[0] + linear(self.theta[1:count], self.facts, row["facts"]))
-        skew = math.exp(self.theta[count] + linear(self.theta[count + 1:], self.skew_facts, row["facts"]))
+        base = math.exp(self.theta[0] + linear(self.theta[1:-1], self.facts, row["facts"]))
+        skew = math.exp(self.theta[-1])
         kept = row["facts"].get("kept_besides", 0) / NINETY_FIVE if self.kind == "memory" else 0
         return math.hypot(row["machine"][0], base / skew), math.hypot(row["machine"][1], base * skew, kept)
 
     def as_json(self, without):
-        count = 1 + len(self.facts)
         named = lambda names, values: {n: round(v, 3) for n, v in zip(names, values) if abs(v) >= 0.001}
-        return {"without": without, "base": round(self.theta[0], 3), "skew": round(self.theta[count], 3),
-                "slopes": named(self.facts, self.theta[1:count]),
-                "skew_slopes": named(self.skew_facts, self.theta[count + 1:]),
+        return {"without": without, "base": round(self.theta[0], 3), "skew": round(self.theta[-1], 3),
+                "slopes": named(self.facts, self.theta[1:-1]),
                 "shifts": named(self.shift_facts, self.shifts)}
 
     def line(self, name, rows, of):

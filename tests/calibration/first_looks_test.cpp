@@ -12,7 +12,7 @@ namespace {
 
 TEST(FirstLooks, EverySetHasAFitWithoutIt) {
   const FirstLooks& looks = first_looks();
-  ASSERT_EQ(looks.sets.size(), 9U);  // the table with axes is of two sources
+  ASSERT_EQ(looks.sets.size(), 10U);  // the table with axes is of two sources
   for (const auto* fits : {&looks.time, &looks.memory}) {
     std::set<std::string> without;
     for (const FirstLookFit& fit : *fits) without.insert(fit.without);
@@ -24,9 +24,9 @@ TEST(FirstLooks, EverySetHasAFitWithoutIt) {
 // A row of a set is judged by the others alone.
 TEST(FirstLooks, AFamilyHasNoSayInItsOwnInterval) {
   FirstLooks looks = {.sets = {{"one", {"AA"}}, {"two", {"BB"}}}};
-  const std::vector<FirstLookFit> fits = {{"", -3, 0, {}, {}, {}},
-                                          {"one", -2, 0, {}, {}, {{"hopper", 0.1}}},
-                                          {"two", -1, 0, {}, {}, {{"hopper", 0.2}}}};
+  const std::vector<FirstLookFit> fits = {{"", -3, 0, {}, {}},
+                                          {"one", -2, 0, {}, {{"hopper", 0.1}}},
+                                          {"two", -1, 0, {}, {{"hopper", 0.2}}}};
   const double all = code_reach(looks, fits, {}, "CC").up;
   EXPECT_GT(code_reach(looks, fits, {}, "AA").up, all);
   EXPECT_GT(code_reach(looks, fits, {}, "BB").up, code_reach(looks, fits, {}, "AA").up);
@@ -36,22 +36,18 @@ TEST(FirstLooks, AFamilyHasNoSayInItsOwnInterval) {
   EXPECT_EQ(code_shift(looks, fits, {{"fp8", 1}}, "AA"), 0);
 }
 
-// Described in part, compiled on Hopper, or on a chip that runs hotter in a fleet than alone: codes
-// at first sight are slower than they are described, and hold more where nobody wrote their modules
-// down.
+// Described in part or compiled on Hopper: codes at first sight are slower than they are described,
+// and hold more where nobody wrote their modules down.
 TEST(FirstLooks, ShiftsAreUpwardsInEveryFit) {
   const FirstLooks& looks = first_looks();
   for (const FirstLookFit& fit : looks.time) {
-    const std::vector<FirstLookFit> only = {{"", fit.base, fit.skew, {}, {}, fit.shifts}};
+    const std::vector<FirstLookFit> only = {{"", fit.base, fit.skew, {}, fit.shifts}};
     EXPECT_GT(code_shift(looks, only, {{"rests_on_readings", 1}}, ""), 0) << fit.without;
     EXPECT_GT(code_shift(looks, only, {{"hopper_compiled", 1}}, ""), 0) << fit.without;
-    // Its products are as hot as its limit: as frozen, without that, 7 % longer; the sixth set's
-    // steps in bf16 are shorter by 12 to 28 %.
-    EXPECT_NEAR(code_shift(looks, only, {{"blackwell", 1}}, ""), 0, 0.03) << fit.without;
     EXPECT_EQ(code_shift(looks, only, {}, ""), 0) << fit.without;
   }
   for (const FirstLookFit& fit : looks.memory) {
-    const std::vector<FirstLookFit> only = {{"", fit.base, fit.skew, {}, {}, fit.shifts}};
+    const std::vector<FirstLookFit> only = {{"", fit.base, fit.skew, {}, fit.shifts}};
     EXPECT_GT(code_shift(looks, only, {{"no_preset", 1}}, ""), 0.05) << fit.without;
     EXPECT_EQ(code_shift(looks, only, {{"stack hf_trainer", 1}}, ""), 0) << fit.without;
   }
@@ -60,18 +56,13 @@ TEST(FirstLooks, ShiftsAreUpwardsInEveryFit) {
 TEST(FirstLooks, WhatIsDescribedLessIsWider) {
   const FirstLooks& looks = first_looks();
   const LogReach described = code_reach(looks, looks.time, {}, "");
-  for (const char* fact : {"rests_on_readings", "chip_without_steps", "pcie_card",
-                           "below_half_peak", "unfused_attention", "zero", "axes"}) {
+  for (const char* fact : {"rests_on_readings", "below_half_peak", "zero"}) {
     EXPECT_GT(code_reach(looks, looks.time, {{fact, 1}}, "").up, described.up) << fact;
   }
+  EXPECT_GT(described.up, described.down);  // rarely faster than its description
   EXPECT_GT(described.down, 0);
   const LogReach memory = code_reach(looks, looks.memory, {}, "");
-  for (const char* fact : {"rests_on_readings", "axes"}) {
-    EXPECT_GT(code_reach(looks, looks.memory, {{fact, 1}}, "").up, memory.up) << fact;
-  }
-  // A code that was not described in full is rarely faster than its description.
-  const LogReach vague = code_reach(looks, looks.time, {{"rests_on_readings", 1}}, "");
-  EXPECT_GT(vague.up, 1.5 * vague.down);
+  EXPECT_GT(code_reach(looks, looks.memory, {{"rests_on_readings", 1}}, "").up, memory.up);
 }
 
 TEST(FirstLooks, CardsOfAKnownChipHaveItsSteps) {

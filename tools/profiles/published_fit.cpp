@@ -258,7 +258,10 @@ PublishedFit assemble(const Machine& machine, const ChipFits& own, const Catalog
   c.power_exponent = gemm.power_exponent;
   const HeatCurve hopper = fit_heat(calibration_table("measured/clocks.csv"));
   if (has_heat(machine.node.gpu, machines)) c.heat = hopper;
-  if (is_blackwell(machine.key)) c.heat = blackwell_heat(hopper, c.gemm_bf16.sustained);
+  if (is_blackwell(machine.key)) {
+    c.heat = blackwell_heat(hopper, c.gemm_bf16.sustained);
+    c.gemm_fp8.sustained = c.heat.cool;
+  }
   c.attention = own.attention.curves;
   c.sdpa_kernel = "fa2";
   c.sdpa_preferred = own.chip.name == "a100" || is_amd(machine.node.gpu) ? "fa2" : "cudnn";
