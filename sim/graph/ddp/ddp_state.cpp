@@ -100,9 +100,9 @@ std::vector<std::int32_t> Ddp::state_parts() {
                                                     layer.role == LayerRole::kEmbedding)) {
       if (state.is_paged) continue;
       if (k == lists.size()) lists.emplace_back(own.size());
-      // (torch.optim's are like the parameter.)
-      const bool is_narrow = size_of(p.dtype) < size_of(plan_.optimizer.state) &&
-                             state.bytes == p.numel * size_of(plan_.optimizer.state);
+      // (torch.optim's are like the parameter, of one that is stored in 16 bits by itself.)
+      const bool is_narrow = layer.parameters[at(p.index)].stored_as_computed &&
+                             state.bytes == p.numel * size_of(plan_.master_dtype);
       lists[k++][i] = allocated_size(is_narrow ? p.bytes() : state.bytes);
     }
   }
