@@ -95,6 +95,7 @@ struct OwnModel {
   Extents extents;
   std::vector<bool> checkpointed;  // of its blocks
   bool makes_loss = false;         // itself
+  bool is_held = false;            // what it returns, while backward runs
   std::int64_t unread = 0;         // elements of parameters that no operation was seen to read
   std::int64_t others = 0;         // bytes of other models and of averages of weights
 };
@@ -279,6 +280,15 @@ CapturedModules modules_of(const Capture& capture) {
                     ": the program differentiates a gradient (create_graph), which layers have no "
                     "words for; foreshard predict --capture forecasts the step as it is");
   }
+  const Json hidden = made.document.value("hidden", Json::array());
+  if (!hidden.empty()) {
+    throw Error(ExitCode::kMissingCapability,
+                fmt::format("{}: {} runs modules inside of a torch.autograd.Function (reversible "
+                            "blocks), whose backward is its own: capture the model without it, and "
+                            "say recompute: full where it runs them again; foreshard predict "
+                            "--capture forecasts the step as it is",
+                            made.path, hidden[0].get<std::string>()));
+  }
   return made;
 }
 
@@ -349,6 +359,22 @@ bool makes_loss(const Json& operations) {
   return true;
 }
 
+// What the loss is made of still has a name when backward is over, and no node keeps it.
+bool holds_output(const CapturedModules& modules) {
+  const Json output = find_module_layers(modules).parts.back().handed;
+  bool is_held = false, saw_ends = false;
+  for (const Json& operation : modules.document.at("operations")) {
+    const Json saved = operation.value("saved", Json::array());
+    if (std::ranges::find(saved, output) != saved.end()) return false;
+    for (const Json& out : operation.at("out")) {
+      const bool is_freed = out.contains("freed") || out.contains("freed_backward");
+      is_held |= out.at("tensor") == output && !is_freed;
+      saw_ends |= is_freed;
+    }
+  }
+  return is_held && saw_ends;
+}
+
 // Layers are one model's: what optimizers step is no more than that has.
 void check_alone(const CapturedModules& modules, const Json& optimizers) {
   std::int64_t trained = 0, stepped = 0;
@@ -397,6 +423,7 @@ OwnModel own_model(const Capture& capture, const std::vector<Capture>& others, S
   if (!inputs[0].empty()) own.extents = extents[0];
   own.others = all[0].document.value("others", std::int64_t{0});
   own.makes_loss = makes_loss(all[0].document.at("operations"));
+  own.is_held = holds_output(all[0]);
   own.text = model_of_modules(all, capture.model);
   try {
     const ModelSpec model = parse_model_yaml(parse_yaml(own.text, "the model made"));
@@ -577,13 +604,14 @@ CapturedPlan plan_of_capture(const Capture& capture, const std::string& model_na
              each ? "every backward reduces" : "the last backward alone reduces");
   }
   add_recompute(document, steps, own, out);
+  out.widens &= is_known;  // (modules.json has the types)
   add_kernels(document, out);
   add_attention(document, steps, out);
   if (document.contains("loss_in_forward") && runtime.starts_with("fsdp")) {
     const bool makes = own.makes_loss || document.value("loss_in_forward", false);
     out.line("loss_in_forward", makes ? "true" : "false", "the output of the model's forward");
   }
-  if (document.value("logits_held", false)) {
+  if (own.is_held || document.value("logits_held", false)) {
     out.line("logits", "held", "the program keeps the model's output");
   }
   add_adapters(document, out);

@@ -108,8 +108,12 @@ class LayerFinder {
     for (std::size_t p = found_.parts.size() - 2; p > 0; --p) {
       std::vector<std::int64_t> made = found_.crossing(found_.parts[p].begin);
       std::erase_if(made, [&](std::int64_t t) {
-        return (p > 1 && place_of_tensor(t) < found_.parts[p - 1].begin) || !reads(p, t);
+        return p > 1 && place_of_tensor(t) < found_.parts[p - 1].begin;
       });
+      // Of two blocks the second one may read what came before the first alone (scales).
+      const std::vector<std::int64_t> all = made;
+      std::erase_if(made, [&](std::int64_t t) { return !reads(p, t); });
+      if (made.empty() && found_.parts[p].block >= 0 && found_.parts[p - 1].block >= 0) made = all;
       if (made.empty()) {
         join(p);
       } else {

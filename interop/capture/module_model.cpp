@@ -90,6 +90,9 @@ class ModuleWriter {
         constants_[operations[i]["out"][out].at("tensor")] = {i, out};
     }
     find_ends();
+    has_fp32_ = std::ranges::any_of(document_.at("parameters"), [](const Json& parameter) {
+      return parameter.value("dtype", "") == "torch.float32";
+    });
     first_differentiated_ =
         at(std::ranges::find_if(operations, is_differentiated) - operations.begin());
   }
@@ -132,6 +135,7 @@ class ModuleWriter {
     const auto [begin, block, handed, again] = found_.parts[part];
     if (part > 0) {
       end_names(begin);
+      connect_input();
       hand_on(begin, handed);
     }
     handed_ = handed;
@@ -150,6 +154,22 @@ class ModuleWriter {
     }
     if (layer.role == "inner") layer.name += std::to_string(part);
     layers_.push_back(std::move(layer));
+  }
+
+  // What other models that run first (an autoencoder, a text's encoder) take and give back.
+  void add_before() {
+    std::vector<std::int64_t> bytes;
+    for (const CapturedModules& capture : captures_)
+      bytes.push_back(capture.document.value("before", std::int64_t{0}));
+    const Json taken = sizes_.tensor(bytes, "torch.uint8");
+    if (bytes[0] <= 0 || taken.is_null()) return;
+    layers_.back().tensors["before"] = {{"fixed", 1}};
+    layers_.back().tensors["taken before"] = taken;
+    layers_.back().operations.push_back({{"op", "copy"},
+                                         {"name", "before"},
+                                         {"outputs", {"before"}},
+                                         {"forward_workspace", {"taken before"}},
+                                         {"gradient", "none"}});
   }
 
   // Parameters that no operation reads are their layer's all the same: units gather them.
@@ -193,6 +213,7 @@ class ModuleWriter {
       for (const Json& out : operation.at("out")) {
         const std::int64_t tensor = out.at("tensor");
         ends_[tensor] = end_of(out);
+        saw_ends_ |= out.contains("freed");
         const bool is_written = operation.value("in_place", false);
         const bool is_same =
             (is_written || operation.value("view", false)) && operation.at("in")[0].is_number();
@@ -227,11 +248,14 @@ class ModuleWriter {
           name == kInput || layer.sizes.at(name) < kLeast || found_.is_read_from(tensor, next))
         continue;
       const auto [forward, backward] = ended->second;
-      std::ptrdiff_t last = -1;
+      const bool is_kept = saw_ends_ && forward < 0 && backward < 0 && described_.contains(tensor);
+      std::ptrdiff_t first = -1, last = -1;
       for (std::size_t o = 0; o < layer.operations.size(); ++o) {
         for (const char* key : {"inputs", "outputs"}) {
           const Json& of = layer.operations[o].value(key, Json::array());
-          if (std::ranges::find(of, Json(name)) != of.end()) last = static_cast<std::ptrdiff_t>(o);
+          if (std::ranges::find(of, Json(name)) == of.end()) continue;
+          last = static_cast<std::ptrdiff_t>(o);
+          if (first < 0) first = last;
         }
       }
       if (last < 0) continue;
@@ -240,15 +264,32 @@ class ModuleWriter {
       }
       const auto kept = kept_by_.find(tensor);
       const bool is_longer = kept == kept_by_.end() || std::cmp_greater(kept->second, backward);
-      if (backward < 0 || !is_longer || at(backward) >= next) continue;
+      if (!is_kept && (backward < 0 || !is_longer || at(backward) >= next)) continue;
       for (std::size_t o = 0; o < layer.operations.size(); ++o) {
         Json& operation = layer.operations[o];
-        if (std::cmp_less(layer.places[o], backward) || !operation.contains("saved")) continue;
+        const bool is_before = std::cmp_less(layer.places[o], backward) || std::cmp_less(o, first);
+        if (is_before || !operation.contains("saved")) continue;
+        if (is_kept && std::cmp_greater(o, last)) operation["released"].push_back(name);
         Json& saved = operation["saved"];
         if (std::ranges::find(saved, Json(name)) == saved.end()) saved.push_back(name);
         break;
       }
     }
+  }
+
+  // Of a layer that reads what stands for others alone the first of those has the input's gradient.
+  void connect_input() {
+    Json& operations = layers_.back().operations;
+    const auto reads = [](const Json& operation) {
+      const Json& in = operation.value("inputs", Json::array());
+      return std::ranges::find(in, Json(kInput)) != in.end();
+    };
+    const auto is_path = [&](const Json& operation) {
+      return reads(operation) && operation.value("gradient", "") != "none";
+    };
+    if (layers_.size() < 2 || std::ranges::any_of(operations, is_path)) return;
+    const auto first = std::ranges::find_if(operations, reads);
+    if (first != operations.end() && first->value("view", false)) (*first)["gradient"] = "own";
   }
 
   // What else of a layer later ones read is kept until its own backward, and its gradient is there
@@ -419,6 +460,8 @@ class ModuleWriter {
     const std::string op = operation.at("op");
     if (op.find("norm") != op.npos && parameter.ends_with("weight")) made["norm"] = true;
     if (!said.value("trainable", true)) made["trainable"] = false;
+    if (has_fp32_ && said.value("dtype", "torch.float32") != "torch.float32")
+      made["stored_as_computed"] = true;  // tables in 16 bits beside weights in fp32
     std::string name = short_name(parameter);
     const bool is_called = !layer.same_as.empty() && name != parameter;
     const bool is_again =
@@ -449,6 +492,7 @@ class ModuleWriter {
       return;
     }
     begin_layer(i);
+    if (i == 0) add_before();
     Layer& layer = layers_.back();
     const OperationPlace stands{layer, i};
     const bool in_place = operation.value("in_place", false), view = operation.value("view", false);
@@ -869,7 +913,7 @@ class ModuleWriter {
   const ModuleSizes sizes_;
   const std::string name_;
   std::vector<Layer> layers_;
-  bool is_tied_ = false, has_table_ = false;
+  bool is_tied_ = false, has_table_ = false, has_fp32_ = false, saw_ends_ = false;
   std::set<std::string> tables_;  // of positions
   ModuleLayers found_;
   std::int64_t handed_ = -1;  // by the layer before

@@ -14,6 +14,7 @@
 #include "sim/graph/layers/given_mask.h"
 #include "sim/spec/checks/plan_check.h"
 #include "sim/spec/fsdp2_version.h"
+#include "sim/spec/size_units.h"
 
 namespace foreshard {
 namespace {
@@ -619,11 +620,12 @@ void StepBuilder::hold_logits() {
   const TensorSpec& logits =
       spec_of(static_cast<std::int32_t>(model_.order.size()) - 1).tensors.front();
   const std::int64_t count = elements(logits, plan_.batch.micro_batch, plan_.batch.sequence);
-  // Accelerate makes what a model under autocast returns fp32.
+  // Accelerate makes what a model under autocast returns fp32; a program of its own does not.
   const bool is_autocast =
       plan_.autocast || (plan_.runtime.kind == RuntimeKind::kDdp &&
                          plan_.kernels.residual == ModuleKernels::Residual::kFp32);
-  const DType type = plan_.output_dtype.value_or(is_autocast ? DType::kFp32 : plan_.param_dtype);
+  const bool is_fp32 = is_of_modules(model_) ? logits.type == ElementType::kFp32 : is_autocast;
+  const DType type = plan_.output_dtype.value_or(is_fp32 ? DType::kFp32 : plan_.compute_dtype());
   held_logits_ = allocate(MemoryCategory::kActivation, Stream::kCompute, -1,
                           Bytes(checked_multiply(count, size_of(type))));
 }

@@ -252,6 +252,17 @@ void resolve_buckets(const PlanDocument& document, Plan& plan, Reasons& reasons)
   reasons["ddp.bucket_cap_mb"] = "one rank: the model is not wrapped";
 }
 
+// What would cut a captured program on more ranks wraps nothing on one: ddp on one rank.
+void resolve_alone(const PlanDocument& document, const ModelSpec& model, Plan& plan,
+                   Reasons& reasons) {
+  const bool is_alone = is_of_modules(model) && plan.mesh.world() == 1 &&
+                        plan.runtime.kind == RuntimeKind::kFsdp2 && !document.has("units.blocks");
+  if (!is_alone) return;
+  plan.runtime = {RuntimeKind::kDdp, newest_version(RuntimeKind::kDdp)};
+  reasons["runtime"] = "one rank: the model is not wrapped";
+  if (plan.autocast) plan.param_dtype = *std::exchange(plan.autocast, std::nullopt);
+}
+
 // torch.optim.AdamW makes its states like the parameters (zeros_like). DeepSpeed's and the engine's
 // are fp32.
 void resolve_states(const PlanDocument& document, Plan& plan, Reasons& reasons) {
@@ -307,6 +318,7 @@ ResolvedPlan resolve(const PlanDocument& written, const ModelSpec& model, const 
   plan.has_flash = !generation_of(cluster.gpu).is_before_ampere();
   resolve_dtypes(document, cluster, plan, reasons);
   resolve_mesh(document, cluster, plan, reasons);
+  resolve_alone(document, model, plan, reasons);
   resolve_batch(document, model, plan, reasons);
   resolve_buckets(document, plan, reasons);
   resolve_reduce_dtype(document, plan, reasons);

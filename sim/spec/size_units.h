@@ -26,4 +26,9 @@ SizeUnits units_of_adapters(const LayerSpec& layer);
 // The unit that a parameter of that name is in: -1, or a place in `modules`.
 std::int32_t unit_of_name(const SizeUnits& units, const std::string& name);
 
+// Of a program's own modules, as foreshard-null saw them run: types of tensors are what they are.
+inline bool is_of_modules(const ModelSpec& model) {
+  return model.source.starts_with("modules.json");
+}
+
 }  // namespace foreshard

@@ -100,7 +100,10 @@ std::vector<std::int32_t> Ddp::state_parts() {
                                                     layer.role == LayerRole::kEmbedding)) {
       if (state.is_paged) continue;
       if (k == lists.size()) lists.emplace_back(own.size());
-      lists[k++][i] = allocated_size(state.bytes);
+      // (torch.optim's are like the parameter, of one that is stored in 16 bits by itself.)
+      const bool is_narrow = layer.parameters[at(p.index)].stored_as_computed &&
+                             state.bytes == p.numel * size_of(plan_.master_dtype);
+      lists[k++][i] = allocated_size(is_narrow ? p.bytes() : state.bytes);
     }
   }
   std::vector<std::int32_t> parts;

@@ -6,6 +6,7 @@
 
 #include "sim/base/error.h"
 #include "sim/graph/layers/layer_modules.h"
+#include "sim/spec/size_units.h"
 
 namespace foreshard {
 
@@ -115,8 +116,10 @@ void GradientHooks::run_forward() {
       if (!is_behind) forward_ended();
       drop_logits();
       run_reference();
-      // A loss that casts its logits holds them through its own backward.
-      const bool casts_logits = spec_of(l).operations.front().kind != OperationKind::kSoftmaxLoss;
+      // A loss that casts its logits, or whose operations are known, holds them through its own
+      // backward.
+      const bool casts_logits = spec_of(l).operations.front().kind != OperationKind::kSoftmaxLoss ||
+                                is_of_modules(model_);
       if (!casts_logits) hold_logits();
       add_phase(EventKind::kBackward, l, Segments::kInside);
       if (casts_logits) hold_logits();

@@ -1,3 +1,4 @@
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -124,6 +125,29 @@ TEST(PlanResolve, GpusBeforeAmpereComputeInFp16) {
 
 // torchtitan's fsdp.py: reshard_after_forward is False with stages, whatever else is changed for
 // them (the head is with its norm).
+TEST(PlanResolve, NothingWrapsACapturedProgramOnOneRank) {
+  const auto of = [](std::int64_t gpus, const char* units, const char* source) {
+    ModelSpec model = small_model({});
+    model.source = source;
+    const std::string text = fmt::format(
+        "model: small\nruntime: fsdp2@2.11\ncluster: {}xh100\n"
+        "dtype: {{param: fp32, master: fp32, autocast: bf16}}\n{}",
+        gpus, units);
+    return resolve(document_of(text), model, cluster_of_gpus(gpus)).plan;
+  };
+  const char* const captured = "modules.json of a capture";
+  const Plan alone = of(1, "", captured);
+  EXPECT_EQ(alone.runtime.kind, RuntimeKind::kDdp);
+  EXPECT_EQ(alone.ddp.bucket_cap_mb, 0);
+  EXPECT_EQ(alone.param_dtype, DType::kBf16);  // autocast's
+  EXPECT_EQ(alone.autocast, std::nullopt);
+  for (const Plan& wrapped :
+       {of(2, "", captured), of(1, "units: {blocks: own}\n", captured), of(1, "", "config.json")}) {
+    EXPECT_EQ(wrapped.runtime.kind, RuntimeKind::kFsdp2);
+    EXPECT_EQ(wrapped.autocast, DType::kBf16);
+  }
+}
+
 TEST(PlanResolve, KeepsStagesUnsharded) {
   const ResolvedPlan plan = resolved("model: small\nruntime: fsdp2\nmesh: {pp: 2}\n");
   EXPECT_EQ(plan.plan.units.head, UnitPlacement::kWithNorm);
