@@ -272,6 +272,7 @@ class Tree {
     option(verb, "--nodes", o->nodes)->check(CLI::Range(1, 262144));
     option(verb, "--nodelist", o->nodelist);
     option(verb, "--model", o->model);
+    option(verb, "--stage", o->stage);
     option(verb, "--cluster", o->cluster);
     option(verb, "--out", o->out);
     option(verb, "--plan", o->plan);
