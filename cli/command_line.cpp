@@ -268,8 +268,8 @@ class Tree {
     add(verb, "files", o->files)->required();
     option(verb, "--machine", o->machine);
     option(verb, "--nodes", o->nodes)->check(CLI::Range(1, 262144));
-    options(verb, "--nodelist", o->nodelist, "--model", o->model, "--cluster", o->cluster, "--out",
-            o->out, "--plan", o->plan);
+    options(verb, "--nodelist", o->nodelist, "--model", o->model, "--stage", o->stage, "--cluster",
+            o->cluster, "--out", o->out, "--plan", o->plan);
     add_json(verb, o->output);
   }
 

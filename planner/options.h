@@ -163,6 +163,7 @@ struct ImportOptions {
   std::string out;         // of the cluster or plan file; "": standard output
   std::string nodelist;    // hosts of an allocation, as Slurm writes them; "": all
   std::string model;       // of settings that do not name it
+  std::string stage;       // of settings that do not say what they train; "": sft
   std::string cluster;     // of the plan
 };
 

@@ -104,17 +104,14 @@ ForeignPlan named_deepspeed(const std::string& named, const std::string& setting
 
 // Accelerate's file counts the processes of where it was written.
 void follow_cluster(std::int64_t gpus, ForeignPlan& plan) {
-  const std::string shard = plan.value("mesh.shard"), replicate = plan.value("mesh.replicate");
-  const auto entry = std::ranges::find_if(plan.ledger, [](const ImportEntry& each) {
-    return each.what.starts_with("num_processes") && each.mapping == Mapping::kMapped;
-  });
-  if (entry == plan.ledger.end() ||
-      std::stoll(shard) * (replicate.empty() ? 1 : std::stoll(replicate)) == gpus) {
-    return;
+  if (plan.ranks == 0 || plan.ranks == gpus) return;
+  const auto is_of_mesh = [](const auto& text) { return text.starts_with("mesh."); };
+  for (ImportEntry& entry : plan.ledger) {
+    if (!is_of_mesh(entry.to)) continue;
+    entry.mapping = Mapping::kIgnored;
+    entry.why = fmt::format("the cluster has {}", gpus);
   }
-  entry->mapping = Mapping::kIgnored;
-  entry->why = fmt::format("the cluster has {}", gpus);
-  std::erase_if(plan.keys, [](const auto& key) { return key.first.starts_with("mesh."); });
+  std::erase_if(plan.keys, [&](const auto& key) { return is_of_mesh(key.first); });
 }
 
 Import read_all(const ImportOptions& options) {
@@ -163,7 +160,7 @@ Import read_all(const ImportOptions& options) {
   if (trainer) {
     const std::string named = deepspeed_file_of(*trainer);
     if (!plan && !named.empty()) plan = named_deepspeed(named, trainer_file);
-    plan = read_trainer(*trainer, plan ? &*plan : nullptr);
+    plan = read_trainer(*trainer, plan ? &*plan : nullptr, options.stage);
   }
   if (!plan) return import;
   if (!options.cluster.empty()) follow_cluster(load_cluster(options.cluster).gpus, *plan);
@@ -206,12 +203,13 @@ ExitCode import_training_files(const ImportOptions& options) {
     const ImportLedger found = check_stored(read_safetensors(*import.weights), named_model(model));
     plan.ledger.insert(plan.ledger.end(), found.begin(), found.end());
   }
-  if (plan.value("runtime").starts_with("zero") && !model.empty()) {
-    try {
-      fill_buckets(named_model(model).hidden, plan);
-    } catch (const Error&) {  // of no known name: --model will say
-    }
+  std::optional<ModelSpec> known;
+  try {
+    if (!model.empty()) known = named_model(model);
+  } catch (const Error&) {  // of no known name: --model will say
   }
+  if (known && plan.value("runtime").starts_with("zero")) fill_buckets(known->hidden, plan);
+  fill_targets(known ? &*known : nullptr, plan);
   document_of(PlanDocument{}, plan);  // throws for a value that is none of the key's
   const std::string text = plan_text(plan, beside);
   if (!options.out.empty()) write_file(options.out, text);

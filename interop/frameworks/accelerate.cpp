@@ -24,30 +24,35 @@ Ranks read_ranks(ForeignReader& reader) {
   return ranks;
 }
 
-// mixed_precision of FSDP: parameters, reductions and outputs alike (set_mixed_precision).
-void read_precision(ForeignReader& reader, bool of_outputs) {
+// mixed_precision of FSDP: parameters, reductions and outputs alike (set_mixed_precision); under
+// DDP autocast's, which reduces gradients as they are stored.
+void read_precision(ForeignReader& reader, bool of_outputs, bool of_reductions = true) {
   const ConfigNode* node = reader.find("mixed_precision");
   const std::string word = node == nullptr ? "no" : node->as_string();
   if (word == "no") {
     reader.assume("dtype.param", "fp32", "mixed_precision: no");
-    reader.assume("dtype.reduce", "fp32", "mixed_precision: no");
+    if (of_reductions) reader.assume("dtype.reduce", "fp32", "mixed_precision: no");
     return;
   }
   static constexpr std::string_view kWords[] = {"bf16", "fp16", "fp8"};
   const std::size_t which = node->as_choice(kWords);
   const std::string dtype = which == 1 ? "fp16" : "bf16";
   reader.map("mixed_precision", "dtype.param", dtype);
-  reader.assume("dtype.reduce", dtype, "Accelerate reduces in the dtype of mixed_precision");
+  if (of_reductions) {
+    reader.assume("dtype.reduce", dtype, "Accelerate reduces in the dtype of mixed_precision");
+  }
   if (of_outputs) {
     reader.assume("dtype.output", dtype, "Accelerate casts outputs to that of mixed_precision");
   }
   if (which == 2) reader.unsupported("fp8_config", "which recipe of fp8 is not taken");
 }
 
+// What the plugin leaves alone the trainer's own checkpoints may do.
 void read_recomputation(ForeignReader& reader) {
-  if (!reader.flag(fsdp("activation_checkpointing"), "recompute", "full", "none")) {
-    reader.assume("recompute", "none", "no fsdp_activation_checkpointing");
-  }
+  const std::string path = fsdp("activation_checkpointing");
+  const ConfigNode* node = reader.find(path);
+  if (node != nullptr && node->as_bool()) return reader.map(path, "recompute", "full");
+  reader.assume("recompute", "none", "no fsdp_activation_checkpointing");
 }
 
 // Which modules are units.
@@ -181,6 +186,7 @@ ForeignPlan read_accelerate(const ConfigNode& root) {
   const std::size_t type = root.at("distributed_type").as_choice(kTypes);
   reader.find("distributed_type");
   const Ranks ranks = read_ranks(reader);
+  plan.ranks = root.has("parallelism_config") ? 0 : ranks.all;
   if (type == 0) {
     const ConfigNode* version = reader.find(fsdp("version"));
     if (version != nullptr && version->as_int(1, 2) == 2) {
@@ -198,7 +204,7 @@ ForeignPlan read_accelerate(const ConfigNode& root) {
       reader.map("num_processes", "mesh.replicate", fmt::format("{}", ranks.all));
       reader.assume("mesh.shard", "1", "DDP shards nothing");
     }
-    read_precision(reader, false);
+    read_precision(reader, false, false);
   }
   if (const ConfigNode* backend = reader.find("dynamo_config.dynamo_backend")) {
     const bool off = backend->as_string() == "NO" || backend->as_string() == "no";

@@ -64,6 +64,11 @@ bool flag_of(const ConfigNode& node) {
   return node.as_bool();
 }
 
+bool says_something(const ConfigNode& node) {
+  if (node.is_sequence()) return !node.elements().empty();
+  return !node.is_scalar() || !(node.text().empty() || lower(std::string(node.text())) == "false");
+}
+
 std::string shown(const ConfigNode& node) {
   switch (node.kind()) {
     case ConfigNode::Kind::kNull:
@@ -182,7 +187,9 @@ bool ForeignReader::clipping(std::string_view path) {
 
 void ForeignReader::take(std::string_view section) {
   const ConfigNode rows = settings_.at(section);
-  for (const ConfigItem& row : rows.items()) take_row(row.key, row.value);
+  for (const ConfigItem& row : rows.items()) {
+    for (const std::string& path : parts_of(row.key, " ")) take_row(path, row.value);
+  }
 }
 
 void ForeignReader::take_row(const std::string& path, const ConfigNode& row) {
@@ -196,9 +203,13 @@ void ForeignReader::take_row(const std::string& path, const ConfigNode& row) {
     return;
   }
   if (const ConfigNode* why = row.find("ignored")) return ignore(path, why->as_string());
-  if (const ConfigNode* why = row.find("unsupported")) return unsupported(path, why->as_string());
   const ConfigNode* node = find(path);
   if (node == nullptr) return;
+  if (const ConfigNode* why = row.find("unsupported")) {
+    const ConfigNode* above = row.find("above");
+    const bool is_on = above != nullptr ? node->as_int() > above->as_int() : says_something(*node);
+    return is_on ? unsupported(path, why->as_string()) : ignore(path, "not switched on");
+  }
   const ConfigNode* words = row.find("words");
   if (words == nullptr) {
     const std::string key = row.at("key").as_string();
@@ -241,8 +252,9 @@ void ForeignReader::finish() {
             return std::ranges::find(list, path) != list.end();
           };
           if (told_.contains(path)) continue;
-          const bool is_quiet =
-              std::ranges::any_of(quiet, [&](const auto& q) { return begins(path, q); });
+          const bool is_quiet = std::ranges::any_of(quiet, [&](const std::string& q) {
+            return q.ends_with('*') ? path.starts_with(q.substr(0, q.size() - 1)) : begins(path, q);
+          });
           if (is_quiet) {
             note(Mapping::kIgnored, path, "", "says nothing of a step's time or memory");
           } else if (is_in(asked_)) {
@@ -265,6 +277,7 @@ void ForeignReader::finish() {
 }
 
 ForeignPlan joined(ForeignPlan first, ForeignPlan second) {
+  if (!first.has("mesh.shard") && !first.has("mesh.replicate")) first.ranks = second.ranks;
   for (auto& [key, value] : second.keys) {
     const auto said =
         std::ranges::find(first.keys, key, &std::pair<std::string, std::string>::first);

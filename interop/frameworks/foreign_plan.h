@@ -6,6 +6,7 @@
 // then differs from the plan is what the format cannot hold, and the ledger of the export says so.
 #pragma once
 
+#include <cstdint>
 #include <functional>
 #include <initializer_list>
 #include <set>
@@ -29,6 +30,8 @@ struct ForeignPlan {
   // reading.
   std::vector<std::pair<std::string, std::string>> keys;
   std::set<std::string, std::less<>> assumed;  // of them, those that no line of the file says
+  // Processes that the file counts, which its mesh follows from; 0: it counts none.
+  std::int64_t ranks = 0;
   ImportLedger ledger;
 
   // "" where it says nothing of the key.
@@ -91,6 +94,9 @@ class ForeignReader {
 
 // true or false as PyYAML reads it: yes, on and capitals, too.
 bool flag_of(const ConfigNode& node);
+
+// Neither "", [] nor false.
+bool says_something(const ConfigNode& node);
 
 // A whole true, false or number as text; "auto" is none.
 std::string shown(const ConfigNode& node);

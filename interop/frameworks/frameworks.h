@@ -55,12 +55,17 @@ ForeignPlan read_megatron(const ConfigNode& root);
 
 bool looks_like_trainer(const ConfigNode& root);
 
+// Adapters' targets as the linear layers of the model that they are; nullptr: it is not known.
+void fill_targets(const ModelSpec* model, ForeignPlan& plan);
+
 // The file with DeepSpeed's settings that it names; "": none.
 std::string deepspeed_file_of(const ConfigNode& root);
 
 // `sharding`: what DeepSpeed's or Accelerate's file beside it says, nullptr: there is none, so that
-// the settings' own deepspeed, fsdp and fsdp_config stand. Throws ConfigError.
-ForeignPlan read_trainer(const ConfigNode& root, const ForeignPlan* sharding);
+// the settings' own deepspeed, fsdp and fsdp_config stand. `stage`: what is trained, where the
+// settings do not say; "": sft. Throws ConfigError.
+ForeignPlan read_trainer(const ConfigNode& root, const ForeignPlan* sharding,
+                         const std::string& stage = "");
 
 // TorchTitan's job configuration: TOML (until 2026), and the JSON that debug.save_config_file or
 // --job.save_config_file writes, whose keys are the same but for a few that were renamed.

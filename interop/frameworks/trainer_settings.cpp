@@ -3,11 +3,17 @@
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
+#include <optional>
+#include <regex>
+#include <set>
 #include <utility>
 
 #include "interop/frameworks/frameworks.h"
+#include "sim/base/integers.h"
 #include "sim/base/letters.h"
 #include "sim/base/parse.h"
+#include "sim/graph/layers/layer_modules.h"
+#include "sim/spec/checks/plan_check.h"
 
 namespace foreshard {
 namespace {
@@ -24,12 +30,82 @@ Dialect dialect_of(const ConfigNode& root) {
   return Dialect::kTransformers;
 }
 
+bool is_pattern(const std::string& name) {
+  return name.find_first_of("\\*+?[]()|^$") != std::string::npos;
+}
+
+// A flag, or text; a list as words with commas between, as Accelerate has it.
+std::vector<std::string> texts_of(const ConfigNode& list) {
+  std::vector<std::string> texts;
+  for (const ConfigNode& element : list.elements()) texts.push_back(element.as_string());
+  return texts;
+}
+Json json_of(const ConfigNode& node) {
+  if (node.is_sequence()) return fmt::format("{}", fmt::join(texts_of(node), ","));
+  const std::string text = lower(std::string(node.text()));
+  const bool is_flag = !node.is_quoted() && (text == "true" || text == "false");
+  return is_flag ? Json(text == "true") : Json(node.as_string());
+}
+
+// fsdp and fsdp_config as Accelerate's plugin has them (transformers, trainer.py,
+// _process_fsdp_args); the files' words may have its prefix.
+ConfigNode accelerate_settings(const ConfigNode& root, const std::string& compute) {
+  Json config = Json::object();
+  const auto set = [&](std::string key, const Json& value) {
+    if (key == "fsdp_transformer_layer_cls_to_wrap" || key == "fsdp_min_num_params") {
+      config["fsdp_auto_wrap_policy"] =
+          key == "fsdp_min_num_params" ? "SIZE_BASED_WRAP" : "TRANSFORMER_BASED_WRAP";
+    }
+    config[std::move(key)] = value;
+  };
+  if (const ConfigNode* version = root.find("fsdp_version")) {
+    set("fsdp_version", version->as_int(1, 2));
+  }
+  std::vector<std::string> words;
+  if (const ConfigNode* fsdp = root.find("fsdp"); fsdp != nullptr && fsdp->is_sequence()) {
+    words = texts_of(*fsdp);
+  } else if (fsdp != nullptr && fsdp->is_scalar()) {
+    words = parts_of(fsdp->as_string(), " ");
+  }
+  static constexpr std::pair<const char*, const char*> kStrategies[] = {
+      {"full_shard", "FULL_SHARD"},
+      {"shard_grad_op", "SHARD_GRAD_OP"},
+      {"hybrid_shard", "HYBRID_SHARD"}};
+  for (const std::string& word : words) {
+    if (word == "auto_wrap") set("fsdp_auto_wrap_policy", "TRANSFORMER_BASED_WRAP");
+    if (word == "offload") set("fsdp_offload_params", true);
+    for (const auto& [theirs, ours] : kStrategies) {
+      if (word == theirs) set("fsdp_sharding_strategy", ours);
+    }
+  }
+  const ConfigNode* own = root.find("fsdp_config");
+  if (own != nullptr && own->is_mapping()) {
+    for (const ConfigItem& item : own->items()) {
+      if (item.value.is_mapping() || item.value.is_null()) continue;
+      set(item.key.starts_with("fsdp_") ? item.key : "fsdp_" + item.key, json_of(item.value));
+    }
+  }
+  // Blocks are wrapped unless told otherwise, from FSDP2 on.
+  const bool is_second = config.contains("fsdp_version") &&
+                         (config["fsdp_version"] == 2 || config["fsdp_version"] == "2");
+  if (config.contains("fsdp_version")) config["fsdp_version"] = is_second ? 2 : 1;
+  if (is_second && !config.contains("fsdp_auto_wrap_policy")) {
+    config["fsdp_auto_wrap_policy"] = "TRANSFORMER_BASED_WRAP";
+  }
+  const Json all = {{"distributed_type", "FSDP"},
+                    {"mixed_precision", compute.empty() ? "no" : compute},
+                    {"fsdp_config", std::move(config)}};
+  return parse_json(all.dump(), root.location().file);
+}
+
 class TrainerReader {
  public:
-  TrainerReader(const ConfigNode& root, ForeignPlan& plan, const ForeignPlan* sharding)
+  TrainerReader(const ConfigNode& root, ForeignPlan& plan, const ForeignPlan* sharding,
+                std::string stage)
       : root_(root),
         plan_(plan),
         sharding_(sharding),
+        stage_(std::move(stage)),
         dialect_(dialect_of(root)),
         reader_(root, plan, "trainer") {}
 
@@ -45,13 +121,14 @@ class TrainerReader {
       reader_.assume("optimizer.implementation", "fused", "transformers 5: adamw_torch_fused");
     }
     if (runtime() == "ddp") reader_.take("ddp");
-    read_missing();
+    reader_.take("missing");
     read_checkpoints();
     read_adapters();
     read_unused();
     read_stored();
     read_batch();
     read_loss();
+    read_stage();
     reader_.finish();
   }
 
@@ -95,18 +172,22 @@ class TrainerReader {
     }
   }
 
-  // Under DDP parameters stay as they were loaded, but for adapters, which PEFT makes in fp32; the
-  // others train in fp32.
+  // Parameters stay as they were loaded under DDP, but for adapters, which PEFT makes in fp32;
+  // Axolotl's under fully_shard, too; the others train in fp32.
   void read_stored() {
-    const bool pure = is_on("pure_bf16");
+    const bool is_sharded = runtime() == "fsdp2";
+    const bool is_axolotl = dialect_ == Dialect::kAxolotl && plan_.value("dtype.param") == "bf16";
+    if (plan_.has("lora.rank") || !(runtime() == "ddp" || (is_sharded && is_axolotl))) return;
     const ConfigNode* loaded = find_first({"dtype", "torch_dtype"});
-    if (runtime() != "ddp" || plan_.has("lora.rank")) return;
-    if (pure) {
+    if (is_on("pure_bf16")) {
       reader_.map("pure_bf16", "dtype.master", "bf16");
-    } else if (dialect_ == Dialect::kAxolotl && plan_.value("dtype.param") == "bf16") {
-      reader_.assume("dtype.master", "bf16",
-                     "Axolotl loads the model in bf16; but for flash attention it keeps tables and "
-                     "norms in fp32, which are taken as the rest");
+    } else if (is_axolotl) {
+      // axolotl/loaders/model.py, _configure_embedding_dtypes; ATTN_IMPLS_WITHOUT_DTYPE_CAST
+      const std::string attention = plan_.value("attention");
+      const bool is_narrow = is_sharded || attention.starts_with("fa") || attention == "flex";
+      reader_.assume(is_narrow ? "dtype.master" : "ddp.blocks_narrow", is_narrow ? "bf16" : "true",
+                     "Axolotl loads the model in bf16, tables and norms in fp32 but for flash "
+                     "attention and fully_shard");
     } else if (loaded != nullptr) {
       const std::string word = loaded->as_string();
       const char* path = root_.has("dtype") ? "dtype" : "torch_dtype";
@@ -115,14 +196,9 @@ class TrainerReader {
     }
   }
 
-  // "", [] and false say that there is none.
   const ConfigNode* find_given(const char* path) {
     const ConfigNode* node = reader_.find(path);
-    if (node == nullptr) return nullptr;
-    const bool is_empty = node->is_sequence() ? node->elements().empty()
-                                              : node->is_scalar() && (node->text().empty() ||
-                                                                      node->text() == "false");
-    return is_empty ? nullptr : node;
+    return node != nullptr && says_something(*node) ? node : nullptr;
   }
 
   const ConfigNode* find_first(std::initializer_list<const char*> paths) {
@@ -130,6 +206,12 @@ class TrainerReader {
       if (const ConfigNode* node = reader_.find(path)) return node;
     }
     return nullptr;
+  }
+
+  // What the others ask for: accelerate 1.3 to 1.11, and 1.13.0.
+  void read_version() {
+    if (dialect_ != Dialect::kLlamaFactory && dialect_ != Dialect::kAxolotl) return;
+    reader_.assume("trainer", "accelerate@1.13", plan_.format + " asks for Accelerate before 1.14");
   }
 
   void read_runtime() {
@@ -141,6 +223,7 @@ class TrainerReader {
       }
       const bool is_fsdp = sharding_->value("runtime").starts_with("fsdp");
       if (!is_fsdp) reader_.assume("trainer", "transformers", "Trainer");
+      if (is_fsdp) read_version();
       return;
     }
     if (deepspeed != nullptr) {
@@ -149,72 +232,14 @@ class TrainerReader {
       return;
     }
     if (find_given("fsdp") != nullptr || find_given("fsdp_config") != nullptr) {
-      take(read_accelerate(fsdp_settings()), root_.has("fsdp_config") ? "fsdp_config" : "fsdp");
+      read_version();
+      reader_.ignore("fsdp_version", "read as Accelerate's settings");
+      take(read_accelerate(accelerate_settings(root_, dtype().second)),
+           root_.has("fsdp_config") ? "fsdp_config" : "fsdp");
       return;
     }
     reader_.assume("runtime", "ddp", "neither deepspeed nor fsdp");
     reader_.assume("trainer", "transformers", "Trainer");
-  }
-
-  // A flag, or text; a list as words with commas between, as Accelerate has it.
-  static Json json_of(const ConfigNode& node) {
-    if (node.is_sequence()) return fmt::format("{}", fmt::join(texts_of(node), ","));
-    const std::string text = lower(std::string(node.text()));
-    const bool is_flag = !node.is_quoted() && (text == "true" || text == "false");
-    return is_flag ? Json(text == "true") : Json(node.as_string());
-  }
-  static std::vector<std::string> texts_of(const ConfigNode& list) {
-    std::vector<std::string> texts;
-    for (const ConfigNode& element : list.elements()) texts.push_back(element.as_string());
-    return texts;
-  }
-
-  // fsdp and fsdp_config as Accelerate's plugin has them (transformers, trainer.py,
-  // _process_fsdp_args); the files' words may have its prefix.
-  ConfigNode fsdp_settings() {
-    Json config = Json::object();
-    const auto set = [&](std::string key, const Json& value) {
-      if (key == "fsdp_transformer_layer_cls_to_wrap" || key == "fsdp_min_num_params") {
-        config["fsdp_auto_wrap_policy"] =
-            key == "fsdp_min_num_params" ? "SIZE_BASED_WRAP" : "TRANSFORMER_BASED_WRAP";
-      }
-      config[std::move(key)] = value;
-    };
-    if (const ConfigNode* version = reader_.find("fsdp_version")) {
-      set("fsdp_version", version->as_int(1, 2));
-    }
-    std::vector<std::string> words;
-    if (const ConfigNode* fsdp = root_.find("fsdp"); fsdp != nullptr && fsdp->is_sequence()) {
-      words = texts_of(*fsdp);
-    } else if (fsdp != nullptr && fsdp->is_scalar()) {
-      words = parts_of(fsdp->as_string(), " ");
-    }
-    for (const std::string& word : words) {
-      if (word == "auto_wrap") set("fsdp_auto_wrap_policy", "TRANSFORMER_BASED_WRAP");
-      if (word == "offload") set("fsdp_offload_params", true);
-      if (word == "full_shard") set("fsdp_sharding_strategy", "FULL_SHARD");
-      if (word == "shard_grad_op") set("fsdp_sharding_strategy", "SHARD_GRAD_OP");
-      if (word == "hybrid_shard") set("fsdp_sharding_strategy", "HYBRID_SHARD");
-    }
-    const ConfigNode* own = root_.find("fsdp_config");
-    if (own != nullptr && own->is_mapping()) {
-      for (const ConfigItem& item : own->items()) {
-        if (item.value.is_mapping() || item.value.is_null()) continue;
-        set(item.key.starts_with("fsdp_") ? item.key : "fsdp_" + item.key, json_of(item.value));
-      }
-    }
-    // Blocks are wrapped unless told otherwise, from FSDP2 on.
-    const bool is_second = config.contains("fsdp_version") &&
-                           (config["fsdp_version"] == 2 || config["fsdp_version"] == "2");
-    if (config.contains("fsdp_version")) config["fsdp_version"] = is_second ? 2 : 1;
-    if (is_second && !config.contains("fsdp_auto_wrap_policy")) {
-      config["fsdp_auto_wrap_policy"] = "TRANSFORMER_BASED_WRAP";
-    }
-    const std::string compute = dtype().second;
-    const Json all = {{"distributed_type", "FSDP"},
-                      {"mixed_precision", compute.empty() ? "no" : compute},
-                      {"fsdp_config", std::move(config)}};
-    return parse_json(all.dump(), root_.location().file);
   }
 
   // What another reader made of a part of this file.
@@ -228,25 +253,50 @@ class TrainerReader {
     plan_ = joined(std::move(plan_), std::move(part));
   }
 
-  void read_missing() {
-    reader_.take("missing");
-    std::erase_if(plan_.ledger, [](const ImportEntry& each) {  // as they are by default
-      return each.mapping == Mapping::kUnsupported &&
-             (each.what.ends_with(": false") || each.what.ends_with(": 1"));
-    });
-    if (const ConfigNode* stage = reader_.find("stage")) {
-      const std::string word = stage->as_string();
-      if (word != "sft" && word != "pt") {
-        reader_.unsupported("stage", "forecast as a step of fine-tuning over the same sequences");
-      }
+  // Preferences: the answers of a sample are one batch; a frozen reference may run beside it.
+  void read_stage() {
+    const char* path = root_.has("rl") ? "rl" : "stage";
+    if (const ConfigNode* said = reader_.find(path)) stage_ = said->as_string();
+    if (stage_.empty()) stage_ = "sft";
+    const ConfigNode stages = settings_of("trainer").at("stages");
+    const ConfigNode* loss = reader_.find("pref_loss");
+    if (stage_ == "dpo" && loss != nullptr && stages.has(loss->as_string())) {
+      stage_ = loss->as_string();
     }
-    if (const ConfigNode* rl = reader_.find("rl")) {
-      reader_.unsupported("rl",
-                          fmt::format("{} is forecast as a step of fine-tuning", rl->as_string()));
+    const ConfigNode* row = stages.find(stage_);
+    if (row == nullptr || (row->is_mapping() && !row->has(plan_.format))) {
+      return reader_.unsupported(path,
+                                 stage_ + " is forecast as fine-tuning on the same sequences");
+    }
+    reader_.ignore(path, "what a sample is");
+    if (!row->is_mapping()) return;
+    const auto micro_batch = parse_number<std::int64_t>(plan_.value("batch.micro_batch"));
+    const auto say = [&](const char* key, const std::string& value, const char* why) {
+      reader_.assume(key, value, why);
+      plan_.assumed.erase(key);
+    };
+    say("batch.micro_batch", fmt::format("{}", 2 * micro_batch.value_or(1)),
+        "two answers to each prompt are one batch");
+    if (!plan_.has("batch.padded")) reader_.assume("batch.padded", "true", "answers are padded");
+    for (const ConfigItem& each : row->at(plan_.format).items()) {
+      say(each.key.c_str(), each.value.as_string(), "the code's step of preferences");
+    }
+    if (row->find("reference") == nullptr || is_on("precompute_ref_log_probs")) return;
+    if (plan_.has("lora.rank")) {
+      return say("reference", "base", "the model without its adapters");
+    }
+    const bool is_factory = dialect_ == Dialect::kLlamaFactory;
+    const char* cut = is_factory ? "units" : "unit";
+    say("reference", runtime() == "fsdp2" ? cut : "whole", "a frozen copy of the model");
+    if (is_factory && runtime() == "ddp" && !is_on("pure_bf16")) {
+      reader_.assume("dtype.reference", plan_.value("dtype.param"), "loaded to compute");
     }
   }
 
   void read_checkpoints() {
+    if (sharding_ != nullptr && sharding_->value("recompute") == "full") {
+      plan_.assumed.emplace("recompute");  // the trainer's are off for the plugin's
+    }
     if (!plan_.has("recompute") || plan_.assumed.contains("recompute")) {
       const bool on = dialect_ == Dialect::kLlamaFactory || dialect_ == Dialect::kTrl;
       reader_.assume("recompute", on ? "full" : "none",
@@ -289,37 +339,56 @@ class TrainerReader {
     if (is_trl && !plan_.has("lora.dropout")) {
       reader_.assume("lora.dropout", "0.05", "TRL's default");
     }
+    if (runtime() == "fsdp1") {
+      reader_.assume("units.adapters_alone", "true", "Trainer takes PEFT's fsdp_auto_wrap_policy");
+    }
     bool has_targets = false;
     for (const char* key : {"lora_target_modules", "lora_target"}) {
       const ConfigNode* names = reader_.find(key);
       if (names == nullptr) continue;
-      const std::vector<std::string> list =
-          names->is_sequence() ? texts_of(*names) : parts_of(names->as_string(), ",");
-      const bool is_pattern = std::ranges::any_of(list, [](const std::string& name) {
-        return name.find_first_of("\\*+?[]()|^$") != std::string::npos;
-      });
-      if (is_pattern) {
-        reader_.unsupported(key, "a pattern; taken as all linear layers");
-        continue;
-      }
+      const bool is_one = !names->is_sequence() && is_pattern(names->as_string());
+      const auto list = names->is_sequence() ? texts_of(*names)
+                                             : parts_of(names->as_string(), is_one ? "\n" : ",");
       const bool is_all = list.size() == 1 && (list[0] == "all" || list[0] == "all-linear");
-      reader_.map(key, "lora.targets",
-                  is_all ? "all-linear" : fmt::format("[{}]", fmt::join(list, ", ")));
+      reader_.map(key, "lora.targets", is_all ? "all-linear" : Json(list).dump());
       has_targets = true;
     }
     if (all_linear && !has_targets) {
       reader_.map("lora_target_linear", "lora.targets", "all-linear");
+    } else if (!has_targets && is_trl) {
+      reader_.assume("lora.targets", R"(["q_proj","v_proj"])", "PEFT's for most models");
     }
+    for (const char* key : {"lora_modules_to_save", "additional_target"}) {
+      const ConfigNode* names = find_given(key);
+      if (names == nullptr) continue;
+      const std::string all = json_of(*names).dump();
+      std::vector<const char*> saved;
+      if (all.find("embed_tokens") != std::string::npos) saved.push_back("embedding");
+      if (all.find("lm_head") != std::string::npos) saved.push_back("head");
+      if (saved.empty()) {
+        reader_.unsupported(key, "what is trained whole is embedding or head alone");
+      } else {
+        reader_.map(key, "lora.modules_to_save", fmt::format("[{}]", fmt::join(saved, ", ")));
+      }
+    }
+    const bool has_wide_base = is_trl && !is_word("dtype", "bfloat16") && !is_word("dtype", "auto");
     if (is_qlora || four_bits || (bits != nullptr && bits->as_int() == 4)) {
-      reader_.assume("lora.base", "nf4", "a base of four bits");
-    } else if (is_trl && !is_word("dtype", "bfloat16") && !is_word("dtype", "auto")) {
+      const bool is_ddp = runtime() == "ddp", is_mixed = has_wide_base && is_ddp;
+      reader_.assume("lora.base", is_mixed ? "nf4-master" : "nf4", "a base of four bits");
+      if (is_ddp && !is_mixed && (is_trl || root_.has("rl"))) {
+        reader_.assume("dtype.master", "bf16", "TRL casts adapters on such a base");
+      }
+      if (is_trl && !plan_.has("lora.double_quant")) {
+        reader_.assume("lora.double_quant", "false", "TRL's default");
+      }
+    } else if (has_wide_base) {
       reader_.assume("lora.base", "master", "TRL loads the model in fp32");
     }
   }
 
   // llamafactory/hparams/parser.py, of adapters; axolotl/core/builders/causal.py.
   void read_unused() {
-    const bool is_off = dialect_ == Dialect::kAxolotl ||
+    const bool is_off = (dialect_ == Dialect::kAxolotl && !root_.has("rl")) ||
                         (dialect_ == Dialect::kLlamaFactory && plan_.has("lora.rank"));
     if (is_off && runtime() == "ddp" && !plan_.has("ddp.find_unused_parameters")) {
       reader_.assume("ddp.find_unused_parameters", "false", "the code's default");
@@ -348,27 +417,68 @@ class TrainerReader {
     }
   }
 
-  // trl/trainer/sft_config.py: chunked_nll unless Liger's is on.
+  // trl/trainer/sft_trainer.py: every loss takes the head's product by tiles but Liger's.
   void read_loss() {
-    const ConfigNode* type = reader_.find("loss_type");
-    const std::string word = type == nullptr ? "chunked_nll" : type->as_string();
-    if (type != nullptr) reader_.ignore("loss_type", "loss");
+    reader_.ignore("loss_type", "loss");
     const ConfigNode* smoothing = reader_.find("label_smoothing_factor");
     if (smoothing != nullptr && smoothing->as_double() > 0) {
       reader_.map("label_smoothing_factor", "loss", "smoothed");
-    } else if (dialect_ == Dialect::kTrl && word == "chunked_nll" && !plan_.has("loss")) {
-      reader_.assume("loss", "tiled-linear", "TRL's chunked_nll");
+    } else if (dialect_ == Dialect::kTrl && !plan_.has("loss")) {
+      reader_.assume("loss", "tiled-linear", "TRL's");
     }
   }
 
   ConfigNode root_;
   ForeignPlan& plan_;
   const ForeignPlan* sharding_;
+  std::string stage_;
   Dialect dialect_;
   ForeignReader reader_;
 };
 
 }  // namespace
+
+// peft/tuners/tuners_utils.py, check_target_module_exists: a pattern is of whole names, which a
+// model of images has longer; words of a list are their ends. What the model lacks is nobody's.
+void fill_targets(const ModelSpec* model, ForeignPlan& plan) {
+  const std::string value = plan.value("lora.targets");
+  if (!value.starts_with("[\"")) return;
+  const auto targets = Json::parse(value).get<std::vector<std::string>>();
+  std::set<std::string> found;
+  std::optional<std::regex> pattern;
+  try {
+    if (is_pattern(targets.front())) pattern = targets.front();
+  } catch (const std::regex_error&) {  // Python's alone
+    model = nullptr;
+  }
+  if (model == nullptr && !is_pattern(targets.front())) found = {targets.begin(), targets.end()};
+  for (std::int32_t l = 0; model != nullptr && l < std::ssize(model->order); ++l) {
+    const LayerSpec& layer = model->kinds[at(model->order[at(l)].kind)];
+    for (const Operation& op : layer.operations) {
+      if (!takes_adapter(layer, op)) continue;
+      std::string name = parameter_name(*model, l, op.parameters.front());
+      name.resize(std::min(name.rfind('.'), name.size()));
+      const auto is = [&](const auto& word) { return is_module(name, word); };
+      const auto fits = [&](const std::string& whole) { return std::regex_match(whole, *pattern); };
+      if (pattern ? fits(name) || fits("language_model." + name) ||
+                        fits("model.language_model" +
+                             name.substr(std::min(name.size(), name.find('.'))))
+                  : std::ranges::any_of(targets, is)) {
+        found.insert(op.name);
+      }
+    }
+  }
+  const std::string names = fmt::format("[{}]", fmt::join(found, ", "));
+  std::erase_if(plan.keys, [](const auto& key) { return key.first == "lora.targets"; });
+  if (!found.empty()) plan.set("lora.targets", names);
+  for (ImportEntry& entry : plan.ledger) {
+    if (!entry.to.starts_with("lora.targets: ")) continue;
+    entry.to = found.empty() ? "" : "lora.targets: " + names;
+    if (!found.empty()) continue;
+    entry.mapping = Mapping::kUnsupported;
+    entry.why = "not known of this model; taken as all linear layers";
+  }
+}
 
 bool looks_like_trainer(const ConfigNode& root) {
   if (!root.is_mapping()) return false;
@@ -383,12 +493,13 @@ std::string deepspeed_file_of(const ConfigNode& root) {
   return file != nullptr && file->is_scalar() ? file->as_string() : "";
 }
 
-ForeignPlan read_trainer(const ConfigNode& root, const ForeignPlan* sharding) {
+ForeignPlan read_trainer(const ConfigNode& root, const ForeignPlan* sharding,
+                         const std::string& stage) {
   ForeignPlan plan;
   static constexpr const char* kNames[] = {"transformers' Trainer", "TRL", "LLaMA-Factory",
                                            "Axolotl"};
   plan.format = kNames[static_cast<std::size_t>(dialect_of(root))];
-  TrainerReader(root, plan, sharding).read();
+  TrainerReader(root, plan, sharding, stage).read();
   return sharding == nullptr ? plan : joined(std::move(plan), *sharding);
 }
 

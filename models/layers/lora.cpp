@@ -70,6 +70,7 @@ class Adapter {
     const std::int64_t k = layer_.tensors[at(input)].per_token;
     const Index output = tensor(name, n);
     layer_.parameters.push_back({.name = name + ".default.weight", .shape = {n, k}, .part = part});
+    layer_.parameters.back().stored_as_computed = lora_.base == Lora::Base::kNf4Master;
     Operation& op = add(name, OperationKind::kGemm, Function::kMatrixProduct, part);
     op.inputs = op.saved = {input};
     op.outputs = {output};
@@ -199,7 +200,8 @@ void save_module(LayerSpec& layer) {
 // bitsandbytes' block sizes of absmax and of its second quantization.
 constexpr std::int64_t kBlock = 64;
 constexpr std::int64_t kScalesBlock = 256;
-constexpr std::int64_t kTables = std::int64_t{4} * (256 + 16 + 1);
+constexpr std::int64_t kCode = std::int64_t{4} * 16;
+constexpr std::int64_t kTables = std::int64_t{4} * (256 + 1) + kCode;
 
 std::int64_t ceil_divide(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
 
@@ -213,9 +215,12 @@ void pack_weights(LayerSpec& layer, const Plan& plan) {
     const std::int64_t count = weight.numel();
     const std::int64_t per_element = 2 * size_of(plan.param_dtype);
     weight.unpacked = count;
+    weight.stored_as_computed = true;
     weight.shape = {ceil_divide(count, per_element), 1};
     const std::int64_t scales = ceil_divide(count, kBlock);
-    layer.resident_bytes += scales + 4 * ceil_divide(scales, kScalesBlock) + kTables;
+    layer.resident_bytes += plan.lora.double_quant
+                                ? scales + 4 * ceil_divide(scales, kScalesBlock) + kTables
+                                : 4 * scales + kCode;
     op.packed = true;
     layer.tensors.push_back({.name = op.name + ".dequantized", .fixed = count});
     const auto written = static_cast<Index>(layer.tensors.size() - 1);
@@ -231,10 +236,11 @@ ModelSpec with_adapters(ModelSpec model, const Plan& plan) {
   for (LayerSpec& layer : model.kinds) {
     for (ParameterSpec& parameter : layer.parameters) {
       parameter.trainable = false;
-      parameter.stored_as_computed = plan.lora.base != Lora::Base::kMaster;
+      parameter.stored_as_computed =
+          plan.lora.base == Lora::Base::kParam || plan.lora.base == Lora::Base::kNf4;
     }
     layer = Adapter(std::move(layer), plan).run();
-    if (plan.lora.base == Lora::Base::kNf4) pack_weights(layer, plan);
+    if (plan.lora.base >= Lora::Base::kNf4) pack_weights(layer, plan);
     const bool embeds = layer.role == LayerRole::kEmbedding && !layer.tower;
     if ((embeds && plan.lora.trains_embedding) ||
         (layer.role == LayerRole::kHead && plan.lora.trains_head)) {

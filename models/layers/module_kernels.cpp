@@ -126,7 +126,10 @@ class Rewriter {
         is_autocast_(is_under_autocast(plan)),
         routes_in_fp32_(routes_without_autocast(model.family)),
         streams_fp32_(streams_fp32),
-        is_narrowed_(arrives.narrowed && !adds_sinusoids(model)) {
+        is_narrowed_(arrives.narrowed && !adds_sinusoids(model)),
+        has_wide_adapters_(plan.lora.rank > 0 && plan.lora.base <= Lora::Base::kParam &&
+                           plan.runtime.kind == RuntimeKind::kDdp &&
+                           plan.master_dtype == DType::kFp32 && plan.param_dtype != DType::kFp32) {
     layer_.operations.clear();
     for (std::size_t t = 0; t < renamed_.size(); ++t) renamed_[t] = static_cast<Index>(t);
     if (arrives.input) widen(0);
@@ -236,8 +239,22 @@ class Rewriter {
 
   // --- operations ---
 
+  // fp32 adapters cast what they are given (peft/tuners/lora/layer.py, _cast_input_dtype; not those
+  // of bnb.py under autocast), and their forward has a name of it.
+  void widen_adapter(Operation& op) {
+    if (op.name.ends_with(".sum") && adapted_ >= 0) {
+      op.released.push_back(std::exchange(adapted_, -1));
+    }
+    const bool begins =
+        op.name.ends_with(".dropout") || (op.name.ends_with(".lora_A") && plan_.lora.dropout == 0);
+    if (!begins || is_fp32(op.inputs.front())) return;
+    adapted_ = cast(op.inputs.front(), ElementType::kFp32);
+    replace(op, op.inputs.front(), adapted_);
+  }
+
   void add(std::size_t o, Operation op) {
     part_ = op.part;
+    if (has_wide_adapters_) widen_adapter(op);
     switch (op.kind) {
       case OperationKind::kNorm:
         if (op.scan.heads > 0) return push(std::move(op));  // a kernel of the mixer's own
@@ -590,6 +607,8 @@ class Rewriter {
   const bool routes_in_fp32_;
   const bool streams_fp32_;
   const bool is_narrowed_;
+  const bool has_wide_adapters_;
+  Index adapted_ = -1;  // what the adapter at hand made of its input
   std::vector<bool> fp32_;
   bool widens_rows_ = false;  // of this layer's experts
   bool hands_on_fp32_ = false;

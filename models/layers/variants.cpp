@@ -353,6 +353,17 @@ void cast_outputs(LayerSpec& layer) {
   ops.back().released = {0, outputs};
 }
 
+// logits[:, :-1].log_softmax(-1) of an fp32 copy, which lays the positions out anew; trainers hold
+// the copy till their reference has run.
+void take_log_probabilities(LayerSpec& layer, const Plan& plan) {
+  std::vector<Operation>& ops = layer.operations;
+  const auto softmax = std::ranges::find(ops, Function::kLogSoftmax, &Operation::function);
+  softmax->forward_workspace.push_back(add_logits(layer, "positions", ElementType::kFp32));
+  if (ops.front().function != Function::kCast) return;
+  ops.front().released.push_back(0);
+  if (plan.reference != Reference::kNone) ops.front().saved.push_back(ops.front().outputs.front());
+}
+
 bool keeps_compute_dtype(const LayerSpec& loss) {
   const Operation& first = loss.operations.front();
   return first.function == Function::kLogSoftmax &&
@@ -366,6 +377,9 @@ void apply_loss(LayerSpec& layer, const Plan& plan) {
       return;
     case Loss::Kind::kSmoothed:
       smooth_labels(layer, plan);
+      return;
+    case Loss::Kind::kLogProbabilities:
+      take_log_probabilities(layer, plan);
       return;
     case Loss::Kind::kEager:
       if (is_under_autocast(plan) && keeps_compute_dtype(layer)) return widen_losses(layer, plan);
@@ -838,6 +852,13 @@ ModelSpec with_variants(ModelSpec model, const Plan& plan) {
     for (LayerSpec& layer : model.kinds) use_megatron_mixer(layer);
   }
   if (plan.batch.images > 0) model = with_images(std::move(model), plan.batch.images);
+  if (plan.runtime.kind == RuntimeKind::kDdp && plan.ddp.blocks_narrow) {
+    for (LayerSpec& layer : model.kinds) {
+      for (ParameterSpec& each : layer.parameters) {
+        each.stored_as_computed |= layer.role == LayerRole::kBlock && !each.is_norm;
+      }
+    }
+  }
   if (plan.lora.rank > 0) model = with_adapters(std::move(model), plan);
   if (plan.units.adapters_alone) {
     for (LayerSpec& layer : model.kinds) {

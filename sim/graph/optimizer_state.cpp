@@ -18,7 +18,8 @@ std::vector<StateTensor> optimizer_state(const Optimizer& optimizer, const Param
     if (is_8bit) list.insert(list.end(), 2, {(numel + kBlock - 1) / kBlock * 4});
     return list;
   };
-  const StateTensor moment{numel * size_of(optimizer.state)};
+  const DType dtype = parameter.stored_as_computed ? DType::kBf16 : optimizer.state;
+  const StateTensor moment{numel * size_of(dtype)};  // as the parameter is (zeros_like)
   switch (optimizer.kind) {
     case Optimizer::Kind::kAdamW:
       return {moment, moment};
@@ -37,6 +38,9 @@ std::vector<StateTensor> optimizer_state(const Optimizer& optimizer, const Param
       return bitsandbytes(false, true);
     case Optimizer::Kind::kPagedAdamW8bit:
       return bitsandbytes(true, true);
+    case Optimizer::Kind::kTorchao8bit:  // torchao/optim/adam.py, _new_buffer
+      if (numel < kFewest8bit || numel % kBlock != 0) return {moment, moment};
+      return {{numel}, {numel}, {numel / kBlock * 4}, {numel / kBlock * 4}};
   }
   return {};
 }

@@ -784,6 +784,7 @@ std::vector<Kernel> StepBuilder::optimizer_kernels(std::int64_t elements) const 
       return kernels;
     case Optimizer::Kind::kAdamW8bit:
     case Optimizer::Kind::kPagedAdamW8bit:
+    case Optimizer::Kind::kTorchao8bit:
       pass(3 * master + 4);  // as fused, states of a byte
       return kernels;
     case Optimizer::Kind::kPagedAdamW:

@@ -342,7 +342,8 @@ constexpr const char* to_string(ModuleKernels::Activation activation) {
 // `chunks` parts of the sequence. kFused: one kernel; the gradient takes the logits' place.
 // kFusedLinear: the head's product is part of it, a tile of tokens at a time. kTiledLinear: tiles
 // of tokens and words, made again in backward, which adds the gradients up in fp32. kSmoothed:
-// transformers' LabelSmoother, behind the model.
+// transformers' LabelSmoother, behind the model. kLogProbabilities: those of all words but the
+// last position's in fp32, of which the labels' are gathered, behind the model (preferences).
 struct Loss {
   enum class Kind : std::uint8_t {
     kEager,
@@ -352,7 +353,8 @@ struct Loss {
     kFused,
     kFusedLinear,
     kTiledLinear,
-    kSmoothed
+    kSmoothed,
+    kLogProbabilities
   };
   Kind kind = Kind::kEager;
   std::int64_t chunks = 0;  // kChunked: 2 or more
@@ -418,19 +420,21 @@ struct Frozen {
 struct Lora {
   // What the frozen parameters are stored in: dtype.master; dtype.param, as a checkpoint is loaded
   // (PEFT keeps adapters in fp32 beside it: autocast_adapter_dtype); or linear layers of the blocks
-  // in 4-bit blocks (QLoRA), the rest in dtype.param.
-  enum class Base : std::uint8_t { kMaster, kParam, kNf4 };
+  // in 4-bit blocks (QLoRA), the rest in dtype.param; or the rest in dtype.master, the adapters
+  // in dtype.param (TRL).
+  enum class Base : std::uint8_t { kMaster, kParam, kNf4, kNf4Master };
   static constexpr const char* kAllLinear = "all-linear";  // but the head
   std::int64_t rank = 0;                                   // 0: none, everything is trained
   std::vector<std::string> targets = {kAllLinear};         // or names of linear modules: "q_proj"
   double dropout = 0;                                      // of the adapters' input
   Base base = Base::kParam;
+  bool double_quant = true;  // kNf4: scales are in eight-bit blocks themselves
   // modules_to_save: a copy of the module is trained whole, beside the frozen one.
   bool trains_embedding = false, trains_head = false;
   bool operator==(const Lora&) const = default;
 };
 constexpr const char* to_string(Lora::Base base) {
-  return word_at(base, {"master", "param", "nf4"}, "");
+  return word_at(base, {"master", "param", "nf4", "nf4-master"}, "");
 }
 
 // Parameters left to plain replication (`ignored_params`).
@@ -476,7 +480,8 @@ struct Optimizer {
     kAdafactor,
     kAdamW8bit,
     kPagedAdamW,
-    kPagedAdamW8bit
+    kPagedAdamW8bit,
+    kTorchao8bit  // its AdamW8bit
   };
   // How AdamW is launched: foreach (PyTorch's default on GPUs; one temporary of the size of
   // exp_avg_sq), fused, or one tensor after the other.
@@ -593,8 +598,9 @@ struct Plan {
   DType param_dtype = DType::kBf16;  // of parameters as they are gathered
   std::optional<DType> autocast;     // products and attention compute in it, not in param_dtype
   DType reduce_dtype = DType::kFp32;
-  DType master_dtype = DType::kFp32;  // stored parameters
-  std::optional<DType> output_dtype;  // the root's outputs are cast to it
+  DType master_dtype = DType::kFp32;     // stored parameters
+  std::optional<DType> output_dtype;     // the root's outputs are cast to it
+  std::optional<DType> reference_dtype;  // ... a held reference is stored in; none: as the trained
   CheckpointWraps recompute_wraps = CheckpointWraps::kModule;
   // torch.utils.checkpoint.set_checkpoint_early_stop: a recomputation ends when all that backward
   // reads is there. False: the whole module runs again, as before 2.1.

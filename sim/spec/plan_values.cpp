@@ -208,14 +208,14 @@ void read_recompute_policy(const ConfigNode& node, PlanDocument& document) {
 }
 
 // In the order of Loss::Kind; of chunked-, the number follows.
-constexpr std::array<std::string_view, 8> kLosses = {
-    "eager", "eager-compute", "compiled",     "chunked-",
-    "fused", "fused-linear",  "tiled-linear", "smoothed"};
+constexpr std::array<std::string_view, 9> kLosses = {
+    "eager",        "eager-compute", "compiled", "chunked-",         "fused",
+    "fused-linear", "tiled-linear",  "smoothed", "log-probabilities"};
 
 Loss read_loss(const ConfigNode& node) {
   static constexpr const char* kExpected =
-      "eager, eager-compute, compiled, fused, fused-linear, tiled-linear, smoothed or chunked-N, "
-      "for example chunked-8";
+      "eager, eager-compute, compiled, fused, fused-linear, tiled-linear, smoothed, "
+      "log-probabilities or chunked-N, for example chunked-8";
   static constexpr std::string_view kChunked = kLosses[at(Loss::Kind::kChunked)];
   const std::string_view text = node.text();
   const auto word = std::ranges::find(kLosses, text);
@@ -225,7 +225,7 @@ Loss read_loss(const ConfigNode& node) {
   if (!text.starts_with(kChunked)) {
     throw wrong_word(node, kExpected,
                      {"eager", "eager-compute", "compiled", "fused", "fused-linear", "tiled-linear",
-                      "smoothed", "chunked-8"});
+                      "smoothed", "log-probabilities", "chunked-8"});
   }
   const auto chunks = parse_number<std::int64_t>(text.substr(kChunked.size())).value_or(0);
   if (chunks < 2 || chunks > plan_limits::kEvery) {

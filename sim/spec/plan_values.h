@@ -28,7 +28,7 @@ const char* word_of(E value) {
 }
 constexpr const char* word_of(Optimizer::Kind kind) {
   return word_at(kind, {"adamw", "sgd", "sgd-momentum", "adafactor", "adamw-8bit", "paged-adamw",
-                        "paged-adamw-8bit"});
+                        "paged-adamw-8bit", "torchao-8bit"});
 }
 constexpr const char* word_of(Optimizer::Implementation implementation) {
   return word_at(implementation, {"foreach", "fused", "loop"});

@@ -55,7 +55,8 @@ struct DdpOptions {
   bool broadcast_buffers = true;
   bool zero_redundancy_optimizer = false;  // ZeroRedundancyOptimizer: states sharded over ranks
   MixedPrecision mixed_precision = MixedPrecision::kAutocast;
-  bool norms_fp32 = false;  // norm layers stay in fp32 where the model is converted to 16 bits
+  bool norms_fp32 = false;     // norm layers stay in fp32 where the model is converted to 16 bits
+  bool blocks_narrow = false;  // blocks' matrices are stored in the param dtype, the rest is wide
   bool operator==(const DdpOptions&) const = default;
 };
 

@@ -137,6 +137,7 @@ std::int64_t Ddp::cast_elements(std::int32_t layer) const {
 
 void Ddp::forward_begins(std::int32_t layer) {
   if (copies_parameters()) return wait(Stream::kCompute, tail(Stream::kCopyIn));
+  if (pass() == reference_pass() && plan_.reference_dtype == plan_.param_dtype) return;
   // (Autocast's cache has what an earlier call of the same modules cast.)
   if (casts() && model_.order[at(layer)].same_as < 0) {
     cast_weights(layer, recompute_of(layer) != Recompute::kFull);

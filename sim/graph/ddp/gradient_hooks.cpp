@@ -109,8 +109,10 @@ void GradientHooks::run_forward() {
     if (spec_of(l).role == LayerRole::kLoss) {
       // The model's forward; outputs that are made fp32 are, too, and more than the loss before.
       const Function last = spec_of(l).operations.back().function;
-      const bool is_behind = plan_.loss.kind == Loss::Kind::kSmoothed || last == Function::kCast ||
-                             last == Function::kCopy;
+      using Kind = Loss::Kind;
+      const bool is_behind = plan_.loss.kind == Kind::kSmoothed ||
+                             plan_.loss.kind == Kind::kLogProbabilities ||
+                             last == Function::kCast || last == Function::kCopy;
       if (is_behind) forward_ended();
       compute_loss(l);
       if (!is_behind) forward_ended();
@@ -143,7 +145,10 @@ void GradientHooks::run_forward() {
 void GradientHooks::hold_reference() {
   if (!is_held(plan_.reference)) return;
   std::vector<Bytes> stored;
-  for (const Parameter& p : parameters()) stored.push_back(allocated_size(p.bytes()));
+  for (const Parameter& p : parameters()) {
+    const DType dtype = plan_.reference_dtype.value_or(p.dtype);
+    stored.push_back(allocated_size(p.numel * size_of(dtype)));
+  }
   for (const std::int64_t bytes : resident_bytes()) stored.push_back(allocated_size(bytes));
   allocate_persistent_parts(MemoryCategory::kUnshardedParam, -1, add_part_list(std::move(stored)));
 }

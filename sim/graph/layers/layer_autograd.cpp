@@ -141,8 +141,10 @@ const LayerAutograd::Indices& LayerAutograd::saves(std::size_t o) const {
   static const Indices kNothing;
   const Operation& op = operation(o);
   if (!node_[o]) return kNothing;
-  const bool for_weight = op.kind == OperationKind::kGemm || op.kind == OperationKind::kEmbedding ||
-                          (op.eager_norm && !op.parameters.empty());
+  // (A loss with the head's product in it makes that again, whoever is trained.)
+  const bool for_weight =
+      (op.kind == OperationKind::kGemm && op.function != Function::kCrossEntropy) ||
+      op.kind == OperationKind::kEmbedding || (op.eager_norm && !op.parameters.empty());
   return for_weight && !trains_[o] ? kNothing : op.saved;
 }
 

@@ -108,6 +108,7 @@ class LayerAutograd {
   }
   DType dtype_of(Index p) const { return is_ignored(p) ? options_.stored : options_.compute; }
   DType gradient_dtype_of(Index p) const {
+    if (parameter(p).stored_as_computed) return options_.compute;
     return is_ignored(p) ? options_.stored : options_.gradient_dtype.value_or(options_.compute);
   }
   // Its gradient is added where it is kept, by the product that makes it.

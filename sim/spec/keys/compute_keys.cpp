@@ -20,7 +20,7 @@ constexpr PlanKeyType kRecomputePolicy = other(R"({"oneOf": [{"$ref": "#/definit
      "value": {"$ref": "#/definitions/recompute"}}}}],
     "examples": ["none", "full", "every-2", [{"layers": "0-3", "value": "full"}]]})");
 constexpr PlanKeyType kLossName = other(R"({"type": "string",
-    "pattern": "^(eager|eager-compute|compiled|fused|fused-linear|tiled-linear|chunked-0*([2-9]|[1-9][0-9]+))$"})");
+    "pattern": "^(eager|eager-compute|compiled|fused|fused-linear|tiled-linear|smoothed|log-probabilities|chunked-0*([2-9]|[1-9][0-9]+))$"})");
 constexpr PlanKeyType kFrozenLayers = other(R"({"oneOf": [{"const": "none"},
     {"type": "array", "minItems": 1, "items": {"oneOf": [
      {"enum": ["embedding", "norm", "head", "tower"]},
@@ -87,6 +87,9 @@ constexpr PlanKey kComputeKeys[] = {
     FORESHARD_WORD_AT("dtype.master", master_dtype, kUpTo<DType::kFp32>),
     FORESHARD_KEY("dtype.output", words<kDTypeOrNone>(),
                   d.plan.output_dtype = read_optional_dtype(n), written(p.output_dtype)),
+    FORESHARD_KEY("dtype.reference", words<kDTypeOrNone>(),
+                  d.plan.reference_dtype = read_optional_dtype(n), written(p.reference_dtype),
+                  .quiet = true),
     FORESHARD_WORD_AT("accumulation.mode", accumulation, kUpTo<AccumulationMode::kKeepUnsharded>),
     FORESHARD_WORD_AT("accumulation.all_reduce", accumulation_details.all_reduce,
                       kUpTo<When::kLast>),
@@ -99,13 +102,14 @@ constexpr PlanKey kComputeKeys[] = {
     FORESHARD_KEY("lora.targets", kLoraTargets, d.plan.lora.targets = read_lora_targets(n),
                   written_lora_targets(p.lora.targets)),
     FORESHARD_NUMBER(lora.dropout, number(0, 0.999)),
-    FORESHARD_WORD(lora.base, kUpTo<Lora::Base::kNf4>),
+    FORESHARD_WORD(lora.base, kUpTo<Lora::Base::kNf4Master>),
+    FORESHARD_FLAG(lora.double_quant, .quiet = true),
     FORESHARD_KEY(
         "lora.modules_to_save", kSavedModules, read_saved_modules(n, d.plan.lora),
         written_saved_modules(p.lora), .quiet = true,
         .told = [](const Plan& p) { return p.lora.rank > 0; }),
     FORESHARD_WORD(ignored, kUpTo<Ignored::kNorms>),
-    FORESHARD_WORD(optimizer.kind, kUpTo<Optimizer::Kind::kPagedAdamW8bit>),
+    FORESHARD_WORD(optimizer.kind, kUpTo<Optimizer::Kind::kTorchao8bit>),
     FORESHARD_WORD(optimizer.implementation, kUpTo<Optimizer::Implementation::kLoop>),
     FORESHARD_WORD(optimizer.groups, kUpTo<Optimizer::Groups::kDecay>, .quiet = true),
     FORESHARD_WORD(optimizer.state, kUpTo<DType::kFp32>),

@@ -68,6 +68,7 @@ constexpr auto kLibraryKeys = [] {
       FORESHARD_FLAG(ddp.broadcast_buffers),
       FORESHARD_FLAG(ddp.zero_redundancy_optimizer),
       FORESHARD_FLAG(ddp.norms_fp32),
+      FORESHARD_FLAG(ddp.blocks_narrow, .quiet = true),
       FORESHARD_KEY(
           "ddp.mixed_precision", words<kMixedPrecisions>(),
           d.plan.ddp.mixed_precision = n.as_choice({"autocast", "parameters"}) == 0

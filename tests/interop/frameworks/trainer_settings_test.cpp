@@ -5,14 +5,26 @@
 #include <string>
 
 #include "interop/frameworks/frameworks.h"
+#include "models/zoo.h"
+#include "sim/base/parse.h"
 
 namespace foreshard::trainer_settings_test {
 namespace {
 
-ForeignPlan trainer(const std::string& text, const ForeignPlan* sharding = nullptr) {
+ForeignPlan trainer(const std::string& text, const ForeignPlan* sharding = nullptr,
+                    const std::string& stage = "") {
   const ConfigNode root = parse_yaml(text, "train.yaml");
   EXPECT_TRUE(looks_like_trainer(root)) << text;
-  return read_trainer(root, sharding);
+  return read_trainer(root, sharding, stage);
+}
+
+// "key value; key value"; without a value: the key is not there.
+void expect(const ForeignPlan& plan, const std::string& said) {
+  for (const std::string& each : parts_of(said, "; ")) {
+    const std::size_t end = each.find(' ');
+    EXPECT_EQ(plan.value(each.substr(0, end)),
+              end == std::string::npos ? "" : each.substr(end + 1));
+  }
 }
 
 std::string why(const ForeignPlan& plan, const std::string& what) {
@@ -33,28 +45,17 @@ bf16: true
 TEST(TrainerSettings, LlamaFactoryCheckpointsByItselfAndRunsUnderDdp) {
   const ForeignPlan plan = trainer(kFactory);
   EXPECT_EQ(plan.format, "LLaMA-Factory");
-  EXPECT_EQ(plan.value("model"), "Qwen/Qwen3-8B");
-  EXPECT_EQ(plan.value("stack"), "hf_trainer");
-  EXPECT_EQ(plan.value("trainer"), "transformers");
-  EXPECT_EQ(plan.value("runtime"), "ddp");
-  EXPECT_EQ(plan.value("dtype.param"), "bf16");
-  EXPECT_FALSE(plan.has("dtype.master"));
-  EXPECT_EQ(plan.value("batch.sequence"), "4096");
-  EXPECT_EQ(plan.value("batch.micro_batch"), "2");
-  EXPECT_EQ(plan.value("batch.accumulation"), "8");
-  EXPECT_EQ(plan.value("batch.padded"), "true");
-  EXPECT_EQ(plan.value("recompute"), "full");
-  EXPECT_EQ(plan.value("recompute_reentrant"), "true");
-  EXPECT_FALSE(plan.has("lora.rank"));
+  expect(plan,
+         "model Qwen/Qwen3-8B; stack hf_trainer; trainer transformers; runtime ddp; "
+         "dtype.param bf16; dtype.master; batch.sequence 4096; batch.micro_batch 2; "
+         "batch.accumulation 8; batch.padded true; recompute full; recompute_reentrant "
+         "true; lora.rank");
   document_of(PlanDocument{}, plan);
 
   const ForeignPlan pure = trainer(std::string(kFactory) +
                                    "pure_bf16: true\ndisable_gradient_checkpointing: true\n"
                                    "packing: true\n");
-  EXPECT_EQ(pure.value("dtype.master"), "bf16");
-  EXPECT_EQ(pure.value("recompute"), "none");
-  EXPECT_FALSE(pure.has("recompute_reentrant"));
-  EXPECT_FALSE(pure.has("batch.padded"));
+  expect(pure, "dtype.master bf16; recompute none; recompute_reentrant; batch.padded");
 }
 
 TEST(TrainerSettings, WhatDeepSpeedLeavesToTheTrainerIsTheTrainers) {
@@ -64,21 +65,16 @@ TEST(TrainerSettings, WhatDeepSpeedLeavesToTheTrainerIsTheTrainers) {
           "zero_optimization": {"stage": 3, "reduce_bucket_size": "auto",
             "stage3_prefetch_bucket_size": "auto", "max_live_parameters": 7}})",
       "zero.json"));
-  EXPECT_FALSE(zero.has("dtype.param"));
-  EXPECT_FALSE(zero.has("optimizer.clip_norm"));
-  EXPECT_EQ(zero.value("zero.stage3_max_live_parameters"), "7");
+  expect(zero, "dtype.param; optimizer.clip_norm; zero.stage3_max_live_parameters 7");
   ForeignPlan plan = trainer(kFactory, &zero);
-  EXPECT_EQ(plan.value("runtime"), "zero3");
-  EXPECT_EQ(plan.value("trainer"), "transformers");
-  EXPECT_EQ(plan.value("dtype.param"), "bf16");
-  EXPECT_EQ(plan.value("batch.micro_batch"), "2");
+  expect(plan, "runtime zero3; trainer transformers; dtype.param bf16; batch.micro_batch 2");
   // Both say it: the ledger names the other.
   EXPECT_EQ(plan.value("batch.accumulation"), "8");
   EXPECT_EQ(why(plan, "gradient_accumulation_steps: 4"), "LLaMA-Factory's settings say 8");
   fill_buckets(1000, plan);
-  EXPECT_EQ(plan.value("zero.reduce_bucket_size"), "1000000");
-  EXPECT_EQ(plan.value("zero.stage3_prefetch_bucket_size"), "900000");
-  EXPECT_FALSE(plan.has("zero.stage3_param_persistence_threshold"));
+  expect(plan,
+         "zero.reduce_bucket_size 1000000; zero.stage3_prefetch_bucket_size 900000; "
+         "zero.stage3_param_persistence_threshold");
   document_of(PlanDocument{}, plan);
 }
 
@@ -98,11 +94,10 @@ TEST(TrainerSettings, AccelerateSaysTheRuntimeBesideThem) {
   // Accelerate keeps the head whole, which "always" would not.
   EXPECT_FALSE(sharding.has("reshard_after_forward"));
   const ForeignPlan plan = trainer(kFactory, &sharding);
-  EXPECT_EQ(plan.value("runtime"), "fsdp2");
-  EXPECT_EQ(plan.value("trainer"), "accelerate");
-  EXPECT_EQ(plan.value("recompute"), "full");
-  EXPECT_FALSE(plan.has("recompute_reentrant"));  // LLaMA-Factory switches it off under FSDP2
-  EXPECT_EQ(plan.value("dtype.reduce"), "bf16");
+  // which LLaMA-Factory asks for; LLaMA-Factory switches it off under FSDP2.
+  expect(plan,
+         "runtime fsdp2; trainer accelerate@1.13; recompute full; recompute_reentrant; "
+         "dtype.reduce bf16");
   document_of(PlanDocument{}, plan);
 }
 
@@ -122,18 +117,17 @@ gradient_checkpointing: true
 sample_packing: true
 )");
   EXPECT_EQ(plan.format, "Axolotl");
-  EXPECT_EQ(plan.value("batch.sequence"), "8192");
-  EXPECT_FALSE(plan.has("dtype.master"));  // adapters are fp32
-  EXPECT_EQ(plan.value("attention"), "fa2");
-  EXPECT_EQ(plan.value("optimizer.kind"), "adamw-8bit");
-  EXPECT_EQ(plan.value("lora.rank"), "32");
-  EXPECT_EQ(plan.value("lora.targets"), "all-linear");
-  EXPECT_EQ(plan.value("lora.base"), "nf4");
-  EXPECT_EQ(plan.value("recompute_reentrant"), "true");
+  // adapters are fp32.
+  expect(plan,
+         "batch.sequence 8192; dtype.master; attention fa2; optimizer.kind adamw-8bit; "
+         "lora.rank 32; lora.targets all-linear; lora.base nf4; recompute_reentrant true");
   document_of(PlanDocument{}, plan);
 
-  EXPECT_EQ(trainer("base_model: a/b\nmicro_batch_size: 1\nbf16: true\n").value("dtype.master"),
-            "bf16");
+  // Tables and norms are fp32, unless flash attention needs them cast.
+  const std::string plain = "base_model: a/b\nmicro_batch_size: 1\nbf16: true\n";
+  EXPECT_EQ(trainer(plain).value("ddp.blocks_narrow"), "true");
+  EXPECT_FALSE(trainer(plain).has("dtype.master"));
+  EXPECT_EQ(trainer(plain + "flash_attention: true\n").value("dtype.master"), "bf16");
 
   const ForeignPlan fsdp = trainer(R"(base_model: Qwen/Qwen3-8B
 micro_batch_size: 1
@@ -147,12 +141,9 @@ dp_shard_size: 4
 dp_replicate_size: 2
 optimizer: muon
 )");
-  EXPECT_EQ(fsdp.value("runtime"), "fsdp2");
-  EXPECT_EQ(fsdp.value("reshard_after_forward"), "never");
-  EXPECT_EQ(fsdp.value("units.blocks"), "own");
-  EXPECT_EQ(fsdp.value("mesh.shard"), "4");
-  EXPECT_EQ(fsdp.value("mesh.replicate"), "2");
-  EXPECT_FALSE(fsdp.has("dtype.master"));  // Accelerate stores in fp32 what it shards
+  expect(fsdp,
+         "runtime fsdp2; reshard_after_forward never; units.blocks own; mesh.shard 4; "
+         "mesh.replicate 2; dtype.master bf16");
   EXPECT_EQ(why(fsdp, "optimizer: muon"), "another optimizer, taken as AdamW");
   document_of(PlanDocument{}, fsdp);
 }
@@ -162,33 +153,102 @@ TEST(TrainerSettings, TrlsDefaultsAreNotTransformers) {
       "model_name_or_path: Qwen/Qwen2.5-0.5B\nlearning_rate: 0.0001\nuse_peft: true\n"
       "max_length: 2048\nlora_target_modules: [q_proj, v_proj]\n");
   EXPECT_EQ(trl.format, "TRL");
-  EXPECT_EQ(trl.value("dtype.param"), "bf16");
-  EXPECT_EQ(trl.value("recompute"), "full");
-  EXPECT_EQ(trl.value("loss"), "tiled-linear");
-  EXPECT_EQ(trl.value("batch.micro_batch"), "8");
-  EXPECT_EQ(trl.value("lora.rank"), "16");
-  EXPECT_EQ(trl.value("lora.targets"), "[q_proj, v_proj]");
-  EXPECT_EQ(trl.value("lora.base"), "master");
-  EXPECT_FALSE(trl.has("dtype.master"));  // PEFT's adapters are fp32, whatever was loaded
+  expect(trl,
+         "dtype.param bf16; recompute full; loss tiled-linear; batch.micro_batch 8; "
+         "lora.rank 16");
+  EXPECT_EQ(trl.value("lora.targets"), R"(["q_proj","v_proj"])");
+  // PEFT's adapters are fp32, whatever was loaded.
+  expect(trl, "lora.base master; dtype.master");
   document_of(PlanDocument{}, trl);
 
   const ForeignPlan plain = trainer(
       "per_device_train_batch_size: 4\nuse_liger_kernel: true\nfsdp: full_shard auto_wrap\n"
       "label_smoothing_factor: 0.1\nworkers: 3\n");
   EXPECT_EQ(plain.format, "transformers' Trainer");
-  EXPECT_EQ(plain.value("runtime"), "fsdp1");
-  EXPECT_EQ(plain.value("dtype.param"), "fp32");
-  EXPECT_EQ(plain.value("recompute"), "none");
-  EXPECT_EQ(plain.value("loss"), "smoothed");
+  expect(plain, "runtime fsdp1; dtype.param fp32; recompute none; loss smoothed");
   EXPECT_TRUE(why(plain, "workers").starts_with("unknown key"));
 
   const ForeignPlan off = trainer(
       "per_device_train_batch_size: 4\nfsdp: ''\ndeepspeed: ''\nbf16: false\nfp16: true\n"
       "lora_r: 8\n");
-  EXPECT_EQ(off.value("runtime"), "ddp");
-  EXPECT_EQ(off.value("dtype.param"), "fp16");
-  EXPECT_FALSE(off.has("lora.rank"));
+  expect(off, "runtime ddp; dtype.param fp16; lora.rank");
   EXPECT_EQ(why(off, "lora_r"), "no adapters");
+}
+
+// `gradient_checkpointing` is the trainer's, whatever the plugin leaves alone.
+TEST(TrainerSettings, ThePluginsCheckpointsAreOthers) {
+  const auto plugin = [](const char* checkpoints) {
+    return read_accelerate(
+        parse_yaml("distributed_type: FSDP\nmixed_precision: bf16\nfsdp_config: {fsdp_version: 2,\n"
+                   "  fsdp_activation_checkpointing: " +
+                       std::string(checkpoints) + "}\n",
+                   "accelerate.yaml"));
+  };
+  const ForeignPlan off = plugin("false"), on = plugin("true");
+  EXPECT_EQ(trainer(kFactory, &off).value("recompute"), "full");
+  const std::string without = std::string(kFactory) + "disable_gradient_checkpointing: true\n";
+  EXPECT_EQ(trainer(without, &off).value("recompute"), "none");
+  EXPECT_EQ(trainer(without, &on).value("recompute"), "full");
+}
+
+TEST(TrainerSettings, DdpReducesGradientsAsTheyAreStored) {
+  const ForeignPlan ddp = read_accelerate(parse_yaml(
+      "distributed_type: MULTI_GPU\nmixed_precision: bf16\nnum_processes: 4\n", "accelerate.yaml"));
+  EXPECT_FALSE(ddp.has("dtype.reduce"));
+  EXPECT_EQ(ddp.ranks, 4);
+}
+
+TEST(TrainerSettings, PreferencesAreTwoAnswersBesideAReference) {
+  const ForeignPlan full = trainer(std::string(kFactory) + "stage: dpo\n");
+  // 2 prompts.
+  expect(full,
+         "batch.micro_batch 4; reference whole; dtype.reference bf16; loss "
+         "log-probabilities; loss_in_forward false");
+  document_of(PlanDocument{}, full);
+
+  std::string adapters(kFactory);
+  adapters.replace(adapters.find("full"), 4, "lora");
+  EXPECT_EQ(trainer(adapters + "stage: dpo\n").value("reference"), "base");
+  const ForeignPlan orpo = trainer(std::string(kFactory) + "stage: dpo\npref_loss: orpo\n");
+  expect(orpo, "batch.micro_batch 4; reference");
+  const ForeignPlan kto = trainer(std::string(kFactory) + "stage: kto\n");
+  EXPECT_EQ(kto.value("batch.micro_batch"), "2");
+  EXPECT_EQ(why(kto, "stage: kto"), "kto is forecast as fine-tuning on the same sequences");
+
+  const std::string trl = "model_name_or_path: a/b\nlearning_rate: 0.1\nmax_length: 512\n";
+  EXPECT_FALSE(trainer(trl).has("reference"));
+  const ForeignPlan dpo = trainer(trl, nullptr, "dpo");
+  // 8 by default.
+  expect(dpo, "batch.micro_batch 16; reference whole; loss tiled-linear");
+  const ForeignPlan before = trainer(trl + "precompute_ref_log_probs: true\n", nullptr, "dpo");
+  EXPECT_FALSE(before.has("reference"));
+}
+
+TEST(TrainerSettings, SwitchesThatAreOffAreInTheLedger) {
+  const ForeignPlan plan = trainer(std::string(kFactory) +
+                                   "use_galore: false\nuse_badam: true\n"
+                                   "tensor_parallel_size: 1\ncontext_parallel_size: 2\n");
+  EXPECT_EQ(why(plan, "use_galore"), "not switched on");
+  EXPECT_EQ(why(plan, "use_badam"), "taken as AdamW");
+  EXPECT_EQ(why(plan, "tensor_parallel_size"), "not switched on");
+  EXPECT_NE(why(plan, "context_parallel_size"), "not switched on");
+}
+
+TEST(TrainerSettings, TargetsAreThoseThatTheModelHas) {
+  const ModelSpec model = load_zoo_model("llama-3.2-1b");
+  const auto targets = [&](const char* said) {
+    ForeignPlan plan = trainer(
+        "base_model: a/b\nmicro_batch_size: 1\nadapter: lora\nlora_r: 4\n"
+        "lora_target_modules: " +
+        std::string(said) + "\n");
+    fill_targets(&model, plan);
+    return plan.value("lora.targets");
+  };
+  EXPECT_EQ(targets("[q_proj, x_proj]"), "[self_attn.q_proj]");
+  EXPECT_EQ(targets(R"('model.language_model.layers.[\d]+.(mlp|self_attn).(up|q)_proj')"),
+            "[mlp.up_proj, self_attn.q_proj]");
+  EXPECT_EQ(targets("all-linear"), "all-linear");
+  EXPECT_EQ(targets("'nothing.*'"), "");
 }
 
 }  // namespace
