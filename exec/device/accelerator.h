@@ -44,8 +44,8 @@ struct AcceleratorInfo {
 struct AcceleratorMemory {
   std::int64_t allocated = 0, allocated_peak = 0;
   std::int64_t reserved = 0, reserved_peak = 0;
-  std::int64_t retries = 0;             // cudaMalloc failed, the cache was given back
-  std::int64_t free = 0, total = 0;     // cudaMemGetInfo
+  std::int64_t retries = 0;          // cudaMalloc failed, the cache was given back
+  std::int64_t free = 0, total = 0;  // cudaMemGetInfo
 };
 
 // Clocks and power as NVML tells them; 0 where it does not.
