@@ -103,7 +103,8 @@ const ConfigNode* ForeignReader::find(std::string_view path, std::string_view ot
   const ConfigNode* node = at(path);
   if (node == nullptr || node->is_null()) return nullptr;
   if (is_auto(path)) {
-    note(Mapping::kDefaulted, path, std::string(otherwise), "\"auto\": the trainer fills it in");
+    if (!told_.contains(std::string(path)))
+      note(Mapping::kDefaulted, path, std::string(otherwise), "\"auto\": the trainer fills it in");
     return nullptr;
   }
   return node;
