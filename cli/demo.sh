@@ -68,7 +68,7 @@ engine() {
   case $status in
     0) printf '\nThe forecast is within its stated tolerances.\n' ;;
     5)
-      printf '\nExit status 5: an error above is larger than its tolerance. Other work on the machine while it\n'
+      printf '\nExit status 5: what says OUTSIDE above is off by more than its tolerance. Other work on the machine while it\n'
       printf 'measured or ran is the usual cause: both took the times they found.\n'
       ;;
     *) return "$status" ;;
