@@ -167,8 +167,7 @@ constexpr Key kBytes[] = {{"memory", &Signals::memory},
                           {"in_use", &Signals::in_use}};
 constexpr const char* kKeys =
     "step=2.1s, tokens/s=99840, tokens/s/gpu=3120, memory=61GiB, reserved=70GiB, in_use=75GiB, or "
-    "of a "
-    "trace compute, communication, exposed, waiting, idle, data (each with a unit of time), "
+    "of a trace compute, communication, exposed, waiting, idle, data (each with a unit of time), "
     "retries=4";
 
 [[noreturn]] void refuse(const std::string& said, const std::string& why) {
@@ -245,10 +244,11 @@ std::vector<CauseForecast> cause_forecasts(const Job& job) {
   for (const CauseCase& one : cause_cases(job)) {
     try {
       const Signals signals = signals_under({one});
-      const bool is_slower = std::abs(std::log(*signals.step / *right.step)) > 0.01;
-      const bool is_larger = std::abs(std::log(*signals.memory / *right.memory)) > 0.01 ||
-                             std::abs(std::log(*signals.in_use / *right.in_use)) > 0.01;
-      if (is_slower || is_larger) list.push_back({one.cause, signals});
+      const auto differs = [&](std::optional<double> Signals::*field) {
+        return std::abs(std::log(*(signals.*field) / *(right.*field))) > 0.01;
+      };
+      if (differs(&Signals::step) || differs(&Signals::memory) || differs(&Signals::in_use))
+        list.push_back({one.cause, signals});
     } catch (const Error&) {  // the plan or its runtime cannot have it
       continue;
     }

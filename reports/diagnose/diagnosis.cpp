@@ -208,16 +208,14 @@ Diagnosis diagnose(const Measured& measured, const std::vector<CauseForecast>& f
   const std::vector<Part> parts = parts_of(step_log_sd, measured.ran_out);
   const bool has_figures = !forecasts.empty() && !(measured.signals == Signals());
   std::set<std::string> changing;
-  for (const CauseForecast& each : forecasts) {
-    if (changes(parts, measured.signals, each.signals, forecasts.front().signals))
-      changing.insert(each.cause);
-  }
   std::map<std::string, std::vector<double>> logs;  // by cause, of its severities
   std::map<std::pair<std::string, std::string>, std::vector<double>> logs_of_two;
   double most = -1e300;
   for (const CauseForecast& each : forecasts) {
     const double log = log_likelihood(parts, measured.signals, each.signals);
     logs[each.cause].push_back(log);
+    if (changes(parts, measured.signals, each.signals, forecasts.front().signals))
+      changing.insert(each.cause);
     most = std::max(most, log);
   }
   for (std::size_t i = 1; i < forecasts.size(); ++i) {
