@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <string>
 
+#include "models/families.h"
 #include "models/layers/layers.h"
 #include "models/layers/variants.h"
 #include "models/zoo.h"
@@ -18,20 +19,8 @@ namespace {
 constexpr std::int64_t kBatch = 2, kSequence = 256, kTokens = kBatch * kSequence;
 
 ModelDims small() {
-  ModelDims dims = {.name = "small",
-                    .family = "nemotron_h",
-                    .layers = 5,
-                    .hidden = 512,
-                    .heads = 8,
-                    .kv_heads = 2,
-                    .head_dim = 64,
-                    .ffn = 768,
-                    .vocabulary = 1000,
-                    .max_positions = 4096,
-                    .naming = Naming::kNemotronH,
-                    .activation = Activation::kRelu2,
-                    .positions = Positions::kNone,
-                    .pattern = "ME*-M"};
+  ModelDims dims = family_dims("nemotron_h", "small", {5, 512, 8, 2, 64, 768, 1000, 4096});
+  dims.pattern = "ME*-M";
   dims.mamba.scan = {.heads = 16, .head_dim = 64, .state = 128, .groups = 4, .chunk = 128};
   dims.moe = {.experts = 16, .top_k = 4, .ffn = 256, .shared_ffn = 320, .sigmoid = true};
   dims.moe.latent = 128;

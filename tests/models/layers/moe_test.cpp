@@ -6,6 +6,7 @@
 #include <map>
 #include <string>
 
+#include "models/families.h"
 #include "models/layers/layers.h"
 #include "models/layers/variants.h"
 #include "models/zoo.h"
@@ -42,18 +43,9 @@ double forward_flops_of(const LayerSpec& layer, OperationKind kind) {
 }
 
 ModelDims small_mixture() {
-  return ModelDims{.name = "small",
-                   .family = "mixtral",
-                   .layers = 2,
-                   .hidden = 512,
-                   .heads = 8,
-                   .kv_heads = 4,
-                   .head_dim = 64,
-                   .ffn = 256,
-                   .vocabulary = 1000,
-                   .max_positions = 4096,
-                   .naming = Naming::kMixtral,
-                   .moe = {.experts = 8, .top_k = 2, .ffn = 256, .normalized = true}};
+  ModelDims dims = family_dims("mixtral", "small", {2, 512, 8, 4, 64, 256, 1000, 4096});
+  dims.moe = {.experts = 8, .top_k = 2, .ffn = 256, .normalized = true};
+  return dims;
 }
 
 // Attention 2 x 4096^2 + 2 x 4096 x 1024, 8 experts of three matrices 4096 x 14336, a router of 8
