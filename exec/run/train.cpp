@@ -13,6 +13,7 @@
 #include <cmath>
 #include <cstring>
 #include <fstream>
+#include <initializer_list>
 #include <set>
 #include <string_view>
 #include <type_traits>
@@ -131,16 +132,21 @@ RankRecord rank_record_of(std::string_view bytes) {
   return record;
 }
 
-// "VmRSS:   123 kB" and the like of /proc/self/status; 0 where the system has no such file.
-Bytes process_memory(std::string_view key) {
+// Sum of those lines of /proc/self/status ("RssAnon:   123 kB"); 0 where the system has no such
+// file.
+Bytes process_memory(std::initializer_list<std::string_view> keys) {
   std::ifstream status("/proc/self/status");
+  std::int64_t kibibytes = 0;
   for (std::string line; std::getline(status, line);) {
-    if (line.starts_with(key)) {
-      return Bytes(std::strtoll(line.c_str() + key.size() + 1, nullptr, 10) * 1024);
+    for (std::string_view key : keys) {
+      if (line.starts_with(key)) kibibytes += std::strtoll(line.c_str() + key.size(), nullptr, 10);
     }
   }
-  return {};
+  return Bytes(kibibytes * 1024);
 }
+
+// Pages of files are left out: code is read in as it first runs, in MiB that no plan decides.
+Bytes written_memory() { return process_memory({"RssAnon:", "RssShmem:"}); }
 
 class Training {
  public:
@@ -164,14 +170,14 @@ class Training {
     job_ = identity_of(facts);
     data_.check_batch(samples_per_step_);
     RankRecord& own = record_.ranks.emplace_back(
-        RankRecord{.rank = world.rank(), .rss_before_init = process_memory("VmRSS:")});
+        RankRecord{.rank = world.rank(), .rss_before_init = written_memory()});
     engine_.emplace(model, plan, graph, world,
                     Engine::Options{.debug = options.debug,
                                     .device = options.device,
                                     .pacing = options.pacing,
                                     .graph = options.graph});
     own.arena = Bytes(engine_->units().arena_bytes());
-    own.rss_after_init = process_memory("VmRSS:");
+    own.rss_after_init = written_memory();
     record_.paced = options.pacing != nullptr;
     if (options.device != nullptr) record_.device = options.device->info().name;
     state_.emplace(model, plan, *engine_, world, options);
@@ -389,7 +395,7 @@ class Training {
     }
     // The shards of ranks that are not there would belong to it.
     if (options_.pacing == nullptr) record_.parameter_hash = engine_->parameter_hash();
-    own().peak_rss = process_memory("VmHWM:");
+    own().peak_rss = process_memory({"VmHWM:"});
     if (options_.pacing != nullptr) return;
     const auto texts = world_.gather("record", to_bytes(own()));
     if (world_.rank() != 0) return;

@@ -47,8 +47,9 @@ struct RankRecord {
   bool clocks_shared = true;            // arrive can be told: all ranks are on this machine
   std::vector<Time> step_durations;     // of every step of this run
   std::vector<MeasuredStep> timelines;  // of the last steps
-  // Resident memory of the process right before the engine's buffers were made, right after, and at
-  // the end at its highest; 0 where it cannot be told (several ranks in one process).
+  // Resident memory of the process right before the engine's buffers were made and right after
+  // (anonymous and shared pages, none of files), and of all pages at its highest; 0 where it cannot
+  // be told (several ranks in one process).
   Bytes rss_before_init, rss_after_init, peak_rss;
   Bytes arena;             // what the engine reserved for the persistent buffers
   Bytes activations_peak;  // highest sum of tensors that lived in the allocator, of any step
