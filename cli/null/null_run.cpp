@@ -33,6 +33,9 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr int kNotAnswered = static_cast<int>(ExitCode::kMissingCapability);
+constexpr Bytes kAnyModel(std::int64_t{1} << 46);
+// Of one sample, what grows with samples looks as what does not; of three it hardly does.
+constexpr std::int64_t kTellingBatch = 3;
 
 fs::path library_folder() {
   const fs::path program = fs::read_symlink("/proc/self/exe");
@@ -55,13 +58,14 @@ Cluster one_node(const std::string& gpu) {
   return machine->node;
 }
 
-std::string gpu_variable(const Cluster& node, std::int64_t devices) {
+// `memory`: of a device.
+std::string gpu_variable(const Cluster& node, std::int64_t devices, Bytes memory) {
   const ComputeCapability c = capability_of(node.gpu);
   return fmt::format(
       "name={};memory={};major={};minor={};devices={};multiprocessors={};l2={};"
       "shared_per_multiprocessor={};shared_per_block={};threads_per_multiprocessor={};"
       "blocks_per_multiprocessor={}",
-      node.gpu.name, node.gpu.memory.count(), c.major, c.minor, devices, node.gpu.multiprocessors,
+      node.gpu.name, memory.count(), c.major, c.minor, devices, node.gpu.multiprocessors,
       c.l2_bytes, c.shared_per_multiprocessor, c.shared_per_block, c.threads_per_multiprocessor,
       c.blocks_per_multiprocessor);
 }
@@ -77,7 +81,9 @@ void set_environment(const NullOptions& options, const Cluster& node, const fs::
                      const fs::path& out) {
   const std::int64_t per_node = std::min(options.world, node.node.gpus);
   set("FORESHARD_NULL_OUT", out.string());
-  set("FORESHARD_NULL_GPU", gpu_variable(node, per_node));
+  // A model alone is captured for what a plan makes of it, which is to say whether it fits.
+  const Bytes memory = options.config.empty() ? node.gpu.memory : kAnyModel;
+  set("FORESHARD_NULL_GPU", gpu_variable(node, per_node, memory));
   set("FORESHARD_NULL_EVENTS", options.events);
   set("FORESHARD_NULL_MODULES", options.modules ? "1" : "0");
   set("FORESHARD_NULL_VALUES", options.values ? "1" : "0");
@@ -254,6 +260,26 @@ NullCommandLine parse_null_command_line(std::vector<std::string> arguments) {
                "Compute on the host what follows from integers and masks that the host copied to "
                "the GPU: lengths, positions, indices");
   app.add_flag("--padded", o.padded, "Batches are padded: attention masks are not all ones");
+  std::int64_t batch = kTellingBatch, sequence = 0;
+  std::string dtype = "autocast";
+  CLI::Option* const config =
+      app.add_option(
+             "--config", o.config,
+             "A config.json of transformers: three training steps of its model on one GPU of "
+             "any size are the command; words behind -- are the Python, as in -- python3.12")
+          ->check(CLI::ExistingFile);
+  app.add_option("--batch", batch, "With --config: samples of a step")
+      ->needs(config)
+      ->check(CLI::Range(1, 1 << 20))
+      ->capture_default_str();
+  app.add_option("--dtype", dtype, "With --config: fp32 under bf16 autocast, all bf16, all fp32")
+      ->needs(config)
+      ->check(CLI::IsMember({"autocast", "bf16", "fp32"}))
+      ->capture_default_str();
+  app.add_option("--sequence", sequence,
+                 "With --config: tokens of a sample (the model's longest, up to 2,048)")
+      ->needs(config)
+      ->check(CLI::Range(1, 1 << 30));
   try {
     std::ranges::reverse(arguments);
     app.parse(std::move(arguments));
@@ -264,10 +290,22 @@ NullCommandLine parse_null_command_line(std::vector<std::string> arguments) {
     line.usage_error = fmt::format("foreshard-null: {}; see foreshard-null --help\n", error.what());
     return line;
   }
+  if (!o.config.empty()) {
+    o.modules = true;
+    if (o.command.empty()) o.command = {"python3"};
+    const std::string file = fs::absolute(o.config).string();
+    for (const char* word : {"-m", "foreshard_train", file.c_str()}) o.command.emplace_back(word);
+    o.command.insert(o.command.end(), {"--batch", std::to_string(batch), "--dtype", dtype});
+    if (sequence > 0) o.command.insert(o.command.end(), {"--sequence", std::to_string(sequence)});
+  }
   if (o.command.empty()) {
     line.usage_error =
         "foreshard-null: no command; expected one behind --, as in foreshard-null "
-        "--gpu h100 -- python3 train.py\n";
+        "--gpu h100 -- python3 train.py, or --config config.json\n";
+  } else if (!o.config.empty() && o.world > 1) {
+    line.usage_error =
+        "foreshard-null: --config with --world: its step is one GPU's; the plan that import writes "
+        "says how many share it\n";
   } else if (o.rank >= o.world) {
     line.usage_error = fmt::format("foreshard-null: --rank {}: expected a rank below --world {}\n",
                                    o.rank, o.world);

@@ -1,4 +1,5 @@
 // foreshard-null --rank R --world W --gpu KEY [--out DIR] -- COMMAND...
+// foreshard-null --gpu KEY --config FILE [--batch B] [--sequence S] [--out DIR] [-- PYTHON...]
 #pragma once
 
 #include <cstdint>
@@ -17,6 +18,7 @@ struct NullOptions {
   bool check = false;           // look for races between streams
   bool values = false;          // compute integers that follow from what the host gave
   bool padded = false;          // batches have padding: masks are not all ones
+  std::string config;           // of a model of transformers, whose step is run; "": the command's
   std::vector<std::string> command;
 };
 

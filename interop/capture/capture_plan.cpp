@@ -16,6 +16,7 @@
 #include "interop/capture/module_layers.h"
 #include "interop/capture/module_sizes.h"
 #include "interop/frameworks/frameworks.h"
+#include "interop/hf/hf_config.h"
 #include "models/yaml/model_yaml.h"
 #include "sim/base/config.h"
 #include "sim/base/error.h"
@@ -154,7 +155,7 @@ void add_batch(const Json& document, const Steps& steps, const Extents& own, Key
   }
   if (own.batch > 0) {
     batch = own.batch;
-    has_words = own.has_length;
+    has_words = own.has_length || own.sequence > 1;
     sequence = own.sequence;
   }
   if (batch < 1) return;
@@ -334,11 +335,12 @@ std::vector<Extents> extents_of(const std::vector<Json>& inputs,
     made[c].has_length = shortest[0] > 0 || has_words;
     if (made[c].has_length) made[c].sequence = shortest[0] > 0 ? shortest[c] : extent(c, leader, 1);
   }
-  // Of images: what attention sees of each.
+  // Of images: what attention sees of each, where it sees all of it at once.
   for (std::size_t c = 0; c < count && !made[0].has_length; ++c) {
     for (const Json& operation : modules[c].document.at("operations")) {
       if (made[c].sequence > 1 || !operation.contains("query")) continue;
-      made[c].sequence = operation.at("query")[2].get<std::int64_t>();
+      const Json& query = operation.at("query");
+      if (query[0] == made[c].batch) made[c].sequence = query[2].get<std::int64_t>();
     }
   }
   return made;
@@ -536,6 +538,18 @@ std::string runtime_words(const Capture& capture, const Json& document) {
                      version("torch", Plan().runtime.version));
 }
 
+// Why the model's config is none of those that import reads; "" where it is.
+std::string why_unread(const Json& config) {
+  if (!config.is_object() || !config.contains("model_type")) return "has no config of transformers";
+  try {
+    parse_hf_config(parse_json(config.dump(), "its config"), "model");
+    return "";
+  } catch (const ConfigError& error) {
+    const std::string_view said = error.what();
+    return fmt::format("is not read by its config ({})", said.substr(0, said.find("; expected")));
+  }
+}
+
 }  // namespace
 
 CapturedPlan plan_of_capture(const Capture& capture, const std::string& model_name,
@@ -549,14 +563,15 @@ CapturedPlan plan_of_capture(const Capture& capture, const std::string& model_na
   }
   const Json document = read_json_document(file);
   const Json config = document.value("config", Json());
-  const bool is_known = config.is_object() && config.contains("model_type");
+  const std::string unread = why_unread(config);
+  const bool is_known = unread.empty();
   const bool has_modules = std::filesystem::exists(modules_file(capture));
   if (!is_known && !has_modules) {
     throw Error(ExitCode::kMissingCapability,
-                fmt::format("{}: {} has no config of transformers, so its layers have no names "
-                            "here; capture it with foreshard-null --modules, or foreshard predict "
-                            "--capture forecasts the step as it is",
-                            file.string(), capture.model));
+                fmt::format("{}: {} {}, so its layers have no names here; capture it with "
+                            "foreshard-null --modules, or foreshard predict --capture forecasts "
+                            "the step as it is",
+                            file.string(), capture.model, unread));
   }
   KeyWriter out;
   Steps steps = read_steps(capture);

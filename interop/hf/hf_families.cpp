@@ -115,9 +115,10 @@ std::string missing_of(std::string_view model_type) {
       what,
       fmt::format(
           "a family that is read; the nearest is {}: name it as model_type if the blocks are "
-          "the same; else the program's own step says all of it: foreshard-null ... -- python3 "
-          "train.py, then --capture (docs/capture.md), or foreshard models NAME --yaml writes a "
-          "model.yaml to start from",
+          "the same; else foreshard-null --gpu h100 --config FILE takes three of its steps where "
+          "PyTorch and transformers are installed, and foreshard import capture makes its layers "
+          "of them (docs/capture.md); foreshard models NAME --yaml writes a model.yaml to start "
+          "from",
           meant.empty() ? family_by_keys(node) : std::string_view(meant)),
       meant);
 }

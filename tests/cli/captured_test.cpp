@@ -143,6 +143,28 @@ TEST(Captured, AProgramOfItsOwnIsImportedByItsModules) {
   EXPECT_EQ(other.exit_code, 3) << other.err;
 }
 
+// Of a class of transformers whose config is not read, layers are what its modules compute; an
+// image's positions are those that attention sees at once.
+TEST(Captured, AConfigThatIsNotReadGivesWayToTheModules) {
+  const std::string small = FORESHARD_SOURCE_DIR "/tests/captures/modules_gpt/small";
+  const auto imported = [&](const std::string& change) {
+    return shell("rm -rf own && cp -r " + small + " own && sed -i '" + change +
+                 "' own/model.json && \"$F\" import own --out own.yaml --plan own.plan");
+  };
+  ASSERT_EQ(imported("").exit_code, 0);
+  const std::string plan = read_temporary("own.plan"), model = read_temporary("own.yaml");
+  expect_says(plan, "sequence: ");
+  const std::string unread = R"(1s/{/{"config": {"model_type": "mpnet"},/)";
+  ASSERT_EQ(imported(unread).exit_code, 0);
+  EXPECT_EQ(read_temporary("own.yaml"), model);
+  const Outcome without = shell("rm own/modules.json; \"$F\" import own --out own.yaml");
+  EXPECT_EQ(without.exit_code, 6);
+  expect_says(without.err, "mpnet");
+  expect_says(without.err, "--modules");
+  ASSERT_EQ(imported("s/torch.int64/torch.float32/").exit_code, 0);
+  EXPECT_EQ(read_temporary("own.plan"), plan);
+}
+
 TEST(Captured, AnotherMachineIsPricedAnew) {
   const auto seconds = [](const std::string& cluster) -> double {
     const auto report =
@@ -209,6 +231,21 @@ TEST(NullGpu, TheStepOfAProgramIsCapturedAndForecast) {
   expect_says(rows, ",2097152,");  // whole buffers, as nccl-tests counts
   expect_says(rows, ",reduce_scatter,");
   expect_says(rows, "2147483648");  // FLOPs of the product
+}
+
+// Three steps of a model by its config.json: words behind -- are the Python; the GPU is never full.
+TEST(NullGpu, AConfigAloneIsACommand) {
+  write_temporary("config.json", "{}");
+  const std::string program = "\"$(dirname \"$F\")/foreshard-null\" --gpu h100 --out c ";
+  const std::string python = R"( -- sh -c 'echo "$0 $@; $FORESHARD_NULL_GPU"')";
+  const Outcome ran = shell(program + "--config config.json --batch 3 --sequence 64" + python);
+  EXPECT_EQ(ran.exit_code, 6) << ran.err;  // no call of a GPU
+  expect_says(ran.out, "-m foreshard_train /");
+  expect_says(ran.out, "/config.json --batch 3 --dtype autocast --sequence 64; name=");
+  expect_says(ran.out, ";memory=70368744177664;");  // 64 TiB
+  for (const char* wrong : {"--batch 3", "--config config.json --world 8", "--config none.json"}) {
+    EXPECT_EQ(shell(program + wrong + python).exit_code, 2) << wrong;
+  }
 }
 
 // What Python measured behind each step, in the geometric mean: 4 of 8, 2 and 4.
