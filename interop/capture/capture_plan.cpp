@@ -465,9 +465,10 @@ void add_whole(const Capture& capture, const Json& document, const Steps& steps,
   out.line("dtype", fmt::format("{{{}}}", dtypes),
            fmt::format("{} of {} products in 16 bits, parameters in {}", steps.half_products,
                        steps.products, stored));
+  out.widens = casts;
   if (!is_replica) return;
   const Json& ddp = document.at("ddp");
-  out.widens = casts && !ddp.value("parameters_cast", false);
+  out.widens &= !ddp.value("parameters_cast", false);
   std::vector<std::string> words = {fmt::format(
       "mixed_precision: {}", ddp.value("parameters_cast", false) ? "parameters" : "autocast")};
   const Json cap = ddp.value("bucket_cap_mb", Json());
@@ -610,6 +611,8 @@ CapturedPlan plan_of_capture(const Capture& capture, const std::string& model_na
   } else {
     for (const UnitWords& words : words_of_units(document)) {
       out.line(words.key, words.value, words.source);
+      out.widens |= words.key == "dtype" && words.value.starts_with("{param: fp32") &&
+                    words.value.find("autocast") != words.value.npos;
     }
   }
   if (document.contains("fsdp1")) add_flat(document.at("fsdp1"), out);

@@ -163,10 +163,13 @@ std::string dtype_words(const Json& unit, const Json& document) {
                                     "reduce: " + word("reduce_dtype")};
   if (!master.empty()) words.push_back("master: " + dtype_of_torch(master));
   const std::string autocast = text_in(document, "autocast");
-  const bool is_autocast = document.contains("fsdp1") && !autocast.empty();
+  // (What fully_shard has cast already is the policy's.)
+  const bool is_autocast =
+      !autocast.empty() && (document.contains("fsdp1") || word("param_dtype") == "fp32");
   if (is_autocast) words.push_back("autocast: " + dtype_of_torch(autocast));
   const std::string output = text_in(unit, "output_dtype");
-  if (is_autocast && text_in(document, "logits_dtype") == "torch.float32") {
+  if (document.contains("fsdp1") && is_autocast &&
+      text_in(document, "logits_dtype") == "torch.float32") {
     words.push_back("output: fp32");
   } else if (!output.empty()) {
     words.push_back("output: " + (output == "None" ? std::string("none") : word("output_dtype")));

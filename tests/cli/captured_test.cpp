@@ -165,6 +165,28 @@ TEST(Captured, AConfigThatIsNotReadGivesWayToTheModules) {
   EXPECT_EQ(read_temporary("own.plan"), plan);
 }
 
+// fp32 parameters under autocast: sums stay in fp32, whoever shards them. Against the null GPU's
+// own (a Llama of four blocks of 2,048, three samples of 1,024): whole -2.9 -> -0.2 %, FSDP2 +15 ->
+// -0.3.
+TEST(Captured, AutocastWithoutAPolicyIsThePlans) {
+  const auto plan_of = [](const std::string& name, const std::string& change) {
+    const Outcome done = shell(
+        "rm -rf own && cp -r " FORESHARD_SOURCE_DIR "/tests/captures/" + name + " own && sed -i '" +
+        change + "' own/model.json && \"$F\" import own --out own.yaml --plan own.plan");
+    EXPECT_EQ(done.exit_code, 0) << done.err;
+    return read_temporary("own.plan");
+  };
+  const std::string alone = plan_of("llama_autocast_8", R"(s/"ddp"/"none"/)");
+  expect_says(alone, "{param: fp32, master: fp32, autocast: bf16}");
+  expect_says(alone, "residual: fp32");
+  const std::string said = R"(1s/{/{"autocast": "torch.bfloat16",/)";
+  const std::string sharded = plan_of(
+      "llama_fsdp2_8", said + R"(; s/"param_dtype": "torch.bfloat16"/"param_dtype": "None"/g)");
+  expect_says(sharded, "autocast: bf16");
+  expect_says(sharded, "residual: fp32");
+  EXPECT_EQ(plan_of("llama_fsdp2_8", said).find("autocast"), std::string::npos);
+}
+
 TEST(Captured, AnotherMachineIsPricedAnew) {
   const auto seconds = [](const std::string& cluster) -> double {
     const auto report =

@@ -147,7 +147,7 @@ def main():
         keys = json.load(file)
     config = transformers.CONFIG_MAPPING[keys["model_type"]].from_dict(keys)
     for key in ("pad_token_id", "decoder_start_token_id"):
-        if getattr(config, key, 0) is None:
+        if getattr(config, key, None) is None:
             setattr(config, key, 0)
     model = made(class_of(config), config).train()
     if said.dtype == "bf16":
