@@ -176,6 +176,14 @@ class ModuleWriter {
   void add_unread() {
     for (const auto& [name, said] : document_.at("parameters").items()) {
       if (seen_parameters_.contains(name)) continue;
+      if (said.value("gradient", false)) {
+        throw Error(
+            ExitCode::kMissingCapability,
+            fmt::format("{} has a gradient, but what reads it was not seen: of no rows, "
+                        "where the host read from the GPU how many there are (a "
+                        "grouped product, experts_implementation of transformers, does not)",
+                        name));
+      }
       Layer* nearest = &layers_.front();
       std::size_t longest = 0;
       for (Layer& layer : layers_) {

@@ -364,7 +364,7 @@ def trace_of(torch, root, path, given_back):
                 "class": type(root).__name__,
                 "block_list": lists[0][0] if lists else "",
                 "blocks": [prefix + n for prefix, blocks in chosen for n, _ in blocks.named_children()],
-                "parameters": {n: {"shape": list(p.shape), "dtype": str(p.dtype), "trainable": p.requires_grad} for n, p in root.named_parameters()},
+                "parameters": {n: {"shape": list(p.shape), "dtype": str(p.dtype), "trainable": p.requires_grad, "gradient": p.grad is not None} for n, p in root.named_parameters()},
                 "given": self.given,
                 "hidden": sorted(set(self.hidden)),
                 "others": self.others(),

@@ -143,13 +143,28 @@ TEST(ModuleModel, WhatTheAllocatorAndTheParametersSay) {
   EXPECT_NE(std::ranges::find(made.saved, made.outputs[0]), made.saved.end());
 }
 
-TEST(ModuleModel, ABlockThatRunsTwiceIsNamed) {
+std::string refusal_of(const CapturedModules& capture) {
   try {
-    model_of_modules({program(2, 16, true)}, "net");
-    FAIL();
+    model_of_modules({capture}, "net");
   } catch (const Error& error) {
-    EXPECT_NE(std::string(error.what()).find("a.0 computes something else"), std::string::npos);
+    return error.what();
   }
+  return "";
+}
+
+TEST(ModuleModel, ABlockThatRunsTwiceIsNamed) {
+  EXPECT_NE(refusal_of(program(2, 16, true)).find("a.0 computes something else"),
+            std::string::npos);
+}
+
+// An expert that was given no rows, for the host read zeros where their number was to be.
+TEST(ModuleModel, WhatHasAGradientWasRead) {
+  CapturedModules capture = program(2, 16);
+  Json& expert = capture.document["parameters"]["a.0.expert"];
+  expert = {{"shape", {kWidth, kWidth}}, {"gradient", false}};
+  EXPECT_EQ(refusal_of(capture), "");
+  expert["gradient"] = true;
+  EXPECT_NE(refusal_of(capture).find("a.0.expert has a gradient"), std::string::npos);
 }
 
 }  // namespace
