@@ -97,6 +97,7 @@ struct OwnModel {
   std::vector<bool> checkpointed;  // of its blocks
   bool makes_loss = false;         // itself
   bool is_held = false;            // what it returns, while backward runs
+  bool is_cross_entropy = false;   // alone
   std::int64_t unread = 0;         // elements of parameters that no operation was seen to read
   std::int64_t others = 0;         // bytes of other models and of averages of weights
 };
@@ -377,6 +378,18 @@ bool holds_output(const CapturedModules& modules) {
   return is_held && saw_ends;
 }
 
+// Of the logits, by words: what torch.compile makes one kernel of.
+bool is_cross_entropy(const ModelSpec& model) {
+  const std::vector<Operation>& operations = model.kinds[at(model.order.back().kind)].operations;
+  const bool is_alone = std::ranges::all_of(operations, [](const Operation& of) {
+    return of.kind == OperationKind::kSoftmaxLoss || of.function == Function::kCast ||
+           of.function == Function::kScale;
+  });
+  return is_alone && std::ranges::any_of(operations, [](const Operation& of) {
+           return of.function == Function::kLogSoftmax;
+         });
+}
+
 // Layers are one model's: what optimizers step is no more than that has.
 void check_alone(const CapturedModules& modules, const Json& optimizers) {
   std::int64_t trained = 0, stepped = 0;
@@ -432,6 +445,7 @@ OwnModel own_model(const Capture& capture, const std::vector<Capture>& others, S
     for (const Json& parameter : all[0].document.at("parameters"))
       own.unread += numel_of(parameter);
     own.unread -= model.parameters();
+    own.is_cross_entropy = is_cross_entropy(model);
     const Json again = all[0].document.value("checkpoints", Json::array());
     for (const LayerInstance& layer : model.order) {
       if (model.kinds[at(layer.kind)].role != LayerRole::kBlock || layer.same_as >= 0) continue;
@@ -628,6 +642,14 @@ CapturedPlan plan_of_capture(const Capture& capture, const std::string& model_na
   if (document.contains("loss_in_forward") && runtime.starts_with("fsdp")) {
     const bool makes = own.makes_loss || document.value("loss_in_forward", false);
     out.line("loss_in_forward", makes ? "true" : "false", "the output of the model's forward");
+  }
+  // Of what compiles by itself the plan's layers are: DistributedDataParallel has it as its module.
+  const Json compiled = document.value("compiled", Json::array());
+  const bool is_whole = !compiled.empty() && (compiled[0] == "" || compiled[0] == "module");
+  if (has_modules && !compiled.empty()) {
+    out.line("compile", is_whole ? "model" : "blocks", "torch.compile");
+    if (is_whole && own.makes_loss && own.is_cross_entropy)
+      out.line("loss", "compiled", "a cross entropy inside of what is compiled");
   }
   if (own.is_held || document.value("logits_held", false)) {
     out.line("logits", "held", "the program keeps the model's output");

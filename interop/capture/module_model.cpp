@@ -85,7 +85,9 @@ class ModuleWriter {
     }
     const Json& operations = document_.at("operations");
     for (std::size_t i = 0; i < operations.size(); ++i) {
-      if (!operations[i].at("in").empty() || operations[i].at("op") == "arange") continue;
+      const bool is_of_host = std::ranges::all_of(operations[i].at("in"),
+                                                  [](const Json& in) { return in == Json(-1); });
+      if (!is_of_host || operations[i].at("op") == "arange") continue;
       for (std::size_t out = 0; out < operations[i].at("out").size(); ++out)
         constants_[operations[i]["out"][out].at("tensor")] = {i, out};
     }
@@ -116,9 +118,13 @@ class ModuleWriter {
     const Json& theirs = other.document.at("operations");
     const Json& ours = document_.at("operations");
     const std::size_t both = std::min(ours.size(), theirs.size());
+    std::map<std::int64_t, std::int64_t> numbers;  // of theirs, by ours
+    const auto is_same = [&](const Json& a, const Json& b) {
+      return a.is_number() && b.is_number() ? numbers.emplace(a, b).first->second == b : a == b;
+    };
     std::size_t i = 0;
     while (i < both && theirs[i].at("op") == ours[i].at("op") &&
-           theirs[i].at("in") == ours[i].at("in"))
+           std::ranges::equal(ours[i].at("in"), theirs[i].at("in"), is_same))
       ++i;
     if (i == both && theirs.size() == ours.size()) return;
     throw Error(ExitCode::kInvalidInput,
@@ -443,7 +449,8 @@ class ModuleWriter {
     return layer.names[tensor] = kInput;
   }
 
-  // What the layer itself makes of nothing (zeros that a mask is written into) is there, too.
+  // What the layer itself makes of nothing (zeros that a mask is written into), or has of the host
+  // (a mask by lengths), is there, too.
   std::optional<std::string> constant(std::int64_t tensor) {
     constexpr std::int64_t kLeast = 1 << 12;  // elements: scalars and indices are no matter
     const auto made = constants_.find(tensor);
@@ -454,6 +461,11 @@ class ModuleWriter {
     if (part >= found_.parts.size() || i < found_.parts[part].begin ||
         operation.at("out")[out].at("elements") < kLeast)
       return std::nullopt;
+    // Where nobody saw the end of what a module had of the host, it is there for good.
+    const Json& result = operation.at("out")[out];
+    const bool is_freed = result.contains("freed") || result.contains("freed_backward");
+    const bool is_of_module = !operation.at("in").empty() && operation.at("module").is_string();
+    if (saw_ends_ && is_of_module && !is_freed) return std::nullopt;
     const std::string name = add_tensor(i, operation, out, "made");
     layers_.back().operations.push_back(
         {{"op", "copy"}, {"name", name}, {"outputs", {name}}, {"gradient", "none"}});
@@ -610,7 +622,7 @@ class ModuleWriter {
     if (!view && op != "cast") layer.owned.insert(outputs.begin(), outputs.end());
     if (view || op == "cast") layer.owned.erase(inputs.empty() ? result : inputs[0]);
     layer.operations.push_back(made);
-    layer.output = result;
+    if (counts || layer.output.empty()) layer.output = result;  // (metrics are none)
   }
 
   // The batch is the runtime's.

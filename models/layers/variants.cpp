@@ -902,7 +902,10 @@ ModelSpec with_variants(ModelSpec model, const Plan& plan) {
     }
     if (plan.compile == Compile::kNone) add_column_sums(layer);
     if (plan.compile == Compile::kModel) pad_products(layer);
-    if (layer.role != LayerRole::kBlock) continue;
+    if (layer.role != LayerRole::kBlock) {
+      if (plan.compile == Compile::kModel && layer.role != LayerRole::kLoss) compile(layer);
+      continue;
+    }
     if (plan.recompute_keeps == SelectivePolicy::kDotsExceptMlp) keep_dots_except_mlp(layer);
     if (plan.float8 != Float8::kNone && !layer.wide) apply_float8(layer, plan);
     if (plan.compile != Compile::kNone) compile(layer);

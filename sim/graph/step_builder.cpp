@@ -615,8 +615,7 @@ void StepBuilder::allocate_given_masks() {
   }
 }
 
-void StepBuilder::hold_logits() {
-  if (plan_.logits != Logits::kHeld) return;
+std::int64_t StepBuilder::logits_bytes() const {
   const TensorSpec& logits =
       spec_of(static_cast<std::int32_t>(model_.order.size()) - 1).tensors.front();
   const std::int64_t count = elements(logits, plan_.batch.micro_batch, plan_.batch.sequence);
@@ -626,8 +625,18 @@ void StepBuilder::hold_logits() {
                          plan_.kernels.residual == ModuleKernels::Residual::kFp32);
   const bool is_fp32 = is_of_modules(model_) ? logits.type == ElementType::kFp32 : is_autocast;
   const DType type = plan_.output_dtype.value_or(is_fp32 ? DType::kFp32 : plan_.compute_dtype());
-  held_logits_ = allocate(MemoryCategory::kActivation, Stream::kCompute, -1,
-                          Bytes(checked_multiply(count, size_of(type))));
+  return checked_multiply(count, size_of(type));
+}
+
+void StepBuilder::hold_logits() {
+  if (plan_.logits != Logits::kHeld) return;
+  held_logits_ = allocate(MemoryCategory::kActivation, Stream::kCompute, -1, Bytes(logits_bytes()));
+}
+
+void StepBuilder::make_zeros() {
+  const bool is_compiled = plan_.compile == Compile::kModel && plan_.loss_in_forward;
+  if (!is_compiled || plan_.logits != Logits::kHeld) return;
+  zeros_ = allocate(MemoryCategory::kBackwardTemp, Stream::kCompute, -1, Bytes(logits_bytes()));
 }
 
 std::int32_t StepBuilder::allocate_persistent_parts(MemoryCategory category, std::int32_t unit,

@@ -239,6 +239,10 @@ class StepBuilder {
   // with the step. Logits::kHeld.
   void hold_logits();
   void drop_logits() { free(held_logits_); }
+  // What a program compiled as a whole returns beside its loss has zeros for a gradient while its
+  // backward runs (AOTAutograd makes them).
+  void make_zeros();
+  void drop_zeros() { free(zeros_); }
 
   // Pass m is micro-batch m; an evaluation forward is the pass behind the last one, the forwards of
   // Plan::reference those behind that.
@@ -405,7 +409,8 @@ class StepBuilder {
   std::vector<std::int32_t> block_of_layer_;
   std::vector<Bytes> part_sums_;
   std::vector<std::int32_t> given_masks_;
-  std::int32_t held_logits_ = kNoBuffer;
+  std::int64_t logits_bytes() const;
+  std::int32_t held_logits_ = kNoBuffer, zeros_ = kNoBuffer;
   std::int32_t root_ = -1;
   bool repeats_layers_ = false;  // some layer is called more than once
   // Of each layer, per kind of pass, into graph_.programs.

@@ -139,6 +139,22 @@ TEST(Captured, AProgramOfItsOwnIsImportedByItsModules) {
             "small sent && gzip sent/calls.txt && \"$F\" import sent --out sent.yaml");
   EXPECT_EQ(sent.exit_code, 0) << sent.err;
   expect_says(read_temporary("sent.yaml"), R"("repeat":2)");
+  // What torch.compile made is compiled in its plan; beside its loss, zeros stand for the gradient
+  // of logits that the loop keeps.
+  const Outcome compiled =
+      shell("cp -r " + folder + "small compiled && sed -i 's/\"schema\"/\"compiled\":[\"\"],&/' " +
+            "compiled/model.json && \"$F\" import compiled --out c.yaml --plan c.plan");
+  ASSERT_EQ(compiled.exit_code, 0) << compiled.err;
+  expect_says(read_temporary("c.plan"), "compile: model");
+  const auto temporaries = [](const std::string& more) {
+    const std::string set =
+        " --set batch.micro_batch=512 --set loss=compiled --set loss_in_forward=true --set logits=";
+    const auto memory = json_of(run("predict --json --plan c.plan" + set + more))["memory"];
+    return memory["at_peak"]["backward_temp"].get<std::int64_t>();
+  };
+  const std::int64_t logits = 512 * 64 * 1000 * 2;  // bf16, as their gradient is
+  EXPECT_EQ(temporaries("released"), logits);
+  EXPECT_GE(temporaries("held"), 2 * logits);
   const Outcome other = run("import " + folder + "small " + kCapture + " --out mine.yaml");
   EXPECT_EQ(other.exit_code, 3) << other.err;
 }

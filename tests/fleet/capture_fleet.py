@@ -39,8 +39,8 @@ def run(program, name, variant):
         unknown = sum(kernel["share"] for kernel in report["capture"]["unknown_kernels"])
         notes = "; ".join(f"{kernel['share']:.0%} {kernel['name'][:60]}" for kernel in report["capture"]["unknown_kernels"][:2] if kernel["share"] > 0.01)
         notes = "; ".join([*flags, *([notes] if notes else []), *("reads " + place.rsplit('/', 1)[-1] for place in report["capture"]["blind_reads"][:2])])
-        memory = "to the byte" if forecast == peak else f"{forecast / peak - 1:+.2%}"
-        return forecast == peak, f"{report['capture']['launches']} launches, {report['step']['seconds']['value'] * 1e3:.1f} ms, peak {memory}, {unknown:.1%} unknown", notes
+        memory = "" if forecast == peak else f", peak {forecast / peak - 1:+.2%}"
+        return forecast == peak, f"{report['capture']['launches']}, {report['step']['seconds']['value'] * 1e3:.1f}, {unknown:.1%}{memory}", notes
 
 
 def main():
@@ -49,7 +49,7 @@ def main():
     fleet = [tuple(line.split("\t")) for line in listed]
     if sys.argv[2:]:
         fleet = [(name.split("/")[0], (name.split("/") + [""])[1]) for name in sys.argv[2:]]
-    print("| model | result | kernels priced by bytes, values read, or why not |\n| --- | --- | --- |", flush=True)
+    print("| model | launches, ms, unknown | kernels priced by bytes, values read, or why not |\n| --- | --- | --- |", flush=True)
     good = 0
     for name, variant in fleet:
         is_good, result, notes = run(program, name, variant)

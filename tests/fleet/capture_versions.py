@@ -35,8 +35,8 @@ def run(program, runtime, environment):
         peaks, collectives = forecast(program, capture)
         errors = [here - int(there) for here, there in zip(peaks, said[-1])]
         is_same = not any(errors)
-        memory = "to the byte" if is_same else f"allocated {errors[0]:+d}, reserved {errors[1]:+d} bytes"
-        return said[-1][2], f"{memory}, {peaks[0] / 2**20:.1f} MiB, {collectives} collectives"
+        memory = "" if is_same else f", allocated {errors[0]:+d}, reserved {errors[1]:+d} bytes"
+        return said[-1][2], f"{peaks[0] / 2**20:.1f}, {collectives}{memory}"
 
 
 def main():

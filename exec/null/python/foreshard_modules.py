@@ -6,12 +6,14 @@ A tensor is its storage, by number; views are the tensor that they look at. modu
 
 import ctypes
 import gc
+import inspect
 import json
+import math
 import os
 import sys
 
 
-def start(torch, out):
+def start(torch, out, seen):
     handles, path, state, undone, checkpoints, backwards = [], [], {}, [], [], []
     names = {}  # of modules, by id
 
@@ -28,6 +30,8 @@ def start(torch, out):
             if not (module.training and torch.is_grad_enabled() and any(p.is_cuda and p.requires_grad for p in module.parameters())):
                 return
             begin(module, arguments)
+        elif not path and id(module) not in names and is_stepped_with(torch, state["trace"].roots[0][1], module):
+            names.update({id(m): n for n, m in state["trace"].add_root(module)})
         path.append(names.get(id(module), path[-1] if path else ""))
         if checkpoints and checkpoints[-1] is None:
             checkpoints[-1] = path[-1]
@@ -43,11 +47,14 @@ def start(torch, out):
                 state["trace"].place = None
 
     def begin(root, arguments):
-        names.update({id(m): n for n, m in root.named_modules()})
+        root, arguments = whose_forward(torch, root, arguments)
+        seen["called"], seen["inputs"] = root, {str(i): {"shape": list(t.shape), "dtype": str(t.dtype)} for i, t in enumerate(arguments) if torch.is_tensor(t)}
+        root = getattr(root, "_orig_mod", root)  # (torch.compile's)
         outer.clear()
+        state["trace"] = trace_of(torch, path, blocks_given_back())
+        names.update({id(m): n for n, m in state["trace"].add_root(root)})
         state["before"] = max([taken for of, taken in others if of not in names], default=0)
         others.clear()
-        state["trace"] = trace_of(torch, root, path, blocks_given_back())
         state["trace"].__enter__()
         undone.extend([without_checkpoints(checkpoints), with_lengths_of_host(torch), with_functions(torch, state["trace"])])
 
@@ -76,6 +83,28 @@ def start(torch, out):
     module = sys.modules["torch.nn.modules.module"]
     handles += [module.register_module_forward_pre_hook(enter), module.register_module_forward_hook(leave)]
     return forward_ended, backward_ended
+
+
+def whose_forward(torch, module, arguments):
+    """The outermost module whose forward runs: some call that by its name, without hooks. With what it was given."""
+    frame = sys._getframe()
+    while frame is not None:
+        of = frame.f_locals.get("self")
+        if frame.f_code.co_name == "forward" and isinstance(of, torch.nn.Module) and any(m is module for m in of.modules()):
+            names, rest, _, values = inspect.getargvalues(frame)
+            module, arguments = of, [values.get(n) for n in names[1:]] + list(values.get(rest, ()))
+        frame = frame.f_back
+    return module, arguments
+
+
+def is_stepped_with(torch, root, other):
+    """One optimizer has both modules' parameters."""
+    own, steps = {id(p) for p in root.parameters()}, set()
+    for optimizer in [o for o in gc.get_objects() if issubclass(type(o), torch.optim.Optimizer)]:
+        stepped = {id(p) for group in optimizer.param_groups for p in group["params"]}
+        steps |= stepped if stepped & own else set()
+    trained = {id(p) for p in other.parameters() if p.requires_grad}
+    return bool(trained) and trained <= steps
 
 
 def requested(torch):
@@ -154,7 +183,7 @@ def nodes_behind(loss):
     return seen
 
 
-def trace_of(torch, root, path, given_back):
+def trace_of(torch, path, given_back):
     from torch.utils._python_dispatch import TorchDispatchMode
 
     def address(tensor):
@@ -183,8 +212,15 @@ def trace_of(torch, root, path, given_back):
             self.functions, self.hidden = [], []  # of autograd.Function; those that run modules without autograd
             self.living, self.ended = {}, {}  # numbers by storage; by number, where the storage was given back
             self.parameters = {}  # by storage and place in it
+            self.roots, self.unread, self.looks = [], {}, 0  # with what stands before their names; views by number
+
+        def add_root(self, root):
+            """One model; others that its optimizer steps, too, stand beside it. Its modules by name."""
+            prefix = "%s%d." % (type(root).__name__, len(self.roots)) if self.roots else ""
+            self.roots.append((prefix, root))
             for name, p in root.named_parameters():
-                self.parameters.setdefault(address(p), {})[p.storage_offset()] = name
+                self.parameters.setdefault(address(p), {})[p.storage_offset()] = prefix + name
+            return [((prefix + n).rstrip("."), m) for n, m in root.named_modules()]
 
         def number(self, tensor, is_new=False, is_view=False, is_same=False):
             """Of a storage, or of the part of it that a view shows. `is_same`: new, in a storage that was there."""
@@ -198,9 +234,12 @@ def trace_of(torch, root, path, given_back):
             if is_new:
                 self.views[at] = {}
             known = self.views.setdefault(at, {})
-            if is_view:
-                known[part] = self.count
-            elif is_new or at not in self.tensors:
+            if is_view:  # (their number may follow from the samples')
+                self.looks += 1
+                known[part] = 10**9 + self.looks
+                self.living.setdefault(at, []).append(known[part])
+                return known[part]
+            if is_new or at not in self.tensors:
                 self.tensors[at] = self.count
             elif part not in known:
                 return self.tensors[at]
@@ -223,7 +262,8 @@ def trace_of(torch, root, path, given_back):
 
         @staticmethod
         def described(tensor, number):
-            return {"tensor": number, "elements": tensor.numel(), "shape": list(tensor.shape), "dtype": str(tensor.dtype)}
+            shape = [max(1, n) for n in tensor.shape]  # (of what a mask that nobody computed selects)
+            return {"tensor": number, "elements": math.prod(shape), "shape": shape, "dtype": str(tensor.dtype)}
 
         def __torch_dispatch__(self, func, types, args=(), kwargs=None):
             kwargs = kwargs or {}
@@ -240,7 +280,8 @@ def trace_of(torch, root, path, given_back):
                     self.given[numbers[-1]] = {"elements": tensor.numel(), "dtype": str(tensor.dtype)}
             result, workspace = measured(func, args, kwargs)
             self.bury()  # (what the operation had for itself may be the result's now)
-            results = [t for t in flat([result]) if t.is_cuda and t.numel() > 0]
+            results = [t for t in flat([result]) if t.is_cuda]
+            results = [t for t in results if t.numel() > 0] or results
             made = [t for t in results if address(t) not in before]
             name = func._schema.name.split("::")[-1]
             operation = {"op": name, "module": path[-1] if path else None, "in": numbers}
@@ -249,6 +290,11 @@ def trace_of(torch, root, path, given_back):
             last, self.node = self.node, torch._C._autograd._get_sequence_nr()
             if self.node > last:
                 operation["node"] = self.node - 1
+            copied = self.operations[-1] if self.operations else {}
+            if name.endswith("_") and copied.get("op") == "clone" and copied["in"] == numbers[:1] and "node" in copied and self.node == last:
+                operation["node"] = self.operations.pop()["node"] - 1  # the copy is what it keeps of its input, and was made behind it
+                at = next(at for at, n in self.tensors.items() if n == copied["out"][0]["tensor"])
+                self.tensors[at], self.views[at], self.living[at], made = numbers[0], {}, numbers[:1], results[:1]
             if not made and results and isinstance(numbers[0], int):
                 if name.endswith("_") and "node" in operation:
                     made, operation["in_place"] = results[:1], True
@@ -257,7 +303,7 @@ def trace_of(torch, root, path, given_back):
                 elif results[0].numel() != given[0].numel():
                     operation["view"] = True
                     operation["out"] = [self.described(t, self.number(t, is_view=True)) for t in results]
-                    self.operations.append(operation)
+                    self.unread.update({out["tensor"]: operation for out in operation["out"]})
                     return result
             if not made or name == "set_":  # (which looks at what is there: flattened weights)
                 return result
@@ -278,8 +324,15 @@ def trace_of(torch, root, path, given_back):
             if cast:  # a parameter in another type is the parameter
                 self.parameters[address(made[0])] = {0: numbers[0]}
                 return result
-            self.operations.append(operation)
+            self.append(operation)
             return result
+
+        def append(self, operation):
+            """Views, too, that something reads: a mask is written sample by sample."""
+            for view in [self.unread[n] for n in operation["in"] if n in self.unread]:
+                if any(self.unread.pop(out["tensor"], None) for out in view["out"]):
+                    self.append(view)
+            self.operations.append(operation)
 
         def run_backward(self, func, args, kwargs):
             """What a node makes: gradients, and what it needs for them."""
@@ -336,9 +389,11 @@ def trace_of(torch, root, path, given_back):
         def others(self):
             """Bytes of what is there and no part of the step's forward: other models (a teacher, a reference), averages of weights."""
             states = [s for o in gc.get_objects() if issubclass(type(o), torch.optim.Optimizer) for s in o.state.values()]
-            own = {address(t) for p in root.parameters() for t in (p, p.grad) if t is not None}
+            own = {address(t) for _, root in self.roots for p in root.parameters() for t in (p, p.grad) if t is not None}
             own |= {address(t) for s in states for t in flat(list(s.values()))}
-            seen = {torch.nn.Parameter: own, torch.Tensor: own | set(self.tensors)}
+            # (What a module had of the host and nobody gave back, a table of positions, is there for good.)
+            stays = {out["tensor"] for o in self.operations if o["module"] is not None and set(o["in"]) == {-1} for out in o["out"]} - set(self.ended)
+            seen = {torch.nn.Parameter: own, torch.Tensor: own | {at for at, n in self.tensors.items() if n not in stays}}
             there = [t for t in gc.get_objects() if type(t) in seen and t.is_cuda and address(t) not in seen[type(t)]]
             return sum({address(t): t.untyped_storage().nbytes() for t in there}.values())
 
@@ -350,8 +405,9 @@ def trace_of(torch, root, path, given_back):
                     out.update(self.ended.get(out["tensor"], {}))
             for number, given in self.given.items():
                 given.update(self.ended.get(number, {}))
+            root = self.roots[0][1]
             lists = [
-                (n, m) for n, m in root.named_modules()
+                (prefix + n, m) for prefix, of in self.roots for n, m in of.named_modules()
                 if isinstance(m, (torch.nn.ModuleList, torch.nn.Sequential)) and len(m) > 1 and len({type(c) for c in m.children()}) == 1
             ]
             lists.sort(key=lambda of: -sum(p.numel() for p in of[1].parameters()))
@@ -364,7 +420,10 @@ def trace_of(torch, root, path, given_back):
                 "class": type(root).__name__,
                 "block_list": lists[0][0] if lists else "",
                 "blocks": [prefix + n for prefix, blocks in chosen for n, _ in blocks.named_children()],
-                "parameters": {n: {"shape": list(p.shape), "dtype": str(p.dtype), "trainable": p.requires_grad, "gradient": p.grad is not None} for n, p in root.named_parameters()},
+                "parameters": {
+                    n: {"shape": list(p.shape), "dtype": str(p.dtype), "trainable": p.requires_grad, "gradient": p.grad is not None}
+                    for prefix, of in self.roots for n, p in of.named_parameters(prefix.rstrip("."))
+                },
                 "given": self.given,
                 "hidden": sorted(set(self.hidden)),
                 "others": self.others(),

@@ -208,7 +208,10 @@ def read_peaks():
 
 
 def observe(optimizer):
-    model = largest_model([p for g in optimizer.param_groups for p in g["params"]])
+    stepped = [p for g in optimizer.param_groups for p in g["params"]]
+    called = SEEN.pop("called", None)  # (an average of its weights may hold it)
+    is_it = called is not None and {id(p) for p in stepped} <= {id(p) for p in called.parameters()}
+    model = called if is_it else largest_model(stepped)
     if model is not None:
         watch(model)
         SEEN["document"] = described_model(model)
@@ -318,7 +321,7 @@ def hook_backward(module):
         return
     import torch
 
-    forward_ended, backward_ended = beside("foreshard_modules").start(torch, OUT)
+    forward_ended, backward_ended = beside("foreshard_modules").start(torch, OUT, SEEN)
     backward, grad = module.backward, module.grad
 
     def begun(tensors, *rest, **named):
@@ -520,6 +523,9 @@ def described_model(root):
     if getattr(inner, "is_gradient_checkpointing", False):
         document["checkpointing"] = {"reentrant": uses_reentrant(inner)}
     document["padded"] = padded()
+    compiled = [n for n, m in root.named_modules() if type(m).__name__ == "OptimizedModule" or getattr(m, "_compiled_call_impl", None) is not None]
+    if compiled:
+        document["compiled"] = compiled
     document["versions"] = {
         name: getattr(sys.modules[name], "__version__", "") for name in ("torch", "transformers", "accelerate", "peft", "deepspeed") if name in sys.modules
     }

@@ -123,6 +123,7 @@ void GradientHooks::run_forward() {
       const bool casts_logits = spec_of(l).operations.front().kind != OperationKind::kSoftmaxLoss ||
                                 is_of_modules(model_);
       if (!casts_logits) hold_logits();
+      make_zeros();
       add_phase(EventKind::kBackward, l, Segments::kInside);
       if (casts_logits) hold_logits();
       continue;
@@ -174,6 +175,7 @@ void GradientHooks::run_backward() {
   if (spec_of(last).role == LayerRole::kLoss) {
     add_phase(EventKind::kBackward, last, Segments::kExit);
   }
+  drop_zeros();
   StepBuilder::free(batch_.tokens);
   StepBuilder::free(batch_.labels);
   free_given_masks();

@@ -126,6 +126,7 @@ RecordedStep Fsdp2::build(StepNumber step, Log keep, const std::vector<std::int3
     set_flags(m);
     run_forward(true);
     run_backward();
+    drop_zeros();
   }
   log_microbatch_ = -1;
   if (plan_.optimizer.clip_norm) clip();
@@ -205,6 +206,7 @@ void Fsdp2::run_forward(bool training) {
   // A loss behind which the root casts its outputs does not hold what they were cast of.
   const bool casts_outputs = spec_of(last).operations.back().function == Function::kCast;
   if (inside && casts_outputs) hold_logits();
+  make_zeros();
   add_phase(EventKind::kBackward, last, Segments::kInside);
   if (inside && !casts_outputs) hold_logits();
 }

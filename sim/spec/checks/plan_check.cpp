@@ -369,7 +369,9 @@ Problem problem_of_shared_table(const Plan& plan, const ModelSpec& model) {
 
 // Keys that say which kernels run.
 Problem problem_of_variants(const Plan& plan) {
-  if (plan.loss.kind != Loss::Kind::kEager && plan.logits == Logits::kHeld) {
+  const bool is_compiled =
+      plan.loss.kind == Loss::Kind::kCompiled && plan.compile == Compile::kModel;
+  if (plan.loss.kind != Loss::Kind::kEager && !is_compiled && plan.logits == Logits::kHeld) {
     return contradiction("logits", "held logits are those that an eager loss was given",
                          "loss: eager", "released");
   }

@@ -131,8 +131,8 @@ TEST(ModuleCalls, ATowerUnderNoGradIsFrozenLayers) {
 }
 
 // A code book is first compared with what arrives, then looked up; only that is differentiated. A
-// mask is written into zeros.
-TEST(ModuleCalls, AParameterIsOfTheOperationThatHasItsGradient) {
+// mask is written into zeros, or comes of the host.
+void expect_of_book(const Json& from) {
   constexpr std::int64_t kSamples = 1024;
   Json book = called_document(kSamples, 1);
   Json made = Json::array();
@@ -142,7 +142,7 @@ TEST(ModuleCalls, AParameterIsOfTheOperationThatHasItsGradient) {
       take_gradient(compared);
       compared["out"][0]["tensor"] = 1000;
       take_gradient(zeros);
-      zeros.update({{"op", "zeros"}, {"in", Json::array()}});
+      zeros.update({{"op", "zeros"}, {"in", from}});
       zeros["out"][0]["tensor"] = 1001;
       masked.update({{"op", "mul"}, {"in", {operation["in"][0], 1001}}, {"saved", {1001}}});
       masked["out"][0]["tensor"] = 1002;
@@ -163,6 +163,21 @@ TEST(ModuleCalls, AParameterIsOfTheOperationThatHasItsGradient) {
   ASSERT_EQ(with_weight.size(), 1);
   EXPECT_TRUE(with_weight[0].starts_with("linear")) << with_weight[0];
   EXPECT_EQ(kept, kSamples * kFeatures);
+}
+TEST(ModuleCalls, AParameterIsOfTheOperationThatHasItsGradient) {
+  expect_of_book(Json::array());
+  expect_of_book({-1});
+}
+
+TEST(ModuleCalls, WhatIsCountedBehindTheLossIsNotTheLoss) {
+  Json document = called_document(3, 1);
+  Json counted = document["operations"].back();
+  take_gradient(counted);
+  counted["out"][0]["tensor"] = 1000;
+  document["operations"].push_back(counted);
+  const LayerSpec loss = layer_named(model_of(3, document), "loss");
+  ASSERT_EQ(loss.operations.size(), 2);
+  EXPECT_EQ(loss.output, loss.operations[0].outputs[0]);
 }
 
 TEST(ModuleCalls, ParametersThatNothingReadsAreTheirLayers) {

@@ -81,7 +81,13 @@ CapturedModules program(std::int64_t batch, std::int64_t sequence, bool again = 
 }
 
 TEST(ModuleModel, ListsAreBlocksAndWhatTravelsBesideIsKept) {
-  const std::string text = model_of_modules({program(2, 16), program(4, 32)}, "net");
+  CapturedModules other = program(4, 32);  // whose tensors have other numbers
+  for (Json& operation : other.document["operations"]) {
+    for (Json& in : operation["in"]) {
+      if (in.is_number() && in > 0) in = in.get<int>() + 100;
+    }
+  }
+  const std::string text = model_of_modules({program(2, 16), other}, "net");
   const ModelSpec model = parse_model_yaml(parse_yaml(text, "net.yaml"));
   std::vector<std::string> names;
   for (const LayerInstance& layer : model.order) names.push_back(layer.name);
