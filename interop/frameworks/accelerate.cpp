@@ -72,25 +72,33 @@ void read_wrapping(ForeignReader& reader) {
   }
 }
 
-void read_mesh(ForeignReader& reader, const Ranks& ranks) {
-  for (const char* other : {"tp", "cp", "sp"}) {
-    const ConfigNode* node = reader.find(mesh(other));
-    if (node != nullptr && node->as_int(1) > 1) {
-      reader.unsupported(mesh(other), "tensor, context and sequence parallelism are not modelled");
-    }
-  }
-  const bool has_shard = reader.integer(mesh("dp_shard"), "mesh.shard");
-  const bool has_replicate = reader.integer(mesh("dp_replicate"), "mesh.replicate");
-  if (!has_shard && !has_replicate && ranks.all > 0) {
+// No trainer here loads a model in parts: ranks of tp are replicas whose gradients nobody adds up.
+// Those of cp have each a part of the sequence, and shard with the others.
+void read_mesh(ForeignReader& reader, const Ranks& ranks, ForeignPlan& plan) {
+  const auto degree = [&](const char* key, const char* why) {
+    const ConfigNode* node = reader.find(mesh(key));
+    const std::int64_t ranks_of = node == nullptr ? 1 : node->as_int(1);
+    if (ranks_of > 1 && *why != '\0') reader.unsupported(mesh(key), why);
+    return ranks_of;
+  };
+  degree("sp", "parallelism over heads is not modelled");
+  const std::int64_t tp = degree("tp", "its ranks are taken as replicas");
+  plan.sequence_parts = degree("cp", "gathers of keys and values are not counted");
+  const std::int64_t shard = degree("dp_shard", "") * plan.sequence_parts;
+  const std::int64_t replicate = degree("dp_replicate", "") * tp;
+  if (shard * replicate > 1) {
+    reader.map(mesh("dp_shard"), "mesh.shard", fmt::format("{}", shard));
+    reader.map(mesh("dp_replicate"), "mesh.replicate", fmt::format("{}", replicate));
+  } else if (ranks.all > 0) {
     reader.map("num_processes", "mesh.shard", fmt::format("{}", ranks.all));
     reader.assume("mesh.replicate", "1", "no parallelism_config: all ranks shard");
   }
 }
 
-void read_fsdp2(ForeignReader& reader, const Ranks& ranks) {
+void read_fsdp2(ForeignReader& reader, const Ranks& ranks, ForeignPlan& plan) {
   reader.map(fsdp("version"), "runtime", "fsdp2");
   reader.assume("trainer", "accelerate", "the file is Accelerate's");
-  read_mesh(reader, ranks);
+  read_mesh(reader, ranks, plan);
   reader.take("fsdp2");
   read_precision(reader, true);
 }
@@ -190,7 +198,7 @@ ForeignPlan read_accelerate(const ConfigNode& root) {
   if (type == 0) {
     const ConfigNode* version = reader.find(fsdp("version"));
     if (version != nullptr && version->as_int(1, 2) == 2) {
-      read_fsdp2(reader, ranks);
+      read_fsdp2(reader, ranks, plan);
     } else {
       read_fsdp1(reader, ranks);
     }

@@ -4,6 +4,7 @@
 
 #include "interop/frameworks/frameworks.h"
 #include "sim/base/letters.h"
+#include "sim/base/parse.h"
 #include "sim/spec/plan_keys.h"
 
 namespace foreshard {
@@ -12,6 +13,10 @@ namespace {
 constexpr const char* kZero = "zero_optimization";
 
 std::string in_zero(std::string_view key) { return fmt::format("{}.{}", kZero, key); }
+
+std::vector<std::string> same_names() {
+  return parts_of(settings_of("deepspeed").at("same").as_string(), " ");
+}
 
 bool is_on(ForeignReader& reader, const char* path) {
   const ConfigNode* node = reader.find(path);
@@ -100,6 +105,7 @@ ForeignPlan read_deepspeed(const ConfigNode& root) {
     reader.assume("optimizer.clip_norm", "none", "no gradient_clipping");
   }
   if (number > 0) {
+    for (const std::string& name : same_names()) reader.take_key(in_zero(name), "zero." + name);
     reader.take("zero");
     reader.take("offload");
     bool pinned = false;
@@ -119,8 +125,8 @@ ForeignPlan read_deepspeed(const ConfigNode& root) {
     }
   }
   if (number == 0) {
-    for (const std::string& path : settings_of("deepspeed").at("zero").keys()) {
-      reader.ignore(path, "stage 0 partitions nothing");
+    for (const std::string& name : same_names()) {
+      reader.ignore(in_zero(name), "stage 0 partitions nothing");
     }
   }
   if (const ConfigNode* group = reader.find(in_zero("mics_shard_size"));
@@ -174,11 +180,8 @@ Exported export_deepspeed(const ExportJob& job) {
     return plan.runtime.kind == RuntimeKind::kZero3 ||
            (!key.starts_with("stage3_") && !key.starts_with("zero_"));
   };
-  const ConfigNode known = settings_of("deepspeed").at("zero");
-  for (const PlanKey& key : library_keys()) {
-    if (!key.path.starts_with("zero.")) continue;
-    const std::string name(key.path.substr(5));
-    if (known.has(in_zero(name)) && is_of_stage(name)) zero[name] = key.write(plan);
+  for (const std::string& name : same_names()) {
+    if (is_of_stage(name)) zero[name] = find_plan_key("zero." + name)->write(plan);
   }
   const auto offload = [&](const char* name, ZeroOffload where) {
     if (where == ZeroOffload::kNone) return;

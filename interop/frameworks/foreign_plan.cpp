@@ -193,16 +193,17 @@ void ForeignReader::take(std::string_view section) {
   }
 }
 
-void ForeignReader::take_row(const std::string& path, const ConfigNode& row) {
+void ForeignReader::take_key(const std::string& path, std::string_view name) {
   using Kind = PlanKeyType::Kind;
-  if (row.is_scalar()) {
-    const PlanKey* key = find_plan_key(row.text());
-    FORESHARD_CHECK(key != nullptr, path);
-    if (key->type.kind == Kind::kFlag) flag(path, key->path);
-    if (key->type.kind == Kind::kInteger) integer(path, key->path, key->type.least);
-    if (key->type.kind == Kind::kNumber) number(path, key->path);
-    return;
-  }
+  const PlanKey* key = find_plan_key(name);
+  FORESHARD_CHECK(key != nullptr, path);
+  if (key->type.kind == Kind::kFlag) flag(path, key->path);
+  if (key->type.kind == Kind::kInteger) integer(path, key->path, key->type.least);
+  if (key->type.kind == Kind::kNumber) number(path, key->path);
+}
+
+void ForeignReader::take_row(const std::string& path, const ConfigNode& row) {
+  if (row.is_scalar()) return take_key(path, row.text());
   if (const ConfigNode* why = row.find("ignored")) return ignore(path, why->as_string());
   const ConfigNode* node = find(path);
   if (node == nullptr) return;

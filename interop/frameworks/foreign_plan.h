@@ -32,6 +32,7 @@ struct ForeignPlan {
   std::set<std::string, std::less<>> assumed;  // of them, those that no line of the file says
   // Processes that the file counts, which its mesh follows from; 0: it counts none.
   std::int64_t ranks = 0;
+  std::int64_t sequence_parts = 1;  // of which each rank has one
   ImportLedger ledger;
 
   // "" where it says nothing of the key.
@@ -51,6 +52,8 @@ class ForeignReader {
 
   // The rows of a section of settings.yaml.
   void take(std::string_view section);
+  // A key of the plan that takes what the file has as it is.
+  void take_key(const std::string& path, std::string_view name);
 
   // nullptr where absent, null or "auto" (which the ledger notes once as `otherwise`).
   const ConfigNode* find(std::string_view path, std::string_view otherwise = "");

@@ -163,7 +163,12 @@ class TrainerReader {
     const auto [key, compute] = dtype();
     const bool by_sharding = sharding_ != nullptr && sharding_->has("dtype.param") &&
                              !sharding_->assumed.contains("dtype.param");
-    if (!key.empty()) {
+    const bool is_late = dialect_ == Dialect::kAxolotl && runtime() == "zero3" &&
+                         !plan_.has("dtype.param") && !by_sharding;
+    if (is_late) {
+      reader_.assume("dtype.param", "fp32",
+                     "Axolotl makes the model before an \"auto\" is filled in");
+    } else if (!key.empty()) {
       reader_.map(key, "dtype.param", compute);
     } else if (!compute.empty()) {
       reader_.assume("dtype.param", compute, "TRL's default");
@@ -200,6 +205,9 @@ class TrainerReader {
     const ConfigNode* node = reader_.find(path);
     return node != nullptr && says_something(*node) ? node : nullptr;
   }
+
+  static constexpr std::initializer_list<const char*> kKernels = {
+      "lora_mlp_kernel", "lora_qkv_kernel", "lora_o_kernel", "lora_embedding_kernel"};
 
   const ConfigNode* find_first(std::initializer_list<const char*> paths) {
     for (const char* path : paths) {
@@ -275,8 +283,13 @@ class TrainerReader {
       reader_.assume(key, value, why);
       plan_.assumed.erase(key);
     };
-    say("batch.micro_batch", fmt::format("{}", 2 * micro_batch.value_or(1)),
-        "two answers to each prompt are one batch");
+    if (const ConfigNode* one = row->find("one_answer")) {
+      reader_.assume("batch.micro_batch", fmt::format("{}", micro_batch.value_or(1)),
+                     one->as_string());
+    } else {
+      say("batch.micro_batch", fmt::format("{}", 2 * micro_batch.value_or(1)),
+          "two answers to each prompt are one batch");
+    }
     if (!plan_.has("batch.padded")) reader_.assume("batch.padded", "true", "answers are padded");
     for (const ConfigItem& each : row->at(plan_.format).items()) {
       say(each.key.c_str(), each.value.as_string(), "the code's step of preferences");
@@ -339,8 +352,16 @@ class TrainerReader {
     if (is_trl && !plan_.has("lora.dropout")) {
       reader_.assume("lora.dropout", "0.05", "TRL's default");
     }
-    if (runtime() == "fsdp1") {
-      reader_.assume("units.adapters_alone", "true", "Trainer takes PEFT's fsdp_auto_wrap_policy");
+    const bool is_axolotl = dialect_ == Dialect::kAxolotl, is_fsdp2 = runtime() == "fsdp2";
+    const bool is_factory = dialect_ == Dialect::kLlamaFactory;
+    if (runtime() == "fsdp1" || (is_axolotl && is_fsdp2)) {
+      reader_.assume("units.adapters_alone", "true",
+                     is_axolotl ? "Axolotl makes a unit of each"
+                                : "Trainer takes PEFT's fsdp_auto_wrap_policy");
+    }
+    if (is_axolotl && runtime() != "fsdp1" && !find_first(kKernels) && !is_on("load_in_8bit") &&
+        !is_on("trust_remote_code") && !root_.has("rl")) {
+      reader_.assume("lora.fused", "true", "Axolotl switches its kernels on");
     }
     bool has_targets = false;
     for (const char* key : {"lora_target_modules", "lora_target"}) {
@@ -373,16 +394,24 @@ class TrainerReader {
     }
     const bool has_wide_base = is_trl && !is_word("dtype", "bfloat16") && !is_word("dtype", "auto");
     if (is_qlora || four_bits || (bits != nullptr && bits->as_int() == 4)) {
-      const bool is_ddp = runtime() == "ddp", is_mixed = has_wide_base && is_ddp;
+      const bool is_ddp = runtime() == "ddp" || (is_trl && is_fsdp2);
+      const bool is_mixed = has_wide_base && is_ddp;
       reader_.assume("lora.base", is_mixed ? "nf4-master" : "nf4", "a base of four bits");
       if (is_ddp && !is_mixed && (is_trl || root_.has("rl"))) {
         reader_.assume("dtype.master", "bf16", "TRL casts adapters on such a base");
       }
+      if (is_trl && is_fsdp2 && !root_.has("bnb_4bit_quant_storage")) {
+        reader_.assume("ignored", "packed",
+                       "Accelerate leaves blocks that are stored as bytes whole");
+      } else if (is_trl && runtime() == "fsdp1") {
+        reader_.unsupported("load_in_4bit", "FSDP1 fails on it: it flattens no integers");
+      }
       if (is_trl && !plan_.has("lora.double_quant")) {
         reader_.assume("lora.double_quant", "false", "TRL's default");
       }
-    } else if (has_wide_base) {
-      reader_.assume("lora.base", "master", "TRL loads the model in fp32");
+    } else if (has_wide_base || (is_factory && is_fsdp2)) {
+      reader_.assume("lora.base", "master",
+                     is_trl ? "TRL loads the model in fp32" : "Accelerate 1.11 makes it fp32");
     }
   }
 
@@ -411,6 +440,10 @@ class TrainerReader {
     for (const char* key : {"packing", "sample_packing", "neat_packing", "padding_free"}) {
       reader_.ignore(key, is_packed ? "sequences are full; attention is taken over all of each"
                                     : "sequences are taken as long as they may be");
+    }
+    const auto length = parse_number<std::int64_t>(plan_.value("batch.sequence"));
+    if (length && sharding_ != nullptr && sharding_->sequence_parts > 1) {
+      plan_.set("batch.sequence", fmt::format("{}", *length / sharding_->sequence_parts));
     }
     if (!is_packed && plan_.value("batch.micro_batch") != "1") {
       reader_.assume("batch.padded", "true", "samples that are not packed are padded");

@@ -45,24 +45,6 @@ bool has_own_kernel(Function function) {
          function == Function::kScatterAdd || function == Function::kDropout;
 }
 
-// silu(a) * b is one operation, where b is: the product that makes b may stand between them, which
-// would part them in regions. silu(a) is never written.
-void fuse_silu(LayerSpec& layer) {
-  std::vector<Operation>& ops = layer.operations;
-  for (std::size_t s = 0; s < ops.size(); ++s) {
-    if (ops[s].function != Function::kSilu) continue;
-    const Index silu = ops[s].outputs.front();
-    const auto reads = [&](const Operation& op) { return contains(op.inputs, silu); };
-    if (std::count_if(ops.begin(), ops.end(), reads) != 1) continue;
-    Operation& product = *std::find_if(ops.begin(), ops.end(), reads);
-    if (product.function != Function::kMultiply) continue;
-    product.function = Function::kSiluMultiply;
-    std::replace(product.inputs.begin(), product.inputs.end(), silu, ops[s].inputs.front());
-    std::replace(product.saved.begin(), product.saved.end(), silu, ops[s].inputs.front());
-    ops.erase(ops.begin() + static_cast<std::ptrdiff_t>(s--));
-  }
-}
-
 // --- what is saved ---
 
 class Saved {
@@ -251,6 +233,25 @@ void share_quantised_inputs(LayerSpec& layer) {
 }
 
 }  // namespace
+
+// silu(a) * b is one operation, where b is: the product that makes b may stand between them, which
+// would part them in regions. silu(a) is never written.
+void fuse_silu(LayerSpec& layer) {
+  std::vector<Operation>& ops = layer.operations;
+  for (std::size_t s = 0; s < ops.size(); ++s) {
+    if (ops[s].function != Function::kSilu) continue;
+    const Index silu = ops[s].outputs.front();
+    const auto reads = [&](const Operation& op) { return contains(op.inputs, silu); };
+    if (std::count_if(ops.begin(), ops.end(), reads) != 1) continue;
+    Operation& product = *std::find_if(ops.begin(), ops.end(), reads);
+    if (product.function != Function::kMultiply) continue;
+    product.function = Function::kSiluMultiply;
+    std::replace(product.inputs.begin(), product.inputs.end(), silu, ops[s].inputs.front());
+    std::replace(product.saved.begin(), product.saved.end(), silu, ops[s].inputs.front());
+    product.released.insert(product.released.end(), ops[s].released.begin(), ops[s].released.end());
+    ops.erase(ops.begin() + static_cast<std::ptrdiff_t>(s--));
+  }
+}
 
 void pad_products(LayerSpec& layer) {
   for (Operation& op : layer.operations) {

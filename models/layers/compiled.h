@@ -9,6 +9,9 @@ namespace foreshard {
 // and float8 are rewritten already). The rules and their sources stand in compiled.cpp.
 void compile(LayerSpec& layer);
 
+// silu(a) * b in one pass.
+void fuse_silu(LayerSpec& layer);
+
 // Of a layer in which nothing else is compiled that its kernels are not already (the head).
 void pad_products(LayerSpec& layer);
 

@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "models/layers/compiled.h"
 #include "sim/base/error.h"
 #include "sim/base/integers.h"
 #include "sim/spec/checks/plan_check.h"
@@ -86,7 +87,8 @@ class Adapter {
     const std::int8_t part = layer_.operations.back().part;
     const Index base = layer_.operations.back().outputs.front();
     const std::int64_t width = layer_.operations.back().n;
-    Index input = layer_.operations.back().inputs.front();
+    const Index read = layer_.operations.back().inputs.front();
+    Index input = read;
     Indices released = std::exchange(layer_.operations.back().released, {});
     // "base_layer" stands between the module's name and its parameters'.
     for (const Index p : layer_.operations.back().parameters) {
@@ -96,7 +98,8 @@ class Adapter {
       if (dot != std::string::npos) parameter.name.insert(dot, ".base_layer");
       base_of_.push_back({p, layer_.parameters.size()});
     }
-    if (lora_.dropout > 0) input = drop(name, part, input);
+    if (lora_.dropout > 0)
+      input = lora_.fused ? drop_once(name, part, read) : drop(name, part, read);
     const Index low = product(name + ".lora_A", part, input, lora_.rank);
     const Index high = product(name + ".lora_B", part, low, width);
     layer_.operations.back().released = {low};
@@ -111,9 +114,20 @@ class Adapter {
     total.outputs = {sum};
     total.gradient = GradientRule::kAlias;
     total.released = {base, scaled};
-    if (lora_.dropout > 0) total.released.push_back(input);
+    if (lora_.dropout > 0 && !lora_.fused) total.released.push_back(input);
     total.released.insert(total.released.end(), released.begin(), released.end());
     renamed_[at(base)] = sum;
+  }
+
+  // Axolotl's kernels take one dropped input for all that read it, and none of silu(gate) * up.
+  Index drop_once(const std::string& name, std::int8_t part, Index input) {
+    for (const Operation& op : layer_.operations) {
+      const bool made_it = op.outputs.front() == input;
+      if (made_it && op.function == Function::kMultiply) return input;
+      if (op.function == Function::kDropout && op.inputs.front() == input)
+        return op.outputs.front();
+    }
+    return drop(name, part, input);
   }
 
   Index drop(const std::string& name, std::int8_t part, Index input) {
@@ -170,6 +184,31 @@ class Adapter {
   std::vector<Index> renamed_;
   std::vector<Base> base_of_;
 };
+
+// Where gate, up and down all have adapters: what down reads is made again, as is what each first
+// product hands to its second.
+void fuse_adapters(LayerSpec& layer) {
+  const auto is_sum = [&](Index t) { return layer.tensors[at(t)].name.ends_with(".sum"); };
+  const auto is_adapters = [&](const Operation& op, const char* which) {
+    return op.name.ends_with(which);
+  };
+  LayerSpec fused = layer;
+  fuse_silu(fused);
+  Index hidden = -1;
+  for (Operation& op : fused.operations) {
+    if (op.function == Function::kSiluMultiply && std::ranges::all_of(op.inputs, is_sum)) {
+      hidden = op.outputs.front();
+    } else if (hidden >= 0 && is_adapters(op, ".lora_A") && op.inputs.front() == hidden) {
+      op.saved.clear();
+      op.backward_workspace.push_back(hidden);
+      layer = fused;
+      break;
+    }
+  }
+  for (Operation& op : layer.operations) {
+    if (is_adapters(op, ".lora_B")) op.saved.clear();
+  }
+}
 
 // modules_to_save (peft/utils/other.py, ModulesToSaveWrapper): the parameters of the layer's first
 // operation that has any are there twice, the frozen original in front, which nothing reads.
@@ -240,6 +279,7 @@ ModelSpec with_adapters(ModelSpec model, const Plan& plan) {
           plan.lora.base == Lora::Base::kParam || plan.lora.base == Lora::Base::kNf4;
     }
     layer = Adapter(std::move(layer), plan).run();
+    if (plan.lora.fused) fuse_adapters(layer);
     if (plan.lora.base >= Lora::Base::kNf4) pack_weights(layer, plan);
     const bool embeds = layer.role == LayerRole::kEmbedding && !layer.tower;
     if ((embeds && plan.lora.trains_embedding) ||

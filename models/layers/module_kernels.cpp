@@ -41,6 +41,7 @@
 #include "models/layers/transformers_moe.h"
 #include "sim/base/integers.h"
 #include "sim/graph/layers/given_mask.h"
+#include "sim/spec/checks/plan_check.h"
 
 namespace foreshard {
 namespace {
@@ -127,9 +128,7 @@ class Rewriter {
         routes_in_fp32_(routes_without_autocast(model.family)),
         streams_fp32_(streams_fp32),
         is_narrowed_(arrives.narrowed && !adds_sinusoids(model)),
-        has_wide_adapters_(plan.lora.rank > 0 && plan.lora.base <= Lora::Base::kParam &&
-                           plan.runtime.kind == RuntimeKind::kDdp &&
-                           plan.master_dtype == DType::kFp32 && plan.param_dtype != DType::kFp32) {
+        has_wide_adapters_(has_wide_adapters(plan)) {
     layer_.operations.clear();
     for (std::size_t t = 0; t < renamed_.size(); ++t) renamed_[t] = static_cast<Index>(t);
     if (arrives.input) widen(0);

@@ -143,7 +143,9 @@ void gather_weight(LayerSpec& head, const Plan& plan, std::int64_t words) {
   const auto product =
       std::find_if(head.operations.begin(), head.operations.end(),
                    [](const Operation& op) { return op.kind == OperationKind::kGemm; });
-  const bool is_wide = plan.lora.base == Lora::Base::kMaster && plan.master_dtype == DType::kFp32;
+  const bool is_wide =
+      (plan.lora.base == Lora::Base::kMaster || plan.lora.base == Lora::Base::kNf4Master) &&
+      plan.master_dtype == DType::kFp32;
   const ElementType type = is_wide ? ElementType::kFp32 : ElementType::kCompute;
   const std::int64_t rows = (product->n + plan.mesh.shard - 1) / plan.mesh.shard;
   const std::int64_t shard = checked_multiply(rows, product->k);
@@ -195,8 +197,10 @@ void fuse_loss_into_head(LayerSpec& head, const Plan& plan) {
     input.type = ElementType::kFp32;
     product->forward_workspace = {tile};
     const Index sum = add_tensor(head, std::move(input));
-    if (is_under_autocast(plan)) {  // tokens and parts of the weight are cast; its gradient is its
-      const auto cast = [&](const char* name, std::int64_t rows) {  // own
+    // Tokens and parts of the weight are cast, whose gradient is its own; flat parameters are there
+    // in the dtype of autocast.
+    if (is_under_autocast(plan) && plan.runtime.kind != RuntimeKind::kFsdp1) {
+      const auto cast = [&](const char* name, std::int64_t rows) {
         return add_tensor(head, {.name = name, .fixed = rows * product->k});
       };
       const Index rows = cast("tile of tokens", std::min(tokens, kTokens));

@@ -102,7 +102,8 @@ class StepBuilder {
   std::int32_t block_of(std::int32_t layer) const { return block_of_layer_[at(layer)]; }
   bool is_trained(std::int32_t layer, const ParameterSpec& parameter) const;
   bool is_ignored(const ParameterSpec& parameter) const {
-    return parameter.is_norm && plan_.ignored == Ignored::kNorms;
+    return (parameter.is_norm && plan_.ignored == Ignored::kNorms) ||
+           (parameter.unpacked > 0 && plan_.ignored == Ignored::kPacked);
   }
   // Experts of a mesh with axes of their own.
   bool is_over_experts(const ParameterSpec& parameter) const {

@@ -429,6 +429,9 @@ struct Lora {
   double dropout = 0;                                      // of the adapters' input
   Base base = Base::kParam;
   bool double_quant = true;  // kNf4: scales are in eight-bit blocks themselves
+  // Axolotl's kernels (kernels/lora.py): backward makes silu(gate) * up again; units inside are
+  // gathered by hand and left so.
+  bool fused = false;
   // modules_to_save: a copy of the module is trained whole, beside the frozen one.
   bool trains_embedding = false, trains_head = false;
   bool operator==(const Lora&) const = default;
@@ -437,9 +440,11 @@ constexpr const char* to_string(Lora::Base base) {
   return word_at(base, {"master", "param", "nf4", "nf4-master"}, "");
 }
 
-// Parameters left to plain replication (`ignored_params`).
-enum class Ignored : std::uint8_t { kNone, kNorms };
-constexpr const char* to_string(Ignored ignored) { return word_at(ignored, {"none", "norms"}); }
+// Parameters left to plain replication (`ignored_params`): norms, or weights in 4-bit blocks.
+enum class Ignored : std::uint8_t { kNone, kNorms, kPacked };
+constexpr const char* to_string(Ignored ignored) {
+  return word_at(ignored, {"none", "norms", "packed"});
+}
 
 // CPUOffloadPolicy: shards, gradients and optimizer state live on the host.
 enum class Offload : std::uint8_t { kNone, kCpu, kCpuUnpinned };

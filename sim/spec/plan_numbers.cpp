@@ -45,6 +45,14 @@ bool gathers_own_head(const Plan& plan) {
          plan.loss.kind == Loss::Kind::kTiledLinear && plan.lora.rank > 0 && !plan.lora.trains_head;
 }
 
+bool has_wide_adapters(const Plan& plan) {
+  const RuntimeKind kind = plan.runtime.kind;
+  const bool stay = kind == RuntimeKind::kDdp ||
+                    (kind == RuntimeKind::kZero3 && plan.lora.base == Lora::Base::kParam);
+  return plan.lora.rank > 0 && plan.lora.base <= Lora::Base::kParam && stay && !plan.lora.fused &&
+         plan.master_dtype == DType::kFp32 && plan.param_dtype != DType::kFp32;
+}
+
 bool is_frozen(const Frozen& frozen, const LayerSpec& layer, std::int64_t block) {
   if (layer.unread || (layer.tower && frozen.tower)) return true;
   // Of a tower, only the blocks have numbers.

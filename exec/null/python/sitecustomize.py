@@ -6,11 +6,13 @@ gloo, and functions of libraries that read data which nobody computed. Nothing e
 """
 
 import ctypes
+import functools
 import importlib.abc
 import importlib.util
 import json
 import os
 import sys
+import types
 
 OUT = os.environ.get("FORESHARD_NULL_OUT", "")
 LIBRARY = ctypes.CDLL(None)
@@ -258,7 +260,9 @@ def hook_optimizers(module):
     module.register_optimizer_step_post_hook(stepped)
     get = getattr(module, "_get_value", None)
     if get is not None:  # steps are counted on the GPU where it is the default device
-        module._get_value = lambda x: get(x) or float(getattr(x, "is_cuda", False))
+        # TorchScript reads what it stands for, by the names of its module.
+        told = (lambda x, get=get: get(x) or float(getattr(x, "is_cuda", False))).__code__
+        module._get_value = functools.update_wrapper(types.FunctionType(told, vars(module), argdefs=(get,)), get)
 
 
 def hook_clipping(module):

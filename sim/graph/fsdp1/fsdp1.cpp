@@ -283,6 +283,19 @@ void Fsdp1::begin_backward(const TapeEntry& entry) {
   if (next != root() && !handle(next).trained) reshard_only(next);
 }
 
+namespace {
+
+// Behind the last unit inside of a block there may be nothing but sums: backward enters that unit
+// before anything is unpacked.
+bool saves_behind_units(const LayerSpec& spec) {
+  for (auto op = spec.operations.rbegin(); op != spec.operations.rend() && op->part == 0; ++op) {
+    if (op->kind == OperationKind::kGemm || !op->saved.empty()) return true;
+  }
+  return spec.nested.empty();
+}
+
+}  // namespace
+
 void Fsdp1::run_entry(const TapeEntry& entry) {
   const std::int32_t l = entry.layer;
   if (log_) log_->run_inner_hooks();
@@ -299,7 +312,8 @@ void Fsdp1::run_entry(const TapeEntry& entry) {
     const std::int8_t part = p.segments[s].part;
     const bool mine = part < 0 || part == entry.part || entry.begins_layer;
     if (!mine) return;
-    if (part >= 0) run_recompute(l);
+    const bool unpacks = part > 0 || !entry.ends_layer || plan_.recompute_reentrant;
+    if (part >= 0 && (unpacks || saves_behind_units(spec_of(l)))) run_recompute(l);
     if (!dry_) run_border_segment(EventKind::kBackward, l, s);
   }
 }

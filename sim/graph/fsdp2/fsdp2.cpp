@@ -287,12 +287,17 @@ bool Fsdp2::ends_module(std::int32_t layer) const {
 // The hooks of a list of modules run with the first to begin and the last to end.
 void Fsdp2::enter_module(std::int32_t layer, std::int8_t part) {
   const std::int32_t u = unit_of_part(layer, part);
-  if (u != root() && group(u).open_modules == 0) state_pre_forward(u);
+  if (u == root() || group(u).open_modules != 0) return;
+  if (!is_by_hand(part)) return state_pre_forward(u);
+  unshards_now_ = true;
+  unshard(u);
+  wait_for_unshard(u);
+  unshards_now_ = false;
 }
 
 void Fsdp2::leave_module(std::int32_t layer, std::int8_t part, bool in_backward) {
   const std::int32_t u = unit_of_part(layer, part);
-  if (u == root()) return;
+  if (u == root() || is_by_hand(part)) return;
   if (++group(u).open_modules < static_cast<std::int32_t>(modules_of(u).size())) return;
   group(u).open_modules = 0;
   state_post_forward(u, in_backward);
@@ -383,7 +388,7 @@ void Fsdp2::run_segment(EventKind kind, std::int32_t layer, std::size_t segment)
 
 // A gradient arrives at the outputs of the unit's last module.
 void Fsdp2::begin_backward(std::int32_t layer, std::int8_t part) {
-  if (!ends_module(layer)) return;
+  if (!ends_module(layer) || is_by_hand(part)) return;
   const std::int32_t u = unit_of_part(layer, part);
   if (u != root() && modules_of(u).back() == Module{first_call(layer), part}) state_pre_backward(u);
 }
@@ -392,6 +397,7 @@ void Fsdp2::begin_backward(std::int32_t layer, std::int8_t part) {
 void Fsdp2::end_backward(std::int32_t layer, std::int8_t part) {
   const std::int32_t u = unit_of_part(layer, part);
   if (!is_half_) store_gradients(layer, part);
+  if (is_by_hand(part)) return;
   const bool inputs = part == 0 || spec_of(layer).role == LayerRole::kEmbedding
                           ? input_needs_gradient_[at(layer)]
                           : output_needs_gradient_[at(layer)];

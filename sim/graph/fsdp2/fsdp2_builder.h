@@ -182,6 +182,10 @@ class Fsdp2 final : public StepBuilder {
   bool is_listed(std::int32_t unit) const { return prefetch_place_[at(unit)] >= 0; }
   // Trainers set a factor for the modules that they list, and for experts with a mesh of their own.
   bool has_factor(std::int32_t unit) const { return is_listed(unit) || of_experts(shape(unit)); }
+  // A kernel reads the unit inside: FSDPModule.unshard() without the module's hooks.
+  bool is_by_hand(std::int8_t part) const {
+    return part > 0 && plan_.lora.fused && plan_.units.adapters_alone;
+  }
   void enter_module(std::int32_t layer, std::int8_t part);
   void leave_module(std::int32_t layer, std::int8_t part, bool in_backward);
   void begin_backward(std::int32_t layer, std::int8_t part);

@@ -69,7 +69,8 @@ void Fsdp2::persistent_memory(StepNumber step) {
       if (model_.order[at(l)].same_as >= 0) continue;
       for (const ParameterSpec& parameter : spec_of(l).parameters) {
         if (!is_ignored(parameter) || parameter.tied) continue;
-        ignored.push_back(allocated_size(parameter.numel() * master_size()));
+        const UnitParameter p = sharded(l, parameter);
+        ignored.push_back(allocated_size(p.numel * p.stored_size));
       }
     }
     for (const Trained& p : trained_) {
@@ -205,7 +206,7 @@ void Fsdp2::optimizer(StepNumber step) {
   if (step == StepNumber::kFirst) create_optimizer_states();
   // torch.optim steps tensors and DTensors together only one by one.
   const bool loops = plan_.optimizer.implementation == Optimizer::Implementation::kLoop ||
-                     plan_.ignored != Ignored::kNone;
+                     plan_.ignored == Ignored::kNorms;
   if (adam && plan_.optimizer.implementation == Optimizer::Implementation::kFused) {
   } else if (adam && loops) {
     std::vector<Bytes> moments;

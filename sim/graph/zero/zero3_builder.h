@@ -101,7 +101,7 @@ class Zero3 final : public StepBuilder {
 
   // --- zero3_gather.cpp ---
   void gather(Parameters list);
-  void gather_group(Parameters group, bool small_group);
+  void gather_group(Parameters group, bool small_group, bool coalesced);
   std::int64_t shard_numel(Parameters group, bool small_group) const;
   void fetch_from_host(Parameters group);
   void read_from_drive(Parameters group);
@@ -168,6 +168,10 @@ class Zero3 final : public StepBuilder {
     return partitions_[static_cast<std::size_t>(each.size)];
   }
   std::int64_t partition_of(std::int32_t p) const { return partition_of(parameter(p)); }
+  std::int64_t element_size(const Zero3Parameter& each) const {
+    return each.is_wide ? 4 : param_size();
+  }
+  std::int64_t element_size(std::int32_t p) const { return element_size(parameter(p)); }
   bool has_master() const { return plan_.param_dtype != DType::kFp32; }
   bool optimizes_on_host() const { return plan_.zero.offload_optimizer != ZeroOffload::kNone; }
   bool overlaps() const { return plan_.zero.overlap_comm.value_or(true); }

@@ -26,16 +26,16 @@ std::int64_t Zero3::shard_numel(Parameters group, bool small_group) const {
 void Zero3::gather(Parameters list) {
   catch_up();
   close_run();
-  if (small_group_ <= 1) {
-    gather_group(list, false);
-  } else {
-    // Secondary shards where they exist, one gather each.
-    for (const bool small : {true, false}) {
+  // Secondary shards where they exist, and one gather for each dtype.
+  for (const bool small : {true, false}) {
+    for (const bool wide : {false, true}) {
       fetched_now_.clear();
       for (const std::int32_t p : list) {
-        if (coordinator_->has_secondary(p) == small) fetched_now_.push_back(p);
+        const bool has_secondary = small_group_ > 1 && coordinator_->has_secondary(p);
+        if (has_secondary == small && parameter(p).is_wide == wide) fetched_now_.push_back(p);
       }
-      if (!fetched_now_.empty()) gather_group(fetched_now_, small);
+      const bool coalesced = small_group_ > 1 ? fetched_now_.size() > 1 : list.size() > 1;
+      if (!fetched_now_.empty()) gather_group(fetched_now_, small, coalesced);
     }
   }
   unit_.clear();
@@ -48,7 +48,7 @@ void Zero3::fetch_from_host(Parameters group) {
   if (plan_.zero.offload_param == ZeroOffload::kNone) return;
   if (plan_.zero.offload_param == ZeroOffload::kNvme) read_from_drive(group);
   for (const std::int32_t p : group) {
-    const std::int64_t bytes = partition_of(p) * param_size();
+    const std::int64_t bytes = partition_of(p) * element_size(p);
     host_awaits(add_bytes(EventKind::kHostToDevice, gather_copies_, bytes, unit_of(p)));
   }
 }
@@ -58,13 +58,13 @@ void Zero3::fetch_from_host(Parameters group) {
 void Zero3::read_from_drive(Parameters group) {
   bool waits = false;
   for (const std::int32_t p : group) {
-    if (!goes_to_nvme(partition_of(p) * param_size())) continue;
+    if (!goes_to_nvme(partition_of(p) * element_size(p))) continue;
     waits = true;
     if (is_read_[static_cast<std::size_t>(p)]) {
       is_read_[static_cast<std::size_t>(p)] = false;
       continue;
     }
-    add_bytes(EventKind::kStorageRead, kDrive, partition_of(p) * param_size(), unit_of(p));
+    add_bytes(EventKind::kStorageRead, kDrive, partition_of(p) * element_size(p), unit_of(p));
   }
   if (waits) host_awaits(tail(kDrive));
 }
@@ -75,11 +75,11 @@ void Zero3::read_ahead(Parameters group) {
   close_run();
   for (const std::int32_t p : group) {
     is_read_[static_cast<std::size_t>(p)] = true;
-    add_bytes(EventKind::kStorageRead, kDrive, partition_of(p) * param_size(), unit_of(p));
+    add_bytes(EventKind::kStorageRead, kDrive, partition_of(p) * element_size(p), unit_of(p));
   }
 }
 
-void Zero3::gather_group(Parameters group, bool small_group) {
+void Zero3::gather_group(Parameters group, bool small_group, bool coalesced) {
   const std::int64_t ranks = group_size(small_group);
   const std::int64_t shard = shard_numel(group, small_group);
   const bool quantized = plan_.zero.zero_quantized_weights;
@@ -87,7 +87,7 @@ void Zero3::gather_group(Parameters group, bool small_group) {
   const std::int32_t unit = unit_of(group.front());
   const auto index = static_cast<std::int32_t>(handles_.size());
   Handle& handle =
-      handles_.emplace_back(Handle{.coalesced = group.size() > 1, .small_group = small_group});
+      handles_.emplace_back(Handle{.coalesced = coalesced, .small_group = small_group});
   handle.by_all_reduce = handle.coalesced && !quantized && !small_group &&
                          plan_.zero.stage3_use_all_reduce_for_fetch_params;
   handle.first_member = static_cast<std::uint32_t>(members_.size());
@@ -98,7 +98,7 @@ void Zero3::gather_group(Parameters group, bool small_group) {
     handle.coalesced = handle.by_all_reduce = false;
     return;
   }
-  const std::int64_t size = quantized ? 1 : param_size();
+  const std::int64_t size = quantized ? 1 : element_size(group.front());
   const std::int64_t whole = shard * ranks * size;
   fetch_from_host(group);
   if (quantized) {
@@ -171,11 +171,12 @@ void Zero3::copy_out(Handle& handle) {
               elements * (1 + 2 + (handle.coalesced ? 0 : 2 + param_size())), unit);
   }
   if (handle.coalesced) {
-    add_bytes(EventKind::kAllGatherCopyOut, gather_copies_, 2 * elements * param_size(), unit);
+    add_bytes(EventKind::kAllGatherCopyOut, gather_copies_,
+              2 * elements * element_size(group.front()), unit);
   }
   for (const std::int32_t p : group) {
     at(gathered_, p) = allocate(MemoryCategory::kUnshardedParam, gather_copies_, unit_of(p),
-                                Bytes(parameter(p).numel * param_size()));
+                                Bytes(parameter(p).numel * element_size(p)));
   }
 }
 
@@ -204,7 +205,7 @@ void Zero3::let_go(Parameters list) {
 // copied, and the host waits for it.
 void Zero3::keep_secondary(std::int32_t p) {
   close_run();
-  const std::int64_t bytes = partition_of(p) * plan_.mesh.fsdp() / small_group_ * param_size();
+  const std::int64_t bytes = partition_of(p) * plan_.mesh.fsdp() / small_group_ * element_size(p);
   host_awaits(add_bytes(EventKind::kReshard, Stream::kCompute, 3 * bytes, unit_of(p)));
   at(secondary_, p) =
       allocate(MemoryCategory::kPostForwardShard, Stream::kCompute, unit_of(p), Bytes(bytes));
@@ -217,7 +218,7 @@ void Zero3::gather_persistent() {
   if (logs()) note_ = "_post_step";
   for (const std::int32_t p : script_->as_defined()) {
     if (!parameter(p).persists || plan_.mesh.fsdp() == 1) continue;
-    const std::int64_t whole = partition_of(p) * plan_.mesh.fsdp() * param_size();
+    const std::int64_t whole = partition_of(p) * plan_.mesh.fsdp() * element_size(p);
     fetch_from_host({&p, 1});
     wait(Stream::kAllGather, tail(Stream::kCompute));
     const EventId gathered = add(EventKind::kAllGather, Stream::kAllGather,

@@ -39,6 +39,7 @@ void Zero3Script::write_hook(std::vector<Zero3Place>& places, EventKind phase, s
     places.push_back({Kind::kGradient, phase, hook.segment, layer, p});
     return;
   }
+  if (is_read_aside(layer)) return;
   const std::int32_t module = module_of(layer, hook.index);
   if (is_block(layer) && plan_->zero.leaf_blocks) return;
   if (hook.kind == LayerHook::Kind::kEnter) {
@@ -116,7 +117,17 @@ void Zero3Script::write_forward() {
 
 void Zero3Script::write_backward_layer(std::int32_t layer) {
   const LayerPhaseProgram& program = builder_->phase(EventKind::kBackward, layer);
-  if (program.segments.empty()) return;  // nothing before it is trained
+  if (program.segments.empty()) {  // nothing before it is trained
+    // Checkpoints of adapters want a gradient of the embedding's output
+    // (enable_input_require_grads).
+    if (spec_of(layer).role == LayerRole::kEmbedding && plan_->lora.rank > 0 &&
+        plan_->recompute.value != Recompute::kNone) {
+      const std::int32_t module = module_of(layer, 0);
+      go_to(backward, EventKind::kBackward, parent_of(module));
+      backward.push_back({Kind::kEnter, EventKind::kBackward, 0, -1, module});
+    }
+    return;
+  }
   const bool block = is_block(layer);
   const bool recomputes = builder_->recompute_of(layer) != Recompute::kNone;
   constexpr EventKind kPhase = EventKind::kBackward;
@@ -125,8 +136,9 @@ void Zero3Script::write_backward_layer(std::int32_t layer) {
   }
   const std::size_t begin = backward.size();
   std::size_t h = 0;
-  while (recomputes && h < program.hooks.size() && program.hooks[h].segment == 0 &&
-         program.hooks[h].kind == LayerHook::Kind::kEnter) {
+  // (A reentrant checkpoint runs its forward first.)
+  while (recomputes && !plan_->recompute_reentrant && h < program.hooks.size() &&
+         program.hooks[h].segment == 0 && program.hooks[h].kind == LayerHook::Kind::kEnter) {
     write_hook(backward, kPhase, layer, program.hooks[h++]);
   }
   if (recomputes) write_phase(backward, EventKind::kRecompute, layer);

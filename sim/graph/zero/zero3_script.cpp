@@ -5,6 +5,7 @@
 
 #include "sim/base/error.h"
 #include "sim/graph/torch_words.h"
+#include "sim/spec/checks/plan_check.h"
 
 namespace foreshard {
 namespace {
@@ -59,6 +60,7 @@ void Zero3Script::add_parameters() {
       p.layer = l;
       p.index = static_cast<std::int16_t>(i);
       p.trained = builder_->is_trained(l, spec.parameters[i]);
+      p.is_wide = p.trained && has_wide_adapters(*plan_);
       p.in_leaf = plan_->zero.leaf_blocks && spec.role == LayerRole::kBlock;
       p.persists = p.numel <= plan_->zero.stage3_param_persistence_threshold &&
                    p.numel <= plan_->zero.stage3_model_persistence_threshold - persistent;
@@ -107,6 +109,12 @@ std::vector<LayerModule> Zero3Script::layer_modules(std::int32_t layer) const {
 void Zero3Script::add_modules() {
   const auto layers = static_cast<std::int32_t>(model_.order.size());
   container("");
+  if (plan_->lora.rank > 0) {  // PEFT's model calls it
+    containers_.push_back("peft");
+    parents_.front() = 1;
+    parents_.push_back(-1);
+    modules.emplace_back().is_container = true;
+  }
   std::vector<bool> has_first(1, false);
   for (std::int32_t l = 0; l < layers; ++l) {
     std::vector<std::int32_t> inside;
@@ -158,6 +166,12 @@ bool Zero3Script::is_fed_with_gradient(std::int32_t layer, const LayerModule& mo
   return true;
 }
 
+// A loss with the head's product in it reads the weight in the model's forward, whose parameter it
+// is then, too (register_external_parameter).
+bool Zero3Script::is_read_aside(std::int32_t layer) const {
+  return plan_->loss.has_product() && spec_of(layer).role == LayerRole::kHead;
+}
+
 void Zero3Script::add_layer_modules(std::int32_t layer) {
   const std::int32_t same = model_.order[at(layer)].same_as;
   if (same >= 0) {
@@ -188,7 +202,7 @@ void Zero3Script::add_layer_modules(std::int32_t layer) {
   // Parameters of one module have to stand together in `owned`.
   for (std::size_t i = 0; i < spec.parameters.size(); ++i) {
     const bool has_module = spec.parameters[i].name.find('.') != std::string::npos;
-    if (!leaf && has_module) continue;
+    if (!leaf && has_module && !is_read_aside(layer)) continue;
     const std::int32_t module = block ? module_of(layer, -1) : 0;
     FORESHARD_CHECK(
         block || modules[0].owned == 0 ||
@@ -197,8 +211,14 @@ void Zero3Script::add_layer_modules(std::int32_t layer) {
     own(module, layer, static_cast<std::int16_t>(i));
     if (!leaf) modules[at(module)].is_container = false;
   }
-  for (std::size_t i = 0; !leaf && i < list.size(); ++i) {
+  for (std::size_t i = 0; !leaf && !is_read_aside(layer) && i < list.size(); ++i) {
     for (const std::int16_t p : list[i].parameters) {
+      // PEFT asks for the dtype of lora_A's weight in its linear layer's forward: that one's, too.
+      if (list[i].name.ends_with(".lora_A.default")) {
+        const std::int16_t outer = list[at(list[i].parent)].parent;
+        own(module_of(layer, outer), layer, p);
+        modules[at(module_of(layer, outer))].is_container = false;
+      }
       own(module_of(layer, static_cast<std::int16_t>(i)), layer, p);
     }
   }

@@ -27,6 +27,7 @@ struct Zero3Parameter {
   std::int16_t index = 0;  // LayerSpec::parameters
   bool persists = false;   // stays gathered: at most param_persistence_threshold elements
   bool trained = true;
+  bool is_wide = false;  // an adapter in fp32 beside a base in 16 bits
   bool in_leaf = false;  // reduced with its leaf module
 };
 
@@ -101,6 +102,7 @@ class Zero3Script {
   bool copy_layer_modules(std::int32_t layer);
   bool repeats_modules(std::int32_t layer, std::int32_t like) const;
   std::int32_t container(const std::string& name);
+  bool is_read_aside(std::int32_t layer) const;
   bool is_fed_with_gradient(std::int32_t layer, const LayerModule& module) const;
   void own(std::int32_t module, std::int32_t layer, std::int16_t index);
   std::int32_t parameter_of(std::int32_t layer, std::int16_t index) const {

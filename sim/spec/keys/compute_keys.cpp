@@ -104,11 +104,12 @@ constexpr PlanKey kComputeKeys[] = {
     FORESHARD_NUMBER(lora.dropout, number(0, 0.999)),
     FORESHARD_WORD(lora.base, kUpTo<Lora::Base::kNf4Master>),
     FORESHARD_FLAG(lora.double_quant, .quiet = true),
+    FORESHARD_FLAG(lora.fused, .quiet = true),
     FORESHARD_KEY(
         "lora.modules_to_save", kSavedModules, read_saved_modules(n, d.plan.lora),
         written_saved_modules(p.lora), .quiet = true,
         .told = [](const Plan& p) { return p.lora.rank > 0; }),
-    FORESHARD_WORD(ignored, kUpTo<Ignored::kNorms>),
+    FORESHARD_WORD(ignored, kUpTo<Ignored::kPacked>),
     FORESHARD_WORD(optimizer.kind, kUpTo<Optimizer::Kind::kTorchao8bit>),
     FORESHARD_WORD(optimizer.implementation, kUpTo<Optimizer::Implementation::kLoop>),
     FORESHARD_WORD(optimizer.groups, kUpTo<Optimizer::Groups::kDecay>, .quiet = true),

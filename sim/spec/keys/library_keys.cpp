@@ -14,7 +14,8 @@ constexpr RuntimeSet runtimes_of_group(std::string_view path) {
   if (path.starts_with("zero.")) {
     return runtimes_of(RuntimeKind::kZero1, RuntimeKind::kZero2, RuntimeKind::kZero3);
   }
-  return runtimes_of(RuntimeKind::kFsdp1);
+  return path == "units.adapters_alone" ? runtimes_of(RuntimeKind::kFsdp1, RuntimeKind::kFsdp2)
+                                        : runtimes_of(RuntimeKind::kFsdp1);
 }
 
 constexpr std::array kPreOrPost = {"pre", "post"};

@@ -198,6 +198,47 @@ TEST(TrainerSettings, DdpReducesGradientsAsTheyAreStored) {
   EXPECT_EQ(ddp.ranks, 4);
 }
 
+// What captures of a QLoRA under fully_shard have: blocks in bytes whole on every rank (TRL), a
+// unit of each adapter that kernels of its own read (Axolotl), all of a base made fp32
+// (LLaMA-Factory).
+TEST(TrainerSettings, AdaptersUnderFullyShardAreEachCodesOwn) {
+  const ForeignPlan sharding = read_accelerate(
+      parse_yaml("distributed_type: FSDP\nmixed_precision: bf16\nfsdp_config: {fsdp_version: 2}\n"
+                 "parallelism_config: {parallelism_config_dp_shard_size: 4,\n"
+                 "  parallelism_config_cp_size: 2, parallelism_config_tp_size: 2}\n",
+                 "accelerate.yaml"));
+  const std::string trl =
+      "model_name_or_path: a/b\nlearning_rate: 0.1\nmax_length: 512\n"
+      "use_peft: true\nload_in_4bit: true\n";
+  // Of 16 ranks, 4 x 2 shard and have 256 words each.
+  expect(trainer(trl, &sharding),
+         "lora.base nf4-master; ignored packed; units.adapters_alone; mesh.shard 8; "
+         "mesh.replicate 2; batch.sequence 256");
+  expect(trainer(trl + "dtype: bfloat16\nbnb_4bit_quant_storage: bfloat16\n", &sharding),
+         "lora.base nf4; ignored; dtype.master bf16");
+  const std::string axolotl = "base_model: a/b\nmicro_batch_size: 1\nadapter: lora\n";
+  expect(trainer(axolotl, &sharding), "lora.fused true; units.adapters_alone true; lora.base");
+  expect(trainer(axolotl + "lora_mlp_kernel: false\n", &sharding), "lora.fused false");
+  expect(trainer(axolotl + "lora_o_kernel: true\n"), "lora.fused; units.adapters_alone");
+  std::string factory(kFactory);
+  factory.replace(factory.find("full"), 4, "lora");
+  expect(trainer(factory, &sharding), "lora.base master; lora.fused");
+  EXPECT_EQ(trainer(trl + "fsdp: full_shard auto_wrap\n").value("runtime"), "fsdp1");
+  EXPECT_NE(why(trainer(trl + "fsdp: full_shard\n"), "load_in_4bit"), "no entry");
+}
+
+TEST(TrainerSettings, AxolotlMakesTheModelBeforeDeepSpeedsAutoIsFilledIn) {
+  const auto dtype = [](const char* enabled) {
+    const ForeignPlan zero = read_deepspeed(parse_json(
+        std::string(R"({"zero_optimization": {"stage": 3}, "bf16": {"enabled": )") + enabled + "}}",
+        "zero.json"));
+    return trainer("base_model: a/b\nmicro_batch_size: 1\nbf16: true\n", &zero)
+        .value("dtype.param");
+  };
+  EXPECT_EQ(dtype("true"), "bf16");
+  EXPECT_EQ(dtype("\"auto\""), "fp32");
+}
+
 TEST(TrainerSettings, PreferencesAreTwoAnswersBesideAReference) {
   const ForeignPlan full = trainer(std::string(kFactory) + "stage: dpo\n");
   // 2 prompts.
@@ -222,6 +263,7 @@ TEST(TrainerSettings, PreferencesAreTwoAnswersBesideAReference) {
   expect(dpo, "batch.micro_batch 16; reference whole; loss tiled-linear");
   const ForeignPlan before = trainer(trl + "precompute_ref_log_probs: true\n", nullptr, "dpo");
   EXPECT_FALSE(before.has("reference"));
+  expect(trainer(trl, nullptr, "kto"), "batch.micro_batch 8; reference whole");
 }
 
 TEST(TrainerSettings, SwitchesThatAreOffAreInTheLedger) {

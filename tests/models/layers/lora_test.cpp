@@ -310,6 +310,55 @@ TEST(LoraTest, TargetsMustExist) {
   EXPECT_EQ(find_problem(plan, model, cluster)->key, "float8");
 }
 
+// Blocks of 64 elements have a scale each, in fp32 beside 16 values of four bits; or in eight bits
+// in blocks of 256, whose scales and 257 values are in fp32.
+TEST(LoraTest, ABaseOfFourBitsHasItsScalesWhole) {
+  const std::int64_t weights[] = {d * d, d * dkv, d * dkv, d * d, d * f, d * f, d * f};
+  std::int64_t once = 0, twice = 0;
+  for (const std::int64_t numel : weights) {
+    once += numel / 64 * 4 + 16 * 4;
+    twice += numel / 64 + numel / 64 / 256 * 4 + (257 + 16) * 4;
+  }
+  Plan plan = plan_with(16, {"q_proj"}, Lora::Base::kNf4);
+  EXPECT_EQ(block_of(adapted(plan)).resident_bytes, twice);
+  plan.lora.double_quant = false;
+  EXPECT_EQ(block_of(adapted(plan)).resident_bytes, once);
+  // What is stored in the dtype that computes: adapters and products', or all but the adapters.
+  const auto narrow = [&](Lora::Base base) {
+    plan.lora.base = base;
+    std::string names;
+    for (const ParameterSpec& each : block_of(adapted(plan)).parameters) {
+      if (each.stored_as_computed) names += each.is_norm ? "n" : each.trainable ? "a" : "w";
+    }
+    return names;
+  };
+  EXPECT_EQ(narrow(Lora::Base::kNf4), "nwwwwnwww");
+  EXPECT_EQ(narrow(Lora::Base::kNf4Master), "waawwwwww");
+}
+
+// silu(gate) * up is made again where all three have adapters, what lora_A hands to lora_B always.
+TEST(LoraTest, FusedKernelsKeepLess) {
+  const auto saved = [](std::vector<std::string> targets, bool fused) {
+    Plan plan = plan_with(16, std::move(targets));
+    plan.lora.fused = fused;
+    return program(block_of(adapted(plan))).saved_bytes().count();
+  };
+  const std::int64_t wide = kTokens * f * 2, low = kTokens * 16 * 2;
+  EXPECT_EQ(saved({Lora::kAllLinear}, false) - saved({Lora::kAllLinear}, true), 2 * wide + 7 * low);
+  EXPECT_EQ(saved({"up_proj"}, false) - saved({"up_proj"}, true), low);
+
+  // Dropped inputs: of q, k and v one, of o, of gate and up one.
+  Plan plan = plan_with(16, {Lora::kAllLinear});
+  plan.lora.dropout = 0.1;
+  const auto dropped = [&] {
+    const LayerSpec block = block_of(adapted(plan));
+    return std::ranges::count(block.operations, Function::kDropout, &Operation::function);
+  };
+  EXPECT_EQ(dropped(), 7);
+  plan.lora.fused = true;
+  EXPECT_EQ(dropped(), 3);
+}
+
 // Attention within each of N documents of S / N tokens: S^2 / N instead of S^2.
 TEST(PackingTest, AttentionIsASumOverDocuments) {
   Plan plan;

@@ -31,6 +31,8 @@ TEST(OptimizerState, IsThatOfItsKind) {
   EXPECT_EQ(kept(Kind::kAdafactor), of((1000 + 512) * 4));
   EXPECT_EQ(kept(Kind::kAdamW8bit), of(2 * (kNumel + kNumel / 256 * 4)));
   EXPECT_EQ(kept(Kind::kAdamW8bit, true), of(2 * kNumel * 4));
+  EXPECT_EQ(kept(Kind::kTorchao8bit), of(2 * (kNumel + kNumel / 256 * 4)));
+  EXPECT_EQ(kept(Kind::kTorchao8bit, true), kept(Kind::kTorchao8bit));
   EXPECT_EQ(kept(Kind::kPagedAdamW), of(2 * kNumel * 4, 2 * kNumel * 4));
   EXPECT_EQ(kept(Kind::kPagedAdamW8bit), of(2 * (kNumel + kNumel / 256 * 4), 2 * kNumel));
 }

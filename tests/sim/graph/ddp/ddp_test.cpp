@@ -3,6 +3,7 @@
 
 #include <array>
 
+#include "models/layers/variants.h"
 #include "sim/graph/ddp/ddp_builder.h"
 #include "sim/graph/training_step.h"
 #include "sim/memory/memory_profile.h"
@@ -124,6 +125,26 @@ TEST(DdpState, OptimizersKeepWhatTheyKeep) {
         const std::int64_t n = p.numel();
         return n < 100'000 ? std::vector<std::int64_t>{4 * n, 4 * n} : std::vector<std::int64_t>{};
       }));
+}
+
+TEST(DdpState, BlocksMayBeLoadedNarrow) {
+  Plan plan = ddp_plan();
+  plan.param_dtype = DType::kBf16;
+  const auto stored = [&](bool is_narrow) {
+    plan.ddp.blocks_narrow = is_narrow;
+    const EventGraph graph = build_training_step(with_variants(tiny_model(2), plan), plan);
+    std::int64_t bytes = 0;
+    for (const std::int32_t b : graph.persistent) {
+      const Buffer buffer = graph.buffer(b);
+      if (buffer.category == MemoryCategory::kShardedParam) bytes += buffer.bytes.count();
+    }
+    return bytes;
+  };
+  std::int64_t matrices = 0;
+  for (const ParameterSpec& p : tiny_model(2).kinds[1].parameters) {
+    if (!p.is_norm) matrices += p.numel();
+  }
+  EXPECT_EQ(stored(false) - stored(true), 2 * 2 * matrices);  // two blocks, two bytes less
 }
 
 TEST(DdpBuckets, ABucketClosesWhenItReachesTheLimit) {
