@@ -62,7 +62,11 @@ TABLES = [Table("2026-11-21", "unseen_steps"), Table("2026-11-22", "unseen_steps
               "time": {"rests_on_readings": 0.078, "hopper_compiled": 0.063, "blackwell": -0.016, "pcie_card": -0.022,
                        "fp8": -0.038, "stack hf_trainer": 0.003, "stack torchtitan_2025": 0.088,
                        "stack torchtitan_2026": -0.031},
-              "memory": {"no_preset": 0.094}})]
+              "memory": {"no_preset": 0.094}}),
+          Table("2026-11-28 eighth", "unseen_steps_eighth", has_level=True, moved={
+              "time": {"rests_on_readings": 0.069, "hopper_compiled": 0.081, "fp8": -0.081, "stack torchtitan_2025": 0.094,
+                       "stack torchtitan_2026": -0.022},
+              "memory": {"no_preset": 0.091}})]
 KINDS = ("time", "memory")
 FACTS = {
     "time": ["rests_on_readings", "below_half_peak", "zero"],
