@@ -1,6 +1,9 @@
 #!/usr/bin/env python3
 """usage: hf_types.py PROGRAM [KIND ...]   (with transformers): which model types it reads, from each class's default config.json, and of
-those that are read which have other parameters than the class (of a model with images or audio: than its language model and head)"""
+those that are read which have other parameters than the class (of a model with images or audio: than its language model and head)
+
+hf_types.py PROGRAM --capture KIND.TYPE ...   by three of its own steps on the null GPU instead (four layers of the default sizes, three
+samples): the peak of the imported plan against what it asked for, and against five samples' that the import has not seen"""
 import json, pathlib, subprocess, sys, tempfile
 import torch, transformers
 from transformers import AutoConfig
@@ -20,7 +23,49 @@ def parameters(name, config):
         return None
 
 
+def few_layers(config):
+    keys = ("num_hidden_layers", "n_layer", "num_layers", "n_layers", "encoder_layers", "decoder_layers", "num_decoder_layers", "depth")
+    made = {key: 4 for key in keys if isinstance(config.get(key), int) and config[key] > 4}
+    for key, part in config.items():
+        if key.endswith("_config") and isinstance(part, dict) and (few := few_layers(part)):
+            made[key] = few | ({"model_type": part["model_type"]} if part.get("model_type") else {})
+    return made
+
+
+def by_capture(said):
+    kind, name = said.split(".")
+    config = AutoConfig.for_model(name, **few_layers(AutoConfig.for_model(name).to_dict()))
+    if getattr(config, "vocab_size", 0) is None:  # ESM's
+        config.vocab_size = 33
+    classes = getattr(modeling_auto, f"MODEL_FOR_{kind}_MAPPING_NAMES")[name]
+    keys = json.loads(config.to_json_string(use_diff=True)) | {"architectures": [classes if isinstance(classes, str) else classes[0]], "model_type": name}
+    file.write_text(json.dumps(keys))
+    captures, program = {n: file.with_name(f"{n}") for n in (3, 5)}, sys.argv[1]
+    run = lambda *words: subprocess.run([str(w) for w in words], capture_output=True, text=True)
+    for n, capture in captures.items():
+        done = run(program + "-null", "--gpu", "b300", "--config", file, "--batch", n, "--out", capture, "--", sys.executable)
+        if done.returncode:
+            return "not captured: " + done.stderr.strip().splitlines()[-1]
+    plan = file.with_name("plan.yaml")
+    done = run(program, "import", captures[3], "--out", file.with_name("model.yaml"), "--plan", plan)
+    if done.returncode:
+        return "not imported: " + done.stderr.strip().splitlines()[-1]
+    ask = lambda *words: json.loads(run(program, "predict", "--json", *words).stdout)
+    off = []
+    for n, capture in captures.items():
+        asked = ask("--capture", capture, "--cluster", "1xb300")["capture"]["requested_peak_bytes"] - captured_plans.workspaces(capture)
+        off.append(f"{100 * (ask('--plan', plan, '--set', f'batch.micro_batch={n}')['memory']['peak_allocated_bytes']['value'] / asked - 1):+.2f} %")
+    return "peak " + ", ".join(off)
+
+
 file = pathlib.Path(tempfile.mkdtemp()) / "config.json"
+if "--capture" in sys.argv:
+    sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "reports"))
+    import captured_plans
+
+    for said in sys.argv[3:]:
+        print(said, by_capture(said), flush=True)
+    sys.exit()
 for kind in sys.argv[2:] or KINDS:
     types, refused, differ = getattr(modeling_auto, f"MODEL_FOR_{kind}_MAPPING_NAMES"), [], []
     for name, classes in types.items():
