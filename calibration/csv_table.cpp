@@ -7,6 +7,7 @@
 #include <iterator>
 
 #include "sim/base/error.h"
+#include "sim/base/lookup.h"
 #include "sim/base/parse.h"
 
 namespace foreshard {
@@ -96,9 +97,7 @@ void CsvTable::blank(std::string_view name) {
   for (std::vector<std::string>& cells : cells_) cells[index].clear();
 }
 
-bool CsvTable::has(std::string_view name) const {
-  return std::ranges::find(columns_, name) != columns_.end();
-}
+bool CsvTable::has(std::string_view name) const { return contains(columns_, name); }
 
 const std::string& CsvTable::text(std::size_t row, std::string_view name) const {
   return cells_.at(row)[column(name)];

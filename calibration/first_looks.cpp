@@ -9,6 +9,7 @@
 #include "sim/base/embedded.h"
 #include "sim/base/error.h"
 #include "sim/base/fields.h"
+#include "sim/base/lookup.h"
 
 namespace foreshard {
 
@@ -30,9 +31,8 @@ double sum_of(const std::vector<std::pair<std::string, double>>& slopes, const C
 
 const FirstLookFit& fit_for(const FirstLooks& looks, const std::vector<FirstLookFit>& fits,
                             std::string_view family) {
-  const auto own = std::ranges::find_if(looks.sets, [&](const FirstLookSet& set) {
-    return std::ranges::find(set.families, family) != set.families.end();
-  });
+  const auto own = std::ranges::find_if(
+      looks.sets, [&](const FirstLookSet& set) { return contains(set.families, family); });
   const std::string without = own == looks.sets.end() ? "" : own->name;
   const auto fit = std::ranges::find(fits, without, &FirstLookFit::without);
   FORESHARD_CHECK(fit != fits.end(), "first looks without a fit");

@@ -14,6 +14,7 @@
 #include <utility>
 
 #include "sim/base/error.h"
+#include "sim/base/lookup.h"
 #include "sim/base/unit_strings.h"
 #include "sim/spec/gpu_generation.h"
 
@@ -226,7 +227,7 @@ constexpr Figure kFigures[] = {
 std::string joined_sources(const Cluster& cluster, std::string_view prefix) {
   std::vector<std::string> seen;
   for (const auto& [path, source] : cluster.sources) {
-    if (path.starts_with(prefix) && std::ranges::find(seen, source) == seen.end()) {
+    if (path.starts_with(prefix) && !contains(seen, source)) {
       seen.push_back(source);
     }
   }

@@ -15,6 +15,7 @@
 #include "sim/base/config.h"
 #include "sim/base/embedded.h"
 #include "sim/base/error.h"
+#include "sim/base/lookup.h"
 #include "sim/base/spelling.h"
 #include "sim/spec/network/routes.h"
 
@@ -98,8 +99,8 @@ bool has_alias(std::string_view content, std::string_view key) {
   const std::string_view line = aliases_line(content);
   for (std::size_t at = line.find(key); at != std::string_view::npos; at = line.find(key, at + 1)) {
     const std::size_t end = at + key.size();
-    const bool begins = at > 0 && kBorders.find(line[at - 1]) != std::string_view::npos;
-    const bool ends = end == line.size() || kBorders.find(line[end]) != std::string_view::npos;
+    const bool begins = at > 0 && contains(kBorders, line[at - 1]);
+    const bool ends = end == line.size() || contains(kBorders, line[end]);
     if (begins && ends) return true;
   }
   return false;
@@ -115,7 +116,7 @@ std::optional<Machine> find_machine(std::string_view key) {
   for (const MachineFile& each : files) {
     if (!has_alias(each.file->content, key)) continue;
     const Machine& machine = made_once<read_machine>(*each.file);
-    if (std::ranges::find(machine.aliases, key) != machine.aliases.end()) {
+    if (contains(machine.aliases, key)) {
       return machine;
     }
   }
@@ -380,8 +381,7 @@ std::optional<Machine> machine_named(std::string_view text) {
 }
 
 bool is_cluster_file(std::string_view spec, const std::filesystem::path& seen) {
-  if (spec.find('/') != std::string_view::npos || spec.ends_with(".yaml") ||
-      spec.ends_with(".yml")) {
+  if (contains(spec, '/') || spec.ends_with(".yaml") || spec.ends_with(".yml")) {
     return true;
   }
   std::error_code ignored;

@@ -9,6 +9,7 @@
 #include "calibration/measured_fields.h"
 #include "sim/base/config.h"
 #include "sim/base/error.h"
+#include "sim/base/lookup.h"
 
 namespace foreshard {
 namespace {
@@ -159,11 +160,6 @@ Measurements read(const ConfigNode& root, std::string_view file_name) {
   for (const ConfigNode& row : rows.elements()) read_row(row, out);
   if (rows.elements().empty()) throw rows.error("is empty", "measured rows");
   return out;
-}
-
-template <typename Row>
-void append(std::vector<Row>& to, const std::vector<Row>& from) {
-  to.insert(to.end(), from.begin(), from.end());
 }
 
 }  // namespace

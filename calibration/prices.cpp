@@ -10,6 +10,7 @@
 #include "calibration/machines.h"
 #include "calibration/published.h"
 #include "sim/base/error.h"
+#include "sim/base/lookup.h"
 #include "sim/base/spelling.h"
 #include "sim/base/text_file.h"
 
@@ -49,7 +50,7 @@ void check_columns(std::string_view csv, const CsvTable& table) {
   while (true) {
     const std::size_t comma = line.find(',');
     const std::string_view name = line.substr(0, comma);
-    if (std::ranges::find(kColumns, name) == kColumns.end()) {
+    if (!contains(kColumns, name)) {
       const std::vector<std::string> known(kColumns.begin(), kColumns.end());
       throw ConfigError(header, fmt::format("unknown column {}", quote(name)),
                         fmt::format("{}", fmt::join(kColumns, ", ")),

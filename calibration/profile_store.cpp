@@ -15,6 +15,7 @@
 #include "calibration/profile.h"
 #include "sim/base/embedded.h"
 #include "sim/base/error.h"
+#include "sim/base/lookup.h"
 
 namespace foreshard {
 
@@ -51,7 +52,7 @@ std::vector<const EmbeddedFile*> profile_files() {
 const Entry* find_entry(std::string_view gpu) {
   const std::string quoted = fmt::format("\"{}\"", gpu);
   for (const EmbeddedFile* file : profile_files()) {
-    if (std::string_view(file->content).find(quoted) == std::string_view::npos) continue;
+    if (!contains(std::string_view(file->content), quoted)) continue;
     for (const Entry& entry : made_once<read_entries>(*file)) {
       if (entry.json.at("gpu").get_ref<const std::string&>() == gpu) return &entry;
     }

@@ -10,6 +10,7 @@
 #include "calibration/gpu_names.h"
 #include "sim/base/embedded.h"
 #include "sim/base/letters.h"
+#include "sim/base/lookup.h"
 #include "sim/base/parse.h"
 
 namespace foreshard {
@@ -38,10 +39,10 @@ std::string chip_of(std::string_view gpu) {
   const std::string low = squeezed(gpu);
   // Other cards of the same chips run at other clocks and bandwidths.
   for (const char* other : {"pcie", "nvl", "gh200", "gb200", "notstated"}) {
-    if (low.find(other) != std::string::npos) return "";
+    if (contains(low, other)) return "";
   }
   for (const char* chip : {"a100", "h100", "h200", "b200"}) {
-    if (low.find(chip) != std::string::npos) return chip;
+    if (contains(low, chip)) return chip;
   }
   return "";
 }
@@ -50,7 +51,7 @@ namespace {
 
 GemmType type_of(std::string_view dtype) {
   const std::string low = lower(dtype);
-  const auto has = [&](std::string_view word) { return low.find(word) != std::string::npos; };
+  const auto has = [&](std::string_view word) { return contains(low, word); };
   if (has("fp4") || has("f4") || has("int4")) return GemmType::kFp4;
   if (has("8")) return GemmType::kFp8;
   if (has("tf32") || has("19")) return GemmType::kTf32;
@@ -106,9 +107,9 @@ std::vector<ReadGemm> read_gemm_rows(const CsvTable& table, const std::vector<Ma
     row.type = type_of(cell_of(table, i, "dtype"));
     const std::string notes = lower(cell_of(table, i, "notes"));
     row.half = is_half(cell_of(table, i, "dtype"));
-    row.quantises = notes.find("quanti") != std::string::npos;
-    row.quantises_weight = row.quantises && notes.find("weight") != std::string::npos;
-    row.gradients = lower(cell_of(table, i, "layout")).find("bwd") != std::string::npos;
+    row.quantises = contains(notes, "quanti");
+    row.quantises_weight = row.quantises && contains(notes, "weight");
+    row.gradients = contains(lower(cell_of(table, i, "layout")), "bwd");
     row.m = positive_of(table, i, "m");
     row.n = positive_of(table, i, "n");
     row.k = positive_of(table, i, "k");
@@ -178,8 +179,8 @@ std::vector<ReadAttention> read_attention_rows(const CsvTable& table,
     row.kernel = kernel_named(cell_of(table, i, "kernel"));
     row.causal = !is_false(cell_of(table, i, "causal"));
     const std::string pass = lower(cell_of(table, i, "pass"));
-    const bool forward = pass.find('f') != std::string::npos || pass.empty();
-    const bool backward = pass.find('b') != std::string::npos;
+    const bool forward = contains(pass, 'f') || pass.empty();
+    const bool backward = contains(pass, 'b');
     row.pass = forward && backward ? AttentionPass::kBoth
                : backward          ? AttentionPass::kBackward
                                    : AttentionPass::kForward;

@@ -12,6 +12,7 @@
 #include "sim/base/embedded.h"
 #include "sim/base/error.h"
 #include "sim/base/fields.h"
+#include "sim/base/lookup.h"
 #include "sim/base/quantile.h"
 
 namespace foreshard {
@@ -170,7 +171,7 @@ Calibration informed(Calibration calibration, const TrainingEvidence& evidence,
   }
   FactorKnowledge knowledge;
   for (const FamilyEvidence& family : evidence.families) {
-    if (std::ranges::find(without, family.family) != without.end()) continue;
+    if (contains(without, family.family)) continue;
     knowledge.informed_by += (knowledge.informed_by.empty() ? "" : ", ") + family.family;
     for (Eigen::Index i = 0; i < known; ++i) {
       const auto row = at(i);

@@ -17,6 +17,7 @@
 #include "cli/output.h"
 #include "cli/verbs/verbs.h"
 #include "models/zoo.h"
+#include "sim/base/lookup.h"
 #include "sim/base/parse.h"
 #include "sim/base/spelling.h"
 #include "sim/spec/checks/plan_check.h"
@@ -110,7 +111,7 @@ class Tree {
   static CLI::Option* choice(CLI::Option* option) {
     const auto refusal = [words = option->get_type_name()](std::string& text) {
       const std::vector<std::string> known = parts_of(words, "|");
-      if (std::ranges::find(known, text) != known.end()) return std::string();
+      if (contains(known, text)) return std::string();
       const std::string near = nearest_spelling(text, known);
       return fmt::format("{} is not known; expected {}{}", quote(text), fmt::join(known, ", "),
                          near.empty() ? "" : fmt::format("; did you mean {}?", near));
@@ -167,7 +168,7 @@ class Tree {
         throw CLI::ValidationError("--runtimes", "does not go together with --with or plan files");
       }
       for (const std::string& plan : o->plans) {
-        if (plan.find('=') == std::string::npos || std::filesystem::exists(plan)) continue;
+        if (!contains(plan, '=') || std::filesystem::exists(plan)) continue;
         throw CLI::ValidationError(fmt::format("no plan file '{}'", plan),
                                    fmt::format("did you mean --with {0} or --set {0}?", plan));
       }
@@ -428,7 +429,7 @@ std::vector<std::string> runtime_words() {
     words.emplace_back(to_string(runtime));
     versions.push_back(fmt::format("{}@{}", to_string(runtime), newest_version(runtime)));
   }
-  words.insert(words.end(), versions.begin(), versions.end());
+  append(words, versions);
   return words;
 }
 
@@ -472,7 +473,7 @@ ValueHint hint_of(const CLI::Option& option) {
     hint.words = runtime_words();
   } else if (type == "KEY=VALUE") {
     for (const std::string& key : plan_keys()) hint.words.push_back(key + "=");
-  } else if (type.find('|') != std::string::npos) {
+  } else if (contains(type, '|')) {
     hint.words = parts_of(type, "|");
   }
   if (!hint.words.empty()) hint.kind = ValueHint::Kind::kWords;

@@ -9,6 +9,7 @@
 #include "cli/command_line.h"
 #include "sim/base/error.h"
 #include "sim/base/json.h"
+#include "sim/base/lookup.h"
 
 namespace foreshard {
 namespace {
@@ -24,7 +25,7 @@ std::string quoted(std::string text) {
 std::vector<std::string> names_of(const std::vector<CommandOption>& options) {
   std::vector<std::string> names;
   for (const CommandOption& option : options) {
-    names.insert(names.end(), option.names.begin(), option.names.end());
+    append(names, option.names);
   }
   return names;
 }
@@ -173,7 +174,7 @@ class ZshFunctions {
 
 std::string zsh_option(const CommandOption& option, const std::string& name,
                        ZshFunctions& functions) {
-  const bool is_repeated = option.help.find("repeated") != std::string::npos;
+  const bool is_repeated = contains(option.help, "repeated");
   std::string spec = fmt::format("{}{}[{}]", is_repeated ? "*" : "", name, zsh_text(option.help));
   if (option.value.kind != ValueHint::Kind::kNone) {
     spec += ":value:" + functions.action(option.value);

@@ -11,6 +11,7 @@
 #include "cli/command_line.h"
 #include "cli/output.h"
 #include "sim/base/embedded.h"
+#include "sim/base/lookup.h"
 #include "sim/base/spelling.h"
 
 namespace foreshard {
@@ -90,7 +91,7 @@ std::string unexpected(CLI::App& app, CLI::App* verb, const std::string& word) {
   }
   if (verb != nullptr) {
     const bool is_plan = word.ends_with(".yaml") || word.ends_with(".yml");
-    const char* flag = is_plan ? "--plan" : word.find('=') != std::string::npos ? "--set" : nullptr;
+    const char* flag = is_plan ? "--plan" : contains(word, '=') ? "--set" : nullptr;
     return fmt::format("unexpected argument {}{}", quote(word),
                        flag ? fmt::format("; did you mean {} {}?", flag, word) : "");
   }

@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <memory>
 
+#include "sim/base/lookup.h"
 #include "sim/base/parse.h"
 #include "sim/base/spelling.h"
 #include "sim/base/text_file.h"
@@ -34,7 +35,7 @@ CsvFile::CsvFile(std::string_view text, std::string name)
       throw ConfigError({name_, first_line, 1, ""}, fmt::format("the row has {} cells", row.size()),
                         fmt::format("{} as in the header", header_.size()));
     }
-    cells_.insert(cells_.end(), row.begin(), row.end());
+    append(cells_, row);
     lines_.push_back(first_line);
   }
   if (header_.empty()) throw ConfigError({name_, 1, 1, ""}, "is empty", "a header line");

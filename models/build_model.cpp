@@ -8,6 +8,7 @@
 #include "models/layers/layers.h"
 #include "models/model_dims.h"
 #include "models/parameter_names.h"
+#include "sim/base/lookup.h"
 
 namespace foreshard {
 namespace {
@@ -82,7 +83,7 @@ void check_pattern(const ModelDims& dims) {
   if (dims.prediction_pattern.find_first_not_of(dims.pattern) != std::string::npos) {
     fail(dims, "a block of prediction has layers that the model has not");
   }
-  if (dims.moe.experts == 0 && dims.pattern.find('E') != std::string::npos) {
+  if (dims.moe.experts == 0 && contains(dims.pattern, 'E')) {
     fail(dims, "layers of experts without a number of experts");
   }
   const auto check_scan = [&](const ScanShape& scan, std::int64_t convolution) {

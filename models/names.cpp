@@ -13,6 +13,7 @@
 #include "sim/base/config.h"
 #include "sim/base/error.h"
 #include "sim/base/letters.h"
+#include "sim/base/lookup.h"
 #include "sim/base/spelling.h"
 
 namespace foreshard {
@@ -82,7 +83,7 @@ Names read_names() {
 }
 
 bool is_variant_word(const Words& known, std::string_view part) {
-  if (std::ranges::find(known, part) != known.end()) return true;
+  if (contains(known, part)) return true;
   const auto all_digits = [](std::string_view text) {
     return !text.empty() && std::ranges::all_of(text, is_digit);
   };
@@ -153,10 +154,9 @@ std::vector<std::string> zoo_names_with(std::string_view filter) {
   if (wanted.empty()) return result;
   for (const std::string& name : zoo_names()) {
     const Words runs = runs_of(name);
-    const auto found = std::search(runs.begin(), runs.end(), wanted.begin(), wanted.end(),
-                                   [](const std::string& run, const std::string& part) {
-                                     return run.find(part) != std::string::npos;
-                                   });
+    const auto found = std::search(
+        runs.begin(), runs.end(), wanted.begin(), wanted.end(),
+        [](const std::string& run, const std::string& part) { return contains(run, part); });
     if (found != runs.end()) result.push_back(name);
   }
   return result;

@@ -9,36 +9,17 @@
 #include <vector>
 
 #include "models/families.h"
-#include "models/layers/layer_writer.h"
 #include "models/model_dims.h"
 #include "sim/base/error.h"
+#include "sim/graph/layers/layer_writer.h"
 
 namespace foreshard {
 namespace {
 
-using Index = std::int16_t;
-using Indices = std::vector<Index>;
-
 class Recorder : public LayerWriter {
  public:
-  Recorder(const RecordedSettings& settings, std::string name, LayerRole role)
-      : LayerWriter(std::move(name), role), settings_(settings) {}
-
-  Index activation(std::string name, std::int64_t per_token,
-                   ElementType type = ElementType::kCompute) {
-    return tensor({.name = std::move(name), .per_token = per_token, .type = type});
-  }
-  Operation& elementwise(std::string name, Function function, Indices inputs, Indices outputs) {
-    return operation(std::move(name), OperationKind::kElementwise, function, std::move(inputs),
-                     std::move(outputs));
-  }
-  // Integers and constants: nothing to differentiate.
-  Operation& constant(std::string name, Indices inputs, Indices outputs) {
-    Operation& op =
-        elementwise(std::move(name), Function::kCopy, std::move(inputs), std::move(outputs));
-    op.gradient = GradientRule::kNone;
-    return op;
-  }
+  Recorder(const RecordedSettings& settings, std::string name, LayerRole role, TensorSpec input)
+      : LayerWriter(std::move(name), role, std::move(input)), settings_(settings) {}
 
   Index linear(std::string name, Index input, Indices parameters, std::int64_t n, std::int64_t k) {
     const Index output = activation(name, n);
@@ -85,7 +66,7 @@ class Recorder : public LayerWriter {
 
   Index sum(std::string name, Index residual, Index branch) {
     const Index output = activation(name, settings_.dim);
-    elementwise(std::move(name), Function::kAdd, {residual, branch}, {output}).gradient =
+    pass(std::move(name), Function::kAdd, {residual, branch}, {output}).gradient =
         GradientRule::kAlias;
     last().released = {branch};
     return output;
@@ -112,11 +93,6 @@ class Recorder : public LayerWriter {
     return output;
   }
 
-  Operation& last() { return layer_.operations.back(); }
-  void release(Indices tensors) {
-    last().released.insert(last().released.end(), tensors.begin(), tensors.end());
-  }
-
  private:
   const RecordedSettings& settings_;
   int products_ = 0;
@@ -126,26 +102,22 @@ class Recorder : public LayerWriter {
 Index rotary(Recorder& r, const RecordedSettings& s, const std::string& name, std::int64_t width,
              Index input) {
   const Index wide = r.activation(name + " fp32", width, ElementType::kFp32);
-  r.elementwise(name + " to fp32", Function::kCast, {input}, {wide});
+  r.pass(name + " to fp32", Function::kCast, {input}, {wide});
   const Index table = r.tensor({.name = name + " rotary conjugate",
                                 .per_position = s.dim / s.heads,
                                 .type = ElementType::kFp32});
   const Index product = r.activation(name + " rotated fp32", width, ElementType::kFp32);
-  r.elementwise(name + " rotary", Function::kRotary, {wide}, {product}).backward_temporaries = {
-      table};
+  r.pass(name + " rotary", Function::kRotary, {wide}, {product}).backward_temporaries = {table};
   const Index output = r.activation(name + " rotated", width);
-  r.elementwise(name + " from fp32", Function::kCast, {product}, {output}).released = {wide,
-                                                                                       product};
+  r.pass(name + " from fp32", Function::kCast, {product}, {output}).released = {wide, product};
   return output;
 }
 
 Index swiglu(Recorder& r, const RecordedSettings& s, Index input, const Indices& w) {
   const Index gate = r.linear("w1", input, {w[0]}, s.ffn, s.dim);
-  const Index silu = r.activation("silu", s.ffn);
-  r.elementwise("silu", Function::kSilu, {gate}, {silu}).saved = {gate};
+  const Index silu = r.made("silu", Function::kSilu, {gate}, s.ffn, {gate});
   const Index up = r.linear("w3", input, {w[2]}, s.ffn, s.dim);
-  const Index product = r.activation("silu times up", s.ffn);
-  r.elementwise("silu times up", Function::kMultiply, {silu, up}, {product}).saved = {up, silu};
+  const Index product = r.made("silu times up", Function::kMultiply, {silu, up}, s.ffn, {up, silu});
   r.last().released = {silu, up};
   const Index down = r.linear("w2", product, {w[1]}, s.dim, s.ffn);
   r.last().released = {product, input};
@@ -157,21 +129,21 @@ Index mixture(Recorder& r, const RecordedSettings& s, Index x, Index gate, const
   const std::int64_t k = s.top_k;
   const Index logits = r.linear("gate", x, {gate}, s.experts, s.dim);
   const Index wide = r.activation("gate fp32", s.experts, ElementType::kFp32);
-  r.elementwise("gate to fp32", Function::kCast, {logits}, {wide});
+  r.pass("gate to fp32", Function::kCast, {logits}, {wide});
   const Index probabilities = r.activation("probabilities", s.experts, ElementType::kFp32);
-  r.elementwise("softmax", Function::kCopy, {wide}, {probabilities}).saved = {probabilities};
+  r.pass("softmax", Function::kCopy, {wide}, {probabilities}).saved = {probabilities};
   const Index score = r.activation("score", k, ElementType::kFp32);
   const Index expert = r.activation("expert", k, ElementType::kInt64);
-  Operation& topk = r.elementwise("topk", Function::kCopy, {probabilities}, {score, expert});
+  Operation& topk = r.pass("topk", Function::kCopy, {probabilities}, {score, expert});
   topk.saved = {expert};
   topk.backward_temporaries = {r.activation("topk zeros", s.experts, ElementType::kFp32)};
   const Index sorted = r.activation("sorted", k, ElementType::kInt64);
   const Index order = r.activation("order", k, ElementType::kInt64);
-  r.constant("sort", {expert}, {sorted, order});
+  r.constant("sort", Function::kCopy, {expert}, {sorted, order});
   const Index source = r.activation("source", k, ElementType::kInt64);
-  r.constant("floor_divide", {order}, {source});
+  r.constant("floor_divide", Function::kCopy, {order}, {source});
   const Index rows = r.activation("rows", k * s.dim);
-  Operation& dispatch = r.elementwise("index", Function::kCopy, {x, source}, {rows});
+  Operation& dispatch = r.pass("index", Function::kCopy, {x, source}, {rows});
   dispatch.saved = {source};
   dispatch.backward_temporaries = {r.activation("index zeros", s.dim)};
 
@@ -189,33 +161,32 @@ Index mixture(Recorder& r, const RecordedSettings& s, Index x, Index gate, const
     return output;
   };
   const Index w1 = product("experts w1", rows, experts[0], s.ffn, s.dim);
-  const Index silu = r.activation("silu", k * s.ffn);
-  r.elementwise("silu", Function::kSilu, {w1}, {silu}).saved = {w1};
+  const Index silu = r.made("silu", Function::kSilu, {w1}, k * s.ffn, {w1});
   r.last().part = 1;
   const Index w3 = product("experts w3", rows, experts[2], s.ffn, s.dim);
-  const Index inner = r.activation("silu times up", k * s.ffn);
-  r.elementwise("silu times up", Function::kMultiply, {silu, w3}, {inner}).saved = {w3, silu};
+  const Index inner =
+      r.made("silu times up", Function::kMultiply, {silu, w3}, k * s.ffn, {w3, silu});
   r.last().part = 1;
   r.last().released = {silu, w3};
   const Index made = product("experts w2", inner, experts[1], s.dim, s.ffn);
 
   const Index picked = r.activation("score of rows", k, ElementType::kFp32);
-  Operation& pick = r.elementwise("index", Function::kCopy, {score, order}, {picked});
+  Operation& pick = r.pass("index", Function::kCopy, {score, order}, {picked});
   pick.saved = {order};
   pick.backward_temporaries = {r.activation("score zeros", k, ElementType::kFp32)};
   const Index weight = r.activation("weight of rows", k);
-  r.elementwise("score cast", Function::kCast, {picked}, {weight});
+  r.pass("score cast", Function::kCast, {picked}, {weight});
   const Index y = r.activation("weighted rows", k * s.dim);
-  Operation& weigh = r.elementwise("multiply", Function::kMultiply, {made, weight}, {y});
+  Operation& weigh = r.pass("multiply", Function::kMultiply, {made, weight}, {y});
   weigh.saved = {weight, made};
   weigh.sums_last = true;
   weigh.released = {made, weight};
   const Index zeros = r.activation("zeros", s.dim);
-  r.constant("zeros_like", {x}, {zeros});
+  r.constant("zeros_like", Function::kCopy, {x}, {zeros});
   const Index target = r.activation("target", k, ElementType::kInt64);
-  r.constant("floor_divide", {order}, {target});
+  r.constant("floor_divide", Function::kCopy, {order}, {target});
   const Index output = r.activation("feed_forward", s.dim);
-  Operation& combine = r.elementwise("index_add", Function::kCopy, {zeros, target, y}, {output});
+  Operation& combine = r.pass("index_add", Function::kCopy, {zeros, target, y}, {output});
   combine.saved = {target, y};
   combine.released = {zeros, target, score, expert, order, rows, y, x};
   return output;
@@ -225,8 +196,8 @@ LayerSpec llama_block(const RecordedSettings& s) {
   const bool moe = s.model == "moe";
   const std::int64_t head_dim = s.dim / s.heads;
   const std::int64_t kv = s.kv_heads * head_dim;
-  Recorder r(s, moe ? "moe block" : "llama block", LayerRole::kBlock);
-  r.activation("input", s.dim);
+  Recorder r(s, moe ? "moe block" : "llama block", LayerRole::kBlock,
+             {.name = "input", .per_token = s.dim});
   const Indices norm1 = r.norm_parameters("attention_norm");
   const Index wq = r.parameter("attention.wq.weight", {s.heads * head_dim, s.dim});
   const Index wk = r.parameter("attention.wk.weight", {kv, s.dim});
@@ -266,8 +237,7 @@ LayerSpec llama_block(const RecordedSettings& s) {
 
 LayerSpec gpt2_block(const RecordedSettings& s) {
   const std::int64_t d = s.dim;
-  Recorder r(s, "gpt2 block", LayerRole::kBlock);
-  r.activation("input", d);
+  Recorder r(s, "gpt2 block", LayerRole::kBlock, {.name = "input", .per_token = d});
   const Indices ln1 = r.norm_parameters("ln_1");
   const Indices ln2 = r.norm_parameters("ln_2");
   const Indices c_attn = r.linear_parameters("c_attn", 3 * d, d);
@@ -279,14 +249,13 @@ LayerSpec gpt2_block(const RecordedSettings& s) {
   const Index q = r.activation("q", d);
   const Index k = r.activation("k", d);
   const Index v = r.activation("v", d);
-  r.elementwise("split", Function::kCopy, {qkv}, {q, k, v}).view = true;
+  r.pass("split", Function::kCopy, {qkv}, {q, k, v}).view = true;
   const Index attention = r.attention(q, k, v);
   const Index projected = r.linear("c_proj", attention, c_proj, d, d);
   const Index middle = r.sum("attention residual", 0, projected);
   const Index n2 = r.norm("ln_2", middle, ln2);
   const Index up = r.linear("c_fc", n2, c_fc, s.ffn, d);
-  const Index gelu = r.activation("gelu", s.ffn);
-  r.elementwise("gelu", Function::kGelu, {up}, {gelu}).saved = {up};
+  const Index gelu = r.made("gelu", Function::kGelu, {up}, s.ffn, {up});
   const Index down = r.linear("c_out", gelu, c_out, d, s.ffn);
   const Index output = r.sum("mlp residual", middle, down);
   r.release({middle, q, k, v});
@@ -296,8 +265,8 @@ LayerSpec gpt2_block(const RecordedSettings& s) {
 LayerSpec embedding(const RecordedSettings& s) {
   const bool gpt2 = s.model == "gpt2";
   const std::string name = gpt2 ? "wte" : "tok_embeddings";
-  Recorder r(s, "embedding", LayerRole::kEmbedding);
-  r.activation("token_ids", 1, ElementType::kInt64);
+  Recorder r(s, "embedding", LayerRole::kEmbedding,
+             {.name = "token_ids", .per_token = 1, .type = ElementType::kInt64});
   const auto part = static_cast<std::int8_t>(gpt2 ? 1 : 0);
   const Index table = r.parameter(name + ".weight", {s.vocab, s.dim}, part);
   const Index tokens = r.activation(name, s.dim);
@@ -315,7 +284,7 @@ LayerSpec embedding(const RecordedSettings& s) {
   const Index positions = r.parameter("wpe.weight", {s.seq, s.dim});
   const Index ids =
       r.tensor({.name = "position_ids", .per_position = 1, .type = ElementType::kInt64});
-  r.constant("arange", {}, {ids}).function = Function::kArange;
+  r.constant("arange", Function::kArange, {}, {ids});
   const Index rows = r.tensor({.name = "wpe", .per_position = s.dim});
   look_up(positions, ids, rows).saved = {ids};
   const Index output = r.sum("embedding sum", tokens, rows);
@@ -324,16 +293,14 @@ LayerSpec embedding(const RecordedSettings& s) {
 }
 
 LayerSpec final_norm(const RecordedSettings& s) {
-  Recorder r(s, "final norm", LayerRole::kFinalNorm);
-  r.activation("input", s.dim);
+  Recorder r(s, "final norm", LayerRole::kFinalNorm, {.name = "input", .per_token = s.dim});
   const std::string name = s.model == "gpt2" ? "ln_f" : "norm";
   return r.finish(r.norm(name, 0, r.norm_parameters(name)));
 }
 
 LayerSpec head(const RecordedSettings& s) {
   const bool gpt2 = s.model == "gpt2";
-  Recorder r(s, "head", LayerRole::kHead);
-  r.activation("input", s.dim);
+  Recorder r(s, "head", LayerRole::kHead, {.name = "input", .per_token = s.dim});
   const std::string table = gpt2 ? "wte.weight" : "tok_embeddings.weight";
   const std::string own = gpt2 ? "lm_head.weight" : "output.weight";
   const Index weight = r.parameter(s.tied ? table : own, {s.vocab, s.dim});
@@ -342,10 +309,9 @@ LayerSpec head(const RecordedSettings& s) {
 }
 
 LayerSpec loss(const RecordedSettings& s) {
-  Recorder r(s, "cross entropy", LayerRole::kLoss);
-  r.activation("logits", s.vocab);
+  Recorder r(s, "cross entropy", LayerRole::kLoss, {.name = "logits", .per_token = s.vocab});
   const Index wide = r.activation("logits fp32", s.vocab, ElementType::kFp32);
-  r.elementwise("logits to fp32", Function::kCast, {0}, {wide});
+  r.pass("logits to fp32", Function::kCast, {0}, {wide});
   const Index probabilities = r.activation("log probabilities", s.vocab, ElementType::kFp32);
   r.operation("log_softmax", OperationKind::kSoftmaxLoss, Function::kLogSoftmax, {wide},
               {probabilities})

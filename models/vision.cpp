@@ -11,16 +11,12 @@
 #include <utility>
 #include <vector>
 
-#include "models/layers/layer_writer.h"
 #include "models/layers/layers.h"
 #include "models/layers/vision_layers.h"
 #include "sim/base/error.h"
 
 namespace foreshard {
 namespace {
-
-using Index = LayerWriter::Index;
-using Bias = LayerWriter::Bias;
 
 constexpr std::int64_t kLargestImageSize = 1'000'000;
 constexpr std::int64_t kMostImageLayers = 10'000;
@@ -106,19 +102,17 @@ Index classified(LayerWriter& head, const VisionDims& dims) {
   using enum VisionDims::Reads;
   const auto mean = [&](Index of, std::int64_t tokens) {
     const Index made = head.tensor({.name = "mean", .per_token = tower.hidden});
-    head.operation("mean", OperationKind::kElementwise, Function::kScale, {of}, {made})
-        .backward_workspace = {
+    head.pass("mean", Function::kScale, {of}, {made}).backward_workspace = {
         head.tensor({.name = "mean.grad of each", .per_token = tokens * tower.hidden})};
     return made;
   };
   if (dims.reads == kMean) return mean(0, tower.positions());
   const Index token = class_token(head, tower);
   if (dims.reads == kToken) return token;
-  const Index patches = mean(head.layer().operations.back().outputs.back(), tower.patches());
+  const Index patches = mean(head.last().outputs.back(), tower.patches());
   const Index both = head.tensor({.name = "token_and_mean", .per_token = 2 * tower.hidden});
-  head.operation("token_and_mean", OperationKind::kElementwise, Function::kCopy, {token, patches},
-                 {both})
-      .gradient = GradientRule::kAlias;
+  head.pass("token_and_mean", Function::kCopy, {token, patches}, {both}).gradient =
+      GradientRule::kAlias;
   return both;
 }
 
@@ -131,17 +125,17 @@ ModelSpec build_vit(const VisionDims& dims) {
   model.layers("layers.", tower.layers, tower_block(dims, {}));
 
   const std::string prefix = dims.family == "vit_msn" ? "vit" : dims.family;
-  LayerWriter norm(dims.family + " norm", LayerRole::kFinalNorm, {.positions = tower.positions()},
-                   {.name = "input", .per_token = hidden});
+  LayerWriter norm(dims.family + " norm", LayerRole::kFinalNorm,
+                   {.name = "input", .per_token = hidden}, {.positions = tower.positions()});
   const TensorSpec normed{.name = "final_norm", .per_token = hidden};
-  model.layer("norm", norm.finish(norm.layer_norm(prefix + ".layernorm", normed, hidden, 0)));
+  model.layer("norm", norm.finish(layer_norm(norm, prefix + ".layernorm", normed, hidden, 0)));
 
-  LayerWriter head(dims.family + " head", LayerRole::kHead, {.positions = 1},
-                   whole_sequence(tower));
+  LayerWriter head(dims.family + " head", LayerRole::kHead, whole_sequence(tower),
+                   {.positions = 1});
   const Index read = classified(head, dims);
   const std::int64_t width = dims.reads == VisionDims::Reads::kBoth ? 2 * hidden : hidden;
   model.layer("head",
-              head.finish(head.linear("classifier", dims.labels, width, Bias::kAdded, read)));
+              head.finish(linear(head, "classifier", dims.labels, width, Bias::kAdded, read)));
 
   ModelDims labels;
   labels.vocabulary = dims.labels;
@@ -163,8 +157,7 @@ Index normalized(LayerWriter& layer, const std::string& name, std::int64_t width
   const Index output = layer.tensor({.name = name, .per_token = width});
   const Index squares = layer.tensor({.name = name + "_squares", .per_token = width});
   const Index length = layer.tensor({.name = name + "_length", .per_token = 1});
-  Operation& op = layer.operation(name, OperationKind::kElementwise, Function::kMultiply, {input},
-                                  {output, squares, length});
+  Operation& op = layer.pass(name, Function::kMultiply, {input}, {output, squares, length});
   op.saved = {input, length};
   op.released = {squares, length};
   return output;
@@ -173,27 +166,26 @@ Index normalized(LayerWriter& layer, const std::string& name, std::int64_t width
 // Normalised features of both towers, compared row by row.
 LayerSpec comparison(const VisionDims& dims) {
   const std::int64_t width = dims.projection;
-  LayerWriter layer("clip head", LayerRole::kHead, {.positions = 1},
-                    {.name = "pooled", .per_token = dims.text.hidden});
-  const Index words = layer.linear("text_projection", width, dims.text.hidden, Bias::kNone, 0);
+  LayerWriter layer("clip head", LayerRole::kHead,
+                    {.name = "pooled", .per_token = dims.text.hidden}, {.positions = 1});
+  const Index words = linear(layer, "text_projection", width, dims.text.hidden, Bias::kNone, 0);
   const Index images = layer.tensor({.name = "image_features", .per_token = width});
   layer.layer().joins = images;
   const Index image = normalized(layer, "image_embeds", width, images);
   const Index text = normalized(layer, "text_embeds", width, words);
   const Index scores = layer.tensor({.name = "similarity", .per_token = 1});
-  Operation& op = layer.operation("similarity", OperationKind::kElementwise, Function::kMultiply,
-                                  {text, image}, {scores});
+  Operation& op = layer.pass("similarity", Function::kMultiply, {text, image}, {scores});
   op.saved = {text, image};
   op.parameters = {layer.parameter("logit_scale", {1})};  // fully_shard wants a dimension
   return layer.finish(scores);
 }
 
 LayerSpec contrastive_loss() {
-  LayerWriter layer("contrastive loss", LayerRole::kLoss, {.positions = 1},
-                    {.name = "similarity", .per_token = 1});
+  LayerWriter layer("contrastive loss", LayerRole::kLoss, {.name = "similarity", .per_token = 1},
+                    {.positions = 1});
   const Index wide =
       layer.tensor({.name = "similarity_fp32", .per_token = 1, .type = ElementType::kFp32});
-  layer.operation("to_fp32", OperationKind::kElementwise, Function::kCast, {0}, {wide});
+  layer.pass("to_fp32", Function::kCast, {0}, {wide});
   const Index loss = layer.tensor({.name = "loss", .fixed = 1, .type = ElementType::kFp32});
   Operation& op = layer.operation("cross_entropy", OperationKind::kSoftmaxLoss,
                                   Function::kCrossEntropy, {wide}, {loss});
@@ -203,12 +195,12 @@ LayerSpec contrastive_loss() {
 }
 
 LayerSpec clip_words(const ModelDims& text) {
-  LayerWriter layer("clip embedding", LayerRole::kEmbedding, {},
+  LayerWriter layer("clip embedding", LayerRole::kEmbedding,
                     {.name = "token_ids", .per_token = 1, .type = ElementType::kInt64});
   const Index tokens =
       lookup(layer, "text_model.embeddings.token_embedding", {text.vocabulary, text.hidden},
              {.name = "token_embedding", .per_token = text.hidden});
-  layer.layer().operations.back().inputs = {0};
+  layer.last().inputs = {0};
   const Index rows =
       lookup(layer, "text_model.embeddings.position_embedding", {text.max_positions, text.hidden},
              {.name = "position_embedding", .per_position = text.hidden});
@@ -224,27 +216,26 @@ ModelSpec build_clip(const VisionDims& dims) {
   Model model(dims);
   model.layer("vision.embedding", patch_embedding(dims, kPlace));
   model.layers("vision.layers.", tower.layers, tower_block(dims, kPlace));
-  LayerWriter norm("vision norm", LayerRole::kInner, {.positions = 1}, whole_sequence(tower));
+  LayerWriter norm("vision norm", LayerRole::kInner, whole_sequence(tower), {.positions = 1});
   norm.layer().tower = true;
   const TensorSpec pooled{.name = "pooled", .per_token = tower.hidden};
-  model.layer("vision.norm", norm.finish(norm.layer_norm("vision_model.post_layernorm", pooled,
-                                                         tower.hidden, class_token(norm, tower))));
-  LayerWriter projection("vision projection", LayerRole::kInner, {.positions = 1},
-                         {.name = "pooled", .per_token = tower.hidden});
+  model.layer("vision.norm", norm.finish(layer_norm(norm, "vision_model.post_layernorm", pooled,
+                                                    tower.hidden, class_token(norm, tower))));
+  LayerWriter projection("vision projection", LayerRole::kInner,
+                         {.name = "pooled", .per_token = tower.hidden}, {.positions = 1});
   model.layer("vision.projection",
-              projection.finish(projection.linear("visual_projection", dims.projection,
-                                                  tower.hidden, Bias::kNone, 0)));
+              projection.finish(linear(projection, "visual_projection", dims.projection,
+                                       tower.hidden, Bias::kNone, 0)));
 
   model.layer("embedding", clip_words(text));
   model.layers("layers.", text.layers,
                encoder_block({"text", text.hidden, text.heads, text.ffn, tower.quick_gelu}, "clip",
                              Mask::kCausal));
-  LayerWriter last("text norm", LayerRole::kFinalNorm, {},
-                   {.name = "input", .per_token = text.hidden});
+  LayerWriter last("text norm", LayerRole::kFinalNorm, {.name = "input", .per_token = text.hidden});
   const TensorSpec normed{.name = "final_norm", .per_token = text.hidden};
-  const Index all = last.layer_norm("text_model.final_layer_norm", normed, text.hidden, 0);
+  const Index all = layer_norm(last, "text_model.final_layer_norm", normed, text.hidden, 0);
   const Index pool = last.tensor({.name = "pooled", .per_sequence = text.hidden});
-  last.operation("pool", OperationKind::kElementwise, Function::kCopy, {all}, {pool});
+  last.pass("pool", Function::kCopy, {all}, {pool});
   model.layer("norm", last.finish(pool));
   model.layer("head", comparison(dims));
   model.layer("loss", contrastive_loss());
@@ -265,63 +256,50 @@ LayerSpec unread_block(const VisionDims& dims, const Place& place) {
   block.name = "vision last block";
   block.unread = true;
   const Index result = block.output;
-  const auto tensor = [&](TensorSpec spec) {
-    block.tensors.push_back(std::move(spec));
-    return static_cast<Index>(block.tensors.size() - 1);
-  };
-  Operation norm;
-  norm.name = "vision_model.post_layernorm";
-  norm.kind = OperationKind::kNorm;
-  norm.function = Function::kLayerNorm;
-  norm.inputs = {result};
-  norm.outputs = {tensor({.name = "pooled", .per_sequence = tower.hidden})};
+  LayerWriter out(block);
+  const std::string module = "vision_model.post_layernorm";
+  const Index pooled = out.tensor({.name = "pooled", .per_sequence = tower.hidden});
+  Operation& norm =
+      out.operation(module, OperationKind::kNorm, Function::kLayerNorm, {result}, {pooled});
   for (const char* name : {".weight", ".bias"}) {
-    norm.parameters.push_back(static_cast<Index>(block.parameters.size()));
-    block.parameters.push_back({.name = norm.name + name, .shape = {tower.hidden}});
+    norm.parameters.push_back(out.parameter(module + name, {tower.hidden}));
   }
   block.parameters[block.parameters.size() - 2].is_norm = true;
-  block.operations.push_back(std::move(norm));
-  Operation select;
-  select.name = "select";
-  select.function = Function::kCopy;
-  select.inputs = {0};
-  select.outputs = {tensor({.name = "features", .per_sequence = tower.patches() * tower.hidden})};
-  block.output = select.outputs.front();
-  block.operations.push_back(std::move(select));
-  return block;
+  const Index features =
+      out.tensor({.name = "features", .per_sequence = tower.patches() * tower.hidden});
+  out.pass("select", Function::kCopy, {0}, {features});
+  return out.finish(features);
 }
 
 LayerSpec projector(const VisionDims& dims) {
   const std::int64_t hidden = dims.text.hidden;
   LayerWriter layer("projector", LayerRole::kInner,
-                    domain_of({.of_images = true}, dims.tower.patches()),
-                    {.name = "features", .per_token = dims.tower.hidden});
+                    {.name = "features", .per_token = dims.tower.hidden},
+                    domain_of({.of_images = true}, dims.tower.patches()));
   const std::string module = "multi_modal_projector.linear_";
-  const Index up = layer.linear(module + "1", hidden, dims.tower.hidden, Bias::kAdded, 0);
+  const Index up = linear(layer, module + "1", hidden, dims.tower.hidden, Bias::kAdded, 0);
   const Index gelu = layer.tensor({.name = "gelu", .per_token = hidden});
-  layer.operation("gelu", OperationKind::kElementwise, Function::kGelu, {up}, {gelu}).saved = {up};
-  return layer.finish(layer.linear(module + "2", hidden, hidden, Bias::kAdded, gelu));
+  layer.pass("gelu", Function::kGelu, {up}, {gelu}).saved = {up};
+  return layer.finish(linear(layer, module + "2", hidden, hidden, Bias::kAdded, gelu));
 }
 
 // masked_scatter: features take the places of the image tokens. Its mask is kept for the gradients;
 // the kernel makes it contiguous and numbers its places (at::cuda::launch_masked_scatter_kernel).
 LayerSpec merge(const VisionDims& dims) {
   const std::int64_t hidden = dims.text.hidden;
-  LayerWriter layer("merge", LayerRole::kInner, {},
+  LayerWriter layer("merge", LayerRole::kInner,
                     {.name = "image_features", .per_image = dims.tower.patches() * hidden});
   const Index words = layer.tensor({.name = "words", .per_token = hidden});
   layer.layer().joins = words;
   const Index mask =
       layer.tensor({.name = "image_mask", .per_token = 1, .type = ElementType::kByte});
-  layer.operation("image_mask", OperationKind::kElementwise, Function::kCopy, {}, {mask}).gradient =
-      GradientRule::kNone;
+  layer.pass("image_mask", Function::kCopy, {}, {mask}).gradient = GradientRule::kNone;
   const Index merged = layer.tensor({.name = "merged", .per_token = hidden});
   const Index whole =
       layer.tensor({.name = "mask", .per_token = hidden, .type = ElementType::kByte});
   const Index places =
       layer.tensor({.name = "places", .per_token = hidden, .type = ElementType::kInt64});
-  Operation& op = layer.operation("masked_scatter", OperationKind::kElementwise, Function::kCopy,
-                                  {words, 0}, {merged});
+  Operation& op = layer.pass("masked_scatter", Function::kCopy, {words, 0}, {merged});
   op.saved = {mask};
   op.released = {mask};
   op.forward_workspace = {places, whole};

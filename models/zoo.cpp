@@ -14,6 +14,7 @@
 #include "models/names.h"
 #include "sim/base/error.h"
 #include "sim/base/letters.h"
+#include "sim/base/lookup.h"
 #include "sim/base/parse.h"
 #include "sim/base/spelling.h"
 
@@ -205,7 +206,7 @@ void apply_traits(const Line& line, const Cells& cells, ModelDims& dims) {
   std::string_view rest = cells[kTraits];
   while (!rest.empty()) {
     const std::string_view trait = cut(rest, " ");
-    if (trait.find('=') != std::string_view::npos) {
+    if (contains(trait, '=')) {
       apply_value(line, trait, dims);
     } else if (trait == "tied") {
       dims.tied = true;
@@ -229,7 +230,7 @@ void apply_traits(const Line& line, const Cells& cells, ModelDims& dims) {
       fail_trait(line, trait);
     }
   }
-  if (dims.pattern.find('d') != std::string::npos) {
+  if (contains(dims.pattern, 'd')) {
     dims.delta.scan = std::exchange(dims.mamba.scan, {});
   }
 }

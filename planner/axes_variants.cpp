@@ -12,6 +12,7 @@
 
 #include "planner/changes.h"
 #include "planner/search_space.h"
+#include "sim/base/lookup.h"
 #include "sim/search/layers_floor.h"
 #include "sim/spec/checks/plan_check.h"
 
@@ -114,9 +115,7 @@ class AxesAround {
   }
 
  private:
-  bool varies(std::string_view key) const {
-    return !is_fixed(job_, key) && std::ranges::find(keys_, key) != keys_.end();
-  }
+  bool varies(std::string_view key) const { return !is_fixed(job_, key) && contains(keys_, key); }
 
   // With mesh.pp its schedules vary, too.
   bool is_free(std::string_view key) const {
@@ -239,7 +238,7 @@ VariedKeys split_axes(const std::vector<std::string>& vary) {
     if (key == kAllAxes) {
       for (const std::string& inner : inner_axis_keys()) keys.axes.push_back(inner);
     } else {
-      const bool is_axis = std::ranges::find(axes, key) != axes.end();
+      const bool is_axis = contains(axes, key);
       (is_axis ? keys.axes : keys.others).push_back(key);
     }
   }

@@ -6,6 +6,7 @@
 
 #include "planner/search_space.h"
 #include "reports/view/plan_words.h"
+#include "sim/base/lookup.h"
 #include "sim/spec/plan_values.h"
 
 namespace foreshard {
@@ -183,7 +184,7 @@ std::vector<Assignments> costly_assignments(const Job& job) {
   std::vector<Assignments> list;
   const auto add = [&](const MemoryKnob& knob) {
     if (is_fixed(job, knob.key)) return;
-    list.insert(list.end(), knob.values.begin(), knob.values.end());
+    append(list, knob.values);
   };
   add(compile_blocks(job));
   const bool has_fp8 = job.cluster.gpu.peak_fp8.value() > 0;

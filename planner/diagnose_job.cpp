@@ -13,6 +13,7 @@
 
 #include "planner/remedy.h"
 #include "sim/base/error.h"
+#include "sim/base/lookup.h"
 #include "sim/base/unit_strings.h"
 #include "sim/graph/training_step.h"
 #include "sim/memory/outside_allocator.h"
@@ -210,7 +211,7 @@ Signals SignalsOf::operator()(const std::vector<CauseCase>& at_once) const {
   std::vector<std::pair<Factor, double>> machine;
   for (const CauseCase& one : at_once) {
     if (!one.changes.empty()) options.assignments.push_back(one.changes);
-    machine.insert(machine.end(), one.machine.begin(), one.machine.end());
+    append(machine, one.machine);
   }
   std::optional<CostModel> own_costs;
   std::optional<Forecast> own;

@@ -20,6 +20,7 @@
 #include "planner/amounts.h"
 #include "planner/local_profiles.h"
 #include "planner/model_name.h"
+#include "sim/base/lookup.h"
 #include "sim/base/quantile.h"
 #include "sim/simulate/cost_choices.h"
 #include "sim/spec/checks/plan_check.h"
@@ -104,8 +105,7 @@ void load_model_of(Job& job) {
   // The cache's snapshots come and go; the id names them.
   if (!name.is_cached) job.model_file = name.file;
   for (std::string& text : loaded.notes) {
-    const bool is_said = std::ranges::find(job.warnings, text) !=
-                         job.warnings.end();  // by the job that this one translates
+    const bool is_said = contains(job.warnings, text);  // by the job that this one translates
     if (!is_said) job.warnings.push_back(std::move(text));
   }
 }
@@ -354,7 +354,7 @@ constexpr std::array<std::string_view, 5> kInformed = {
 // Whether what runs is what was described, or what was fitted.
 bool leaves_nothing_open(const Plan& plan, const Cluster& cluster, std::string_view stack) {
   if (cluster.host_computes || plan.runtime.kind == RuntimeKind::kNative) return true;
-  return has_steps(cluster.gpu.key) && std::ranges::find(kInformed, stack) != kInformed.end();
+  return has_steps(cluster.gpu.key) && contains(kInformed, stack);
 }
 
 }  // namespace

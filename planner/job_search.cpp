@@ -20,6 +20,7 @@
 #include "planner/axes_variants.h"
 #include "planner/changes.h"
 #include "planner/search_space.h"
+#include "sim/base/lookup.h"
 #include "sim/base/spelling.h"
 #include "sim/search/axes.h"
 #include "sim/search/knobs.h"
@@ -54,7 +55,7 @@ SearchSpace space_of_variant(const Job& job, const SpaceRequest& request) {
   SearchSpace space = space_of(job);
   if (request.global_batch) space.global_batch = read_global_batch(*request.global_batch);
   std::vector<std::string> fixed = fixed_keys(job);
-  fixed.insert(fixed.end(), request.vary.begin(), request.vary.end());
+  append(fixed, request.vary);
   space = with_free_knobs(std::move(space), job.model, fixed);
   for (KnobAxis& axis : asked_knobs(request.vary, space.base)) {
     space.knobs.push_back(std::move(axis));
@@ -83,7 +84,7 @@ std::vector<std::vector<T>> alike(const std::vector<T>& values, const ModelOf& m
 
 template <typename T>
 void move_into(const std::vector<T>& values, T& value) {
-  if (std::ranges::find(values, value) == values.end()) value = values.front();
+  if (!contains(values, value)) value = values.front();
 }
 
 // A variant for each model, that of the variant's own plan first: transformers' attention by
@@ -128,8 +129,7 @@ void add_by_model(std::vector<JobVariant>& list, JobVariant variant) {
         for (StackAlternative& alternative : one.job.open) move_to_it(alternative.plan);
       }
       const bool is_own = one.job.model == variant.job.model;
-      list.insert(is_own ? list.begin() + static_cast<std::ptrdiff_t>(begin) : list.end(),
-                  std::move(one));
+      list.insert(is_own ? list.begin() + begin : list.end(), std::move(one));
     }
   }
 }

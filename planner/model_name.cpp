@@ -9,6 +9,7 @@
 #include "models/names.h"
 #include "models/yaml/model_yaml.h"
 #include "models/zoo.h"
+#include "sim/base/lookup.h"
 #include "sim/base/spelling.h"
 #include "sim/base/text_file.h"
 
@@ -82,7 +83,7 @@ bool is_model_yaml(const fs::path& path) {
 
 ModelName find_model(const std::string& text, const fs::path& seen) {
   const fs::path path = without_tilde(text, seen);
-  const bool has_slash = text.find('/') != std::string::npos;
+  const bool has_slash = contains(text, '/');
   if (is_written_as_path(text) || (has_slash && is_there(path))) return from_path(path);
   if (is_zoo_model(text)) return {.zoo = text};
   if (const auto published = published_name(text)) {

@@ -15,6 +15,7 @@
 
 #include "calibration/machines.h"
 #include "reports/view/layout.h"
+#include "sim/base/lookup.h"
 #include "sim/base/unit_strings.h"
 #include "sim/graph/training_step.h"
 #include "sim/memory/memory_actions.h"
@@ -30,7 +31,7 @@ namespace {
 constexpr std::int64_t kShownMicroBatches = 3;
 
 Assignments joined(Assignments a, const Assignments& b) {
-  a.insert(a.end(), b.begin(), b.end());
+  append(a, b);
   return a;
 }
 
@@ -114,7 +115,7 @@ class Trials {
 
   static Assignments flat(const std::vector<Assignments>& changes) {
     Assignments all;
-    for (const Assignments& some : changes) all.insert(all.end(), some.begin(), some.end());
+    for (const Assignments& some : changes) append(all, some);
     return all;
   }
 
@@ -126,7 +127,7 @@ class Trials {
     std::optional<Remedy> best = tried();
     for (std::size_t i = changes.size(); best && i-- > 0;) {
       const std::vector<Assignments> before = changes;
-      changes.erase(changes.begin() + static_cast<std::ptrdiff_t>(i));
+      changes.erase(changes.begin() + i);
       if (auto without = tried()) {
         best = std::move(without);
       } else {

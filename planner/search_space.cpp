@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "sim/base/lookup.h"
 #include "sim/spec/checks/plan_check.h"
 
 namespace foreshard {
@@ -66,9 +67,8 @@ Job without_choices(Job job) {
   static constexpr std::string_view kChosen[] = {
       "mesh.shard",        "mesh.replicate", "reshard_after_forward", "prefetch.forward",
       "prefetch.backward", "recompute",      "batch.micro_batch",     "batch.accumulation"};
-  std::erase_if(job.resolved.assumed, [](const AssumedValue& value) {
-    return std::ranges::find(kChosen, value.key) != std::end(kChosen);
-  });
+  std::erase_if(job.resolved.assumed,
+                [](const AssumedValue& value) { return contains(kChosen, value.key); });
   return job;
 }
 

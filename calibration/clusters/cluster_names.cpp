@@ -8,6 +8,7 @@
 
 #include "calibration/published.h"
 #include "sim/base/letters.h"
+#include "sim/base/lookup.h"
 #include "sim/base/parse.h"
 #include "sim/base/unit_strings.h"
 
@@ -25,7 +26,7 @@ constexpr std::array<std::string_view, 8> kFillers = {"of",  "the",      "x",   
 
 template <std::size_t N>
 bool is_one_of(const std::array<std::string_view, N>& words, std::string_view word) {
-  return std::ranges::find(words, word) != words.end();
+  return contains(words, word);
 }
 
 // In lower case, with "x" for the signs of multiplication.

@@ -6,6 +6,7 @@
 
 #include <stdexcept>
 
+#include "sim/base/lookup.h"
 #include "sim/base/parse.h"
 
 namespace foreshard {
@@ -64,7 +65,7 @@ void append_part(std::string_view part, std::size_t most, std::vector<std::strin
     if (grown.front().size() > kLongestHostName) fail("has a name that is too long");
   }
   if (grown.front().size() > kLongestHostName) fail("has a name that is too long");
-  names.insert(names.end(), grown.begin(), grown.end());
+  append(names, grown);
 }
 
 }  // namespace

@@ -12,6 +12,7 @@
 #include "calibration/gpu_names.h"
 #include "calibration/profile_store.h"
 #include "sim/base/error.h"
+#include "sim/base/lookup.h"
 #include "sim/base/unit_strings.h"
 
 namespace foreshard {
@@ -147,7 +148,7 @@ DeviceFit fit_device(const Measurements& measurements) {
   if (!sweeps.empty()) c.sweeps = std::move(sweeps);
   c.knowledge.reset();  // factors were known of training steps under the shipped curves
   fit.reports = gemm.reports;
-  fit.reports.insert(fit.reports.end(), attention.reports.begin(), attention.reports.end());
+  append(fit.reports, attention.reports);
   fit.notes.push_back(
       fmt::format("{} is {} of the catalogue", measurements.device->name, machine->key));
   fit.notes.push_back(c.sweeps.empty()

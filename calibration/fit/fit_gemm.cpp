@@ -24,6 +24,7 @@
 
 #include "calibration/fit/fit.h"
 #include "calibration/fit/least_squares.h"
+#include "sim/base/lookup.h"
 #include "sim/base/quantile.h"
 #include "sim/cost/measured.h"
 
@@ -257,9 +258,7 @@ GemmProtocols::GemmProtocols(const std::vector<GemmRow>& rows, std::string_view 
 }
 
 // Uninitialised weights are no usual operands.
-bool GemmProtocols::is_reference(std::string_view protocol) {
-  return protocol.find("vllm") == std::string_view::npos;
-}
+bool GemmProtocols::is_reference(std::string_view protocol) { return !contains(protocol, "vllm"); }
 
 double GemmProtocols::factor(const GemmRow& row) const {
   const auto found = effects_.find(row.protocol);

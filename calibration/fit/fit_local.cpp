@@ -15,6 +15,7 @@
 
 #include "calibration/fit/least_squares.h"
 #include "sim/base/error.h"
+#include "sim/base/lookup.h"
 #include "sim/cost/measured.h"
 
 namespace foreshard {
@@ -247,9 +248,7 @@ class VariantFitter {
   void gap(bool is_there, std::string what) {
     if (is_there) report_.gaps.push_back(std::move(what));
   }
-  void take(const std::vector<CurveReport>& reports) {
-    report_.curves.insert(report_.curves.end(), reports.begin(), reports.end());
-  }
+  void take(const std::vector<CurveReport>& reports) { append(report_.curves, reports); }
 
   Gpu machine(const Rates& rates) {
     variant_.peak_fp32 = FlopsPerSecond(rounded(rates.fp32));

@@ -11,6 +11,7 @@
 
 #include "calibration/fit/fit_local.h"
 #include "calibration/fit/least_squares.h"
+#include "sim/base/lookup.h"
 #include "sim/cost/measured.h"
 
 namespace foreshard {
@@ -157,7 +158,7 @@ ShapeFit<Curve> fit_shapes(const std::string& name, const ShapeRows& all, const 
   std::vector<double> left, truth;
   for (std::size_t i = 0; i < points.size(); ++i) {
     ShapeRows rest = points;
-    rest.erase(rest.begin() + static_cast<std::ptrdiff_t>(i));
+    rest.erase(rest.begin() + i);
     const Curve curve = Form<Curve>::with(fit_constants<Curve>(rest, gpu, {found}));
     left.push_back(predicted(points[i], curve, corrections(rest, curve, gpu), gpu));
     truth.push_back(points[i].seconds);
@@ -194,10 +195,6 @@ std::vector<Point> picked(const std::vector<Point>& rows, Wanted&& wanted) {
   std::vector<Point> result;
   std::ranges::copy_if(rows, std::back_inserter(result), wanted);
   return result;
-}
-
-void append(std::vector<double>& to, const std::vector<double>& from) {
-  to.insert(to.end(), from.begin(), from.end());
 }
 
 }  // namespace

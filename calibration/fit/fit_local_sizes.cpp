@@ -32,7 +32,7 @@ CurveReport judge(std::string name, const std::vector<SizePoint>& rows,
   std::vector<double> left, truth;
   for (std::size_t i = 1; i + 1 < points.size(); ++i) {
     std::vector<SizePoint> rest = points;
-    rest.erase(rest.begin() + static_cast<std::ptrdiff_t>(i));
+    rest.erase(rest.begin() + i);
     left.push_back(seconds_at(rest, points[i].bytes).value);
     truth.push_back(points[i].seconds);
     left_out.push_back(std::log(left.back() / truth.back()));
@@ -130,8 +130,8 @@ LocalFunctions fit_local_functions(const std::vector<FunctionPoints>& rows, cons
                                          curve.fp32 ? "fp32" : "bf16");
     result.reports.push_back(judge(name, curve.points, points.points, result.left_out));
     auto& own = of_class[at(class_of(curve.function, curve.pass))];
-    own.insert(own.end(), points.points.begin(), points.points.end());
-    everything.insert(everything.end(), points.points.begin(), points.points.end());
+    append(own, points.points);
+    append(everything, points.points);
     result.points.push_back(std::move(points));
   }
   for (std::size_t i = 0; i < kMemoryClasses; ++i) {

@@ -31,7 +31,7 @@ class Search {
     return cut(x);
   }
   std::vector<double> outward(const Eigen::VectorXd& x) const {
-    std::vector<double> constants(static_cast<std::size_t>(x.size()));
+    std::vector<double> constants(at(x.size()));
     for (std::size_t i = 0; i < constants.size(); ++i) {
       const double value = x[static_cast<Eigen::Index>(i)];
       constants[i] = std::clamp(is_log(i) ? std::exp(value) : value * scale(i),

@@ -13,6 +13,7 @@
 #include "calibration/machines.h"
 #include "sim/base/error.h"
 #include "sim/base/letters.h"
+#include "sim/base/lookup.h"
 #include "sim/base/parse.h"
 #include "sim/cost/collective.h"
 #include "sim/cost/nccl_tables.h"
@@ -76,7 +77,7 @@ double rate_at(std::string_view text, std::size_t begin) {
   if (unit >= text.size() || (text[unit] != 't' && text[unit] != 'g')) return 0;
   const char next = unit + 1 < text.size() ? text[unit + 1] : ' ';
   const bool is_word = is_letter(next) || is_digit(next) || next == '_';
-  if (is_word && std::string_view("biep").find(next) == std::string_view::npos) return 0;
+  if (is_word && !contains(std::string_view("biep"), next)) return 0;
   return number_of(text.substr(begin, end - begin)) * (text[unit] == 't' ? 1000 : 1);
 }
 
@@ -117,9 +118,7 @@ std::int64_t domains_of(const NcclPlace& place, const Family& family, const std:
   if (!family.joins_hosts && !says_domain) return place.nodes;
   const bool is_apart = has_any(network, {"different", "separate", "across", "two nvl", "2 nvl",
                                           "inter-domain", "no mnnvl", "mnnvl off"});
-  const std::int64_t size = both.find("nvl36") != std::string::npos    ? 36
-                            : both.find("nvl144") != std::string::npos ? 144
-                                                                       : 72;
+  const std::int64_t size = contains(both, "nvl36") ? 36 : contains(both, "nvl144") ? 144 : 72;
   const std::int64_t racks = (place.ranks + size - 1) / size;
   if (racks > 1) return racks;
   const bool has_network = has_any(network, {"infiniband", "roce", "rdma", "ethernet", "efa", "cx-",

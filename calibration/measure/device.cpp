@@ -16,6 +16,7 @@
 #include "exec/engine/engine.h"
 #include "exec/engine/schedule.h"
 #include "exec/memory/arena.h"
+#include "sim/base/lookup.h"
 #include "sim/graph/training_step.h"
 
 namespace foreshard {
@@ -258,7 +259,7 @@ class DeviceMeasuring {
         const BenchResult result = summary_of(seconds);
         extra.push_back(
             {{"kind", "host_row"}, {"launches", launches}, {"seconds", result.to_json()}});
-        all.insert(all.end(), seconds.begin(), seconds.end());
+        append(all, seconds);
       }
       const auto row = [&](const char* what, const std::vector<double>& seconds) {
         if (seconds.empty()) return;

@@ -29,6 +29,7 @@
 #include "interop/hf/hf_config.h"
 #include "models/zoo.h"
 #include "planner/model_name.h"
+#include "sim/base/lookup.h"
 
 namespace foreshard {
 namespace {
@@ -224,8 +225,7 @@ ExitCode run_measure(const MeasureOptions& options) {
         fmt::format("foreshard-measure-{}-{}.json", ::getpid(), ranks);
     ::setenv(kRowsVariable, file.c_str(), 1);
     SpawnOptions spawn = {.arguments = {"foreshard-exec"}};
-    spawn.arguments.insert(spawn.arguments.end(), options.spawn.arguments.begin(),
-                           options.spawn.arguments.end());
+    append(spawn.arguments, options.spawn.arguments);
     const int code = spawn_ranks(ranks, spawn);
     std::error_code ignored;
     if (code != 0) {

@@ -11,6 +11,7 @@
 #include <fstream>
 
 #include "exec/launch/spawn.h"
+#include "sim/base/lookup.h"
 
 namespace foreshard {
 
@@ -24,8 +25,7 @@ std::optional<ExitCode> spawn_if_asked(const SpawnRequest& request) {
                             launch.launcher));
   }
   SpawnOptions options = {.arguments = {"foreshard-exec"}};
-  options.arguments.insert(options.arguments.end(), request.arguments.begin(),
-                           request.arguments.end());
+  append(options.arguments, request.arguments);
   options.interrupt_grace = request.grace;
   return static_cast<ExitCode>(spawn_ranks(request.ranks, options));
 }

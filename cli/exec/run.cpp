@@ -29,6 +29,7 @@
 #include "reports/validate/measured.h"
 #include "reports/validate/run_record.h"
 #include "reports/view/views.h"
+#include "sim/base/lookup.h"
 #include "sim/base/spelling.h"
 #include "sim/base/unit_strings.h"
 #include "sim/graph/training_step.h"
@@ -245,7 +246,7 @@ std::vector<std::string> accepted_changes(const std::string& text, const Facts& 
     const std::size_t end = std::min(text.find(',', at), text.size());
     accepted.push_back(text.substr(at, end - at));
     at = end + 1;
-    if (std::ranges::find(keys, accepted.back()) != keys.end()) continue;
+    if (contains(keys, accepted.back())) continue;
     const std::string nearest = nearest_spelling(accepted.back(), keys);
     throw Error(ExitCode::kUsage,
                 fmt::format("--accept-changes: {} is no key that changes the numbers; expected "
@@ -379,7 +380,7 @@ ExitCode run_rank(const RunCommandOptions& options, const Launch& launch, World&
     if (first && !record.ranks.empty()) write_run_folder(folder, record);
     // Where this rank was belongs to the answer, even if another one was nearer to the cause.
     std::string said = explain(world, failure);
-    if (said.find(failure.what()) == std::string::npos) said += fmt::format("; {}", failure.what());
+    if (!contains(said, failure.what())) said += fmt::format("; {}", failure.what());
     throw Error(ExitCode::kLaunchFailure, said);
   }
   line.end();

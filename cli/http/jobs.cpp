@@ -9,6 +9,7 @@
 #include <nlohmann/json.hpp>
 
 #include "sim/base/json.h"
+#include "sim/base/lookup.h"
 
 namespace foreshard {
 namespace {
@@ -72,7 +73,7 @@ void Jobs::end() {
   is_ending_ = true;
   for (Lane& lane : lanes_) {
     auto all = lane.running;
-    all.insert(all.end(), lane.queue.begin(), lane.queue.end());
+    append(all, lane.queue);
     for (const auto& job : all) stop(job, service_.refusal(503, "the server ends"));
   }
 }

@@ -18,6 +18,7 @@
 #include "cli/command_line.h"
 #include "cli/output.h"
 #include "cli/page.h"
+#include "sim/base/lookup.h"
 #include "sim/base/spelling.h"
 #include "sim/spec/plan_config.h"
 
@@ -74,11 +75,11 @@ Way way_of(const std::string& path) {
 }
 
 bool is_one_of(std::string_view word, std::span<const std::string_view> known) {
-  return std::ranges::find(known, word) != known.end();
+  return contains(known, word);
 }
 
 bool is_alternatives(std::string_view type) {  // fsdp2|fsdp1
-  return type.find('|') != std::string_view::npos &&
+  return contains(type, '|') &&
          std::ranges::none_of(type, [](char c) { return c >= 'A' && c <= 'Z'; });
 }
 
@@ -112,11 +113,10 @@ std::map<std::string, CommandOption> options_of(std::string_view verb) {
 // A name of the catalogue or of a hub: "org/name" at most.
 void check_name(const std::string& key, const std::string& value) {
   const bool is_plain = std::ranges::all_of(value, [](unsigned char c) {
-    return std::isalnum(c) != 0 ||
-           std::string_view("-_.:+@ /").find(static_cast<char>(c)) != std::string_view::npos;
+    return std::isalnum(c) != 0 || contains(std::string_view("-_.:+@ /"), static_cast<char>(c));
   });
-  const bool is_path = value.front() == '/' || value.front() == '.' ||
-                       value.find("..") != value.npos || std::ranges::count(value, '/') > 1;
+  const bool is_path = value.front() == '/' || value.front() == '.' || contains(value, "..") ||
+                       std::ranges::count(value, '/') > 1;
   const std::string end = std::filesystem::path(value).extension();
   const bool is_file = end == ".json" || end == ".yaml" || end == ".yml";
   if (is_plain && !is_path && !is_file && value != "local") return;
@@ -133,8 +133,8 @@ void check_plan(const std::string& file) {
   const PlanDocument plan = read_plan_file(file);
   const auto check = [&](const char* key, const std::string& value) {
     const std::filesystem::path path = value;
-    const bool leaves = path.is_absolute() || value.starts_with('~') || value == "local" ||
-                        std::ranges::find(path, "..") != path.end();
+    const bool leaves =
+        path.is_absolute() || value.starts_with('~') || value == "local" || contains(path, "..");
     if (leaves) {
       throw Error(ExitCode::kInvalidInput,
                   fmt::format("{}: {} {}: send the file itself along", file, key, quote(value)));
@@ -166,7 +166,7 @@ class Request {
  private:
   void add_option(const std::string& name, const std::string& value) {
     arguments_.push_back(name + "=" + value);
-    typed_.insert(typed_.end(), {name, value});
+    append(typed_, {name, value});
   }
 
   const CommandOption& option(const std::string& key) const {
@@ -216,7 +216,7 @@ class Request {
       path = plain_file_name(files[0]->name, field);
       while (std::filesystem::exists(path)) path = field + "-" + path;
       write_file(path, files[0]->content);
-      if (path.find('.') == std::string::npos) path = "./" + path;
+      if (!contains(path, '.')) path = "./" + path;
     } else {
       path = field;
       std::filesystem::create_directory(path);

@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "sim/base/json.h"
+#include "sim/base/lookup.h"
 
 namespace foreshard {
 namespace {
@@ -124,7 +125,7 @@ bool Session::passes_gate() {
     return true;
   }
   HttpAnswer answer = host_.service.refusal(403, *refused);
-  if (view_of(request[http::field::accept]).find("text/html") != std::string_view::npos) {
+  if (contains(view_of(request[http::field::accept]), "text/html")) {
     answer.type = "text/plain; charset=utf-8";
     answer.body = "Foreshard: " + *refused + "\n";
   }

@@ -17,6 +17,7 @@
 #include "interop/network/nccl_log.h"
 #include "planner/local_profiles.h"
 #include "reports/view/layout.h"
+#include "sim/base/lookup.h"
 #include "sim/base/quantile.h"
 #include "sim/base/text_file.h"
 #include "sim/base/unit_strings.h"
@@ -61,7 +62,7 @@ Quality quality_of(const Cluster& machine, const Calibration& base, const Collec
     if (i == 0 || i + 1 == sweep.points.size()) continue;
     Calibration rest = bare;
     rest.sweeps = {sweep};
-    rest.sweeps[0].points.erase(rest.sweeps[0].points.begin() + static_cast<std::ptrdiff_t>(i));
+    rest.sweeps[0].points.erase(rest.sweeps[0].points.begin() + i);
     const CollectiveModel model(system, settings, rest);
     without.push_back(
         std::abs(model.price(sweep.operation, point.bytes).seconds / point.seconds - 1));
@@ -133,7 +134,7 @@ ExitCode calibrate_sweeps(const CalibrateOptions& options) {
     if (device.empty()) device = tests.gpu;
     version = tests.version;
     for (CollectiveSweep& sweep : tests.sweeps) sweeps.push_back(std::move(sweep));
-    ledger.insert(ledger.end(), tests.ledger.begin(), tests.ledger.end());
+    append(ledger, tests.ledger);
   }
   const std::string key = machine_of(device, options.machine);
   const Cluster machine = load_cluster("1x" + key);

@@ -9,6 +9,7 @@
 #include "interop/recordings/hf_cases.h"
 #include "interop/recordings/pipeline_tables.h"
 #include "interop/recordings/recorded_job.h"
+#include "sim/base/lookup.h"
 #include "sim/base/spelling.h"
 
 namespace foreshard {
@@ -22,7 +23,7 @@ void check_only(const std::vector<const RecordingFolder*>& folders, std::vector<
     for (const SkippedRecording& skipped : folder->skipped()) known.push_back(skipped.id);
   }
   for (const std::string& id : only) {
-    if (std::ranges::find(known, id) != known.end()) continue;
+    if (contains(known, id)) continue;
     const std::string near = nearest_spelling(id, known);
     throw Error(ExitCode::kUsage,
                 fmt::format("no recording is called {}{}", quote(id),

@@ -17,6 +17,7 @@
 #include "reports/validate/measured.h"
 #include "reports/view/layout.h"
 #include "sim/base/config.h"
+#include "sim/base/lookup.h"
 #include "sim/base/text_file.h"
 
 namespace foreshard {
@@ -174,7 +175,7 @@ ExitCode run_diagnose(const DiagnoseOptions& options) {
   if (message) take_message(*message, report.fit.capacity, measured);
   Diagnosis diagnosis = diagnose(measured, forecasts, step_log_sd(report.seconds));
   const auto add = [&](const std::vector<std::string>& found) {
-    diagnosis.findings.insert(diagnosis.findings.end(), found.begin(), found.end());
+    append(diagnosis.findings, found);
   };
   const bool has_rate = std::ranges::any_of(
       options.measured, [](const std::string& said) { return said.starts_with("tokens/s"); });

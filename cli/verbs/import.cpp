@@ -15,6 +15,7 @@
 #include "interop/network/topology_import.h"
 #include "sim/base/config.h"
 #include "sim/base/error.h"
+#include "sim/base/lookup.h"
 #include "sim/base/text_file.h"
 #include "sim/spec/plan_config.h"
 
@@ -60,8 +61,7 @@ ExitCode import_capture(const CaptureImportOptions& options) {
   const std::string model = options.out.empty() ? "model.json" : options.out;
   const fs::path seen_from = fs::path(options.plan).parent_path();
   const fs::path named = fs::relative(fs::absolute(model), seen_from.empty() ? "." : seen_from);
-  const std::string name =
-      named.string().find('/') == std::string::npos ? "./" + named.string() : named.string();
+  const std::string name = !contains(named.string(), '/') ? "./" + named.string() : named.string();
   const CapturedPlan made = plan_of_capture(first, name, captures);
   read_plan(parse_yaml(made.plan, "the imported plan"));  // throws where a key has no such value
   if (!options.out.empty()) write_file(options.out, made.model);

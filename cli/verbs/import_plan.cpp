@@ -16,6 +16,7 @@
 #include "planner/job.h"
 #include "planner/model_name.h"
 #include "sim/base/config_tree.h"
+#include "sim/base/lookup.h"
 #include "sim/base/text_file.h"
 
 namespace foreshard {
@@ -34,7 +35,7 @@ Kind kind_of(const std::string& path) {
   for (const char* key :
        {"distributed_type:", "compute_environment:", "tensor_model_parallel_size:",
         "per_device_train_batch_size:", "finetuning_type:", "model_name_or_path:", "base_model:"}) {
-    if (text.find(key) != std::string::npos) return Kind::kYaml;
+    if (contains(text, key)) return Kind::kYaml;
   }
   return Kind::kNone;
 }
@@ -164,7 +165,7 @@ Import read_all(const ImportOptions& options) {
   }
   if (!plan) return import;
   if (!options.cluster.empty()) follow_cluster(load_cluster(options.cluster).gpus, *plan);
-  plan->ledger.insert(plan->ledger.end(), import.plan.ledger.begin(), import.plan.ledger.end());
+  append(plan->ledger, import.plan.ledger);
   import.plan = std::move(*plan);
   return import;
 }
@@ -201,7 +202,7 @@ ExitCode import_training_files(const ImportOptions& options) {
                               *import.weights));
     }
     const ImportLedger found = check_stored(read_safetensors(*import.weights), named_model(model));
-    plan.ledger.insert(plan.ledger.end(), found.begin(), found.end());
+    append(plan.ledger, found);
   }
   std::optional<ModelSpec> known;
   try {

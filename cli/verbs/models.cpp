@@ -17,6 +17,7 @@
 #include "models/zoo.h"
 #include "planner/model_name.h"
 #include "reports/view/layout.h"
+#include "sim/base/lookup.h"
 #include "sim/base/spelling.h"
 #include "sim/base/unit_strings.h"
 
@@ -135,15 +136,13 @@ OneModel one_model(const std::string& text) {
 
 // The part of the catalogue that a text which names no model names in part.
 std::vector<std::string> names_meant(const std::string& text) {
-  if (text.find('/') != std::string::npos || published_name(text)) return {};
+  if (contains(text, '/') || published_name(text)) return {};
   return zoo_names_with(text);
 }
 
 template <typename Entry>
 void keep(std::vector<Entry>& entries, const std::vector<std::string>& names) {
-  std::erase_if(entries, [&](const Entry& entry) {
-    return std::ranges::find(names, entry.dims.name) == names.end();
-  });
+  std::erase_if(entries, [&](const Entry& entry) { return !contains(names, entry.dims.name); });
 }
 
 Json sizes_of(const OneModel& one) {

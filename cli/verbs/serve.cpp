@@ -16,6 +16,7 @@
 #include "cli/output.h"
 #include "cli/verbs/verbs.h"
 #include "sim/base/embedded.h"
+#include "sim/base/lookup.h"
 
 namespace foreshard {
 
@@ -85,7 +86,7 @@ std::string link(const ServeOptions& options, const std::string& token, int port
   std::string name = !options.hosts.empty() ? options.hosts.front()
                      : is_any               ? "127.0.0.1"
                                             : options.address;
-  if (name.find(':') != std::string::npos && !name.starts_with('[')) name = "[" + name + "]";
+  if (contains(name, ':') && !name.starts_with('[')) name = "[" + name + "]";
   return fmt::format("http://{}:{}/{}\n", name, port, token.empty() ? "" : "?token=" + token);
 }
 

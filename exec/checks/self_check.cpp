@@ -10,6 +10,7 @@
 
 #include "exec/checks/checks.h"
 #include "sim/base/letters.h"
+#include "sim/base/lookup.h"
 
 namespace foreshard {
 
@@ -83,7 +84,7 @@ double largest_error(const at::Tensor& a, const at::Tensor& b) {
 
 CheckStatus run_check(const std::string& name, const std::vector<std::string>& skipped,
                       const std::function<std::string()>& work, const CheckListener& told) {
-  if (std::ranges::find(skipped, name) != skipped.end()) {
+  if (contains(skipped, name)) {
     told({name, CheckStatus::kSkipped, "left out by --skip", 0});
     return CheckStatus::kSkipped;
   }

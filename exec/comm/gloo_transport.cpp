@@ -18,6 +18,7 @@
 
 #include "exec/comm/c10d_store.h"
 #include "exec/comm/sockets.h"
+#include "sim/base/lookup.h"
 
 namespace foreshard {
 namespace {
@@ -103,7 +104,7 @@ class GlooTransport : public Transport {
 
   [[noreturn]] void throw_failure(int peer, const std::string& why) const {
     const int rank = group_.ranks[at(peer)];
-    if (why.find("imed out") != std::string::npos || why.find("imeout") != std::string::npos) {
+    if (contains(why, "imed out") || contains(why, "imeout")) {
       throw PeerFailure(rank, fmt::format("rank {} did not answer within {} s", rank,
                                           as_double(group_.timeout.count()) / 1000));
     }

@@ -21,6 +21,7 @@
 #include "sim/base/error.h"
 #include "sim/base/hash.h"
 #include "sim/base/letters.h"
+#include "sim/base/lookup.h"
 #include "sim/base/spelling.h"
 #include "sim/base/unit_strings.h"
 
@@ -70,7 +71,7 @@ std::string append_text(const fs::path& path, std::string& image) {
     image.append(chunk.data(), at(file.gcount()));
     if (image.size() > kMaxFolderBytes) return "too large";
     const std::string_view probe = std::string_view(image).substr(before, kTextProbe);
-    if (probe.find('\0') != std::string_view::npos) {
+    if (contains(probe, '\0')) {
       image.resize(before);
       return "not text";
     }

@@ -15,6 +15,7 @@
 #include "exec/memory/flat_storage.h"
 #include "sim/base/error.h"
 #include "sim/base/hash.h"
+#include "sim/base/lookup.h"
 
 namespace foreshard {
 namespace {
@@ -42,8 +43,7 @@ bool is_residual_projection(const LayerSpec& layer, std::int32_t parameter) {
       continue;
     }
     for (const Operation& sum : layer.operations) {
-      if (sum.function == Function::kAdd &&
-          std::ranges::find(sum.inputs, product.outputs.front()) != sum.inputs.end()) {
+      if (sum.function == Function::kAdd && contains(sum.inputs, product.outputs.front())) {
         return true;
       }
     }

@@ -12,6 +12,7 @@
 #include "exec/state/durable_file.h"
 #include "sim/base/error.h"
 #include "sim/base/held_size_signal.h"
+#include "sim/base/lookup.h"
 #include "sim/base/unit_strings.h"
 
 namespace foreshard {
@@ -109,9 +110,7 @@ CheckpointClaim::CheckpointClaim(const ClaimOptions& options)
 
 std::vector<FactChange> unaccepted(std::vector<FactChange> changes,
                                    const std::vector<std::string>& accepted) {
-  std::erase_if(changes, [&](const FactChange& change) {
-    return std::ranges::find(accepted, change.key) != accepted.end();
-  });
+  std::erase_if(changes, [&](const FactChange& change) { return contains(accepted, change.key); });
   return changes;
 }
 

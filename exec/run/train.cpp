@@ -420,9 +420,8 @@ class Training {
   // so for a long step that is not replayed this is nearly the step itself.
   void note_issue() {
     if (issue_seconds_.size() < 2) return;
-    std::vector<double> later(
-        issue_seconds_.begin() + static_cast<std::ptrdiff_t>(issue_seconds_.size() / 2),
-        issue_seconds_.end());
+    std::vector<double> later(issue_seconds_.begin() + (issue_seconds_.size() / 2),
+                              issue_seconds_.end());
     std::ranges::sort(later);
     state_->note(fmt::format("the host issued a step in {:.1f} us{}", later[later.size() / 2] * 1e6,
                              options_.graph ? ", replayed as one graph"

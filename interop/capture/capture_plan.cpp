@@ -21,6 +21,7 @@
 #include "sim/base/config.h"
 #include "sim/base/error.h"
 #include "sim/base/json_document.h"
+#include "sim/base/lookup.h"
 #include "sim/graph/capture/captured_kernel.h"
 
 namespace foreshard {
@@ -233,7 +234,7 @@ std::int64_t states_of(const Json& optimizers) {
   std::int64_t elements = 0, held = 0;
   for (const Json& optimizer : optimizers) {
     const std::string name = optimizer.value("class", "");
-    const bool is_adam = name.find("Adam") != name.npos || !optimizer.contains("elements");
+    const bool is_adam = contains(name, "Adam") || !optimizer.contains("elements");
     const std::int64_t states =
         is_adam && name != "SGD" ? 2 : optimizer.value("states", std::int64_t{0});
     const std::int64_t numel = optimizer.value("elements", std::int64_t{1});
@@ -368,7 +369,7 @@ bool holds_output(const CapturedModules& modules) {
   bool is_held = false, saw_ends = false;
   for (const Json& operation : modules.document.at("operations")) {
     const Json saved = operation.value("saved", Json::array());
-    if (std::ranges::find(saved, output) != saved.end()) return false;
+    if (contains(saved, output)) return false;
     for (const Json& out : operation.at("out")) {
       const bool is_freed = out.contains("freed") || out.contains("freed_backward");
       is_held |= out.at("tensor") == output && !is_freed;
@@ -449,7 +450,7 @@ OwnModel own_model(const Capture& capture, const std::vector<Capture>& others, S
     const Json again = all[0].document.value("checkpoints", Json::array());
     for (const LayerInstance& layer : model.order) {
       if (model.kinds[at(layer.kind)].role != LayerRole::kBlock || layer.same_as >= 0) continue;
-      own.checkpointed.push_back(std::ranges::find(again, Json(layer.name)) != again.end());
+      own.checkpointed.push_back(contains(again, Json(layer.name)));
     }
   } catch (const Error& error) {
     throw Error(ExitCode::kMissingCapability,

@@ -10,6 +10,7 @@
 #include <string_view>
 
 #include "interop/capture/capture_import.h"
+#include "sim/base/lookup.h"
 
 namespace foreshard {
 namespace {
@@ -50,7 +51,7 @@ class Names {
   Part part(const std::string& module) const {
     if (is_block(module)) return Part::kBlock;
     const std::string_view word = last_word(module);
-    const auto says = [&](std::string_view part) { return word.find(part) != word.npos; };
+    const auto says = [&](std::string_view part) { return contains(word, part); };
     if (module == input_ || says("patch_embed")) return Part::kTable;
     if (module == output_ || says("head")) return Part::kHead;
     if (lies_in(input_, module) || says("embed") || word == "wte") return Part::kEmbedding;
@@ -127,7 +128,7 @@ std::string reshard_words(const Json& units) {
   std::vector<std::string> said;
   for (const Json& unit : units) said.push_back(reshard_word(unit));
   const std::size_t first = has_root ? 1 : 0;
-  const bool all_same = std::all_of(said.begin() + static_cast<std::ptrdiff_t>(first), said.end(),
+  const bool all_same = std::all_of(said.begin() + first, said.end(),
                                     [&](const std::string& word) { return word == said.back(); });
   const bool keeps_root = !has_root || said.front() == "never";
   if (all_same && keeps_root) return said.back();

@@ -9,6 +9,7 @@
 
 #include "sim/base/error.h"
 #include "sim/base/integers.h"
+#include "sim/base/lookup.h"
 
 namespace foreshard {
 namespace {
@@ -100,7 +101,7 @@ class LayerFinder {
     const auto join = [&](std::size_t p) {
       if (found_.parts[p].block != found_.parts[p - 1].block) found_.parts[p - 1].block = -1;
       found_.parts[p - 1].again &= found_.parts[p - 1].block >= 0;
-      found_.parts.erase(found_.parts.begin() + static_cast<std::ptrdiff_t>(p));
+      found_.parts.erase(found_.parts.begin() + p);
     };
     const std::size_t result = place_of_tensor(found_.parts.back().handed);
     while (found_.parts.size() > 2 && found_.parts[found_.parts.size() - 2].begin > result)
@@ -125,14 +126,13 @@ class LayerFinder {
     const Json& operations = document_.at("operations");
     for (std::size_t i = found_.parts[p].begin; i < found_.parts[p + 1].begin; ++i) {
       const Json& in = operations[i].at("in");
-      if (std::ranges::find(in, Json(tensor)) != in.end()) return true;
+      if (contains(in, Json(tensor))) return true;
     }
     return false;
   }
   // The operation that made it, of what the batch has a part in; else the first.
   std::size_t place_of_tensor(std::int64_t tensor) const {
-    const auto found = found_.batch_at.find(tensor);
-    return found == found_.batch_at.end() ? 0 : found->second;
+    return value_of(found_.batch_at, tensor, 0);
   }
   // The last of the largest, of those that samples have a part in (a bias of positions is none).
   std::int64_t largest(const std::vector<std::int64_t>& tensors) const {
@@ -155,7 +155,7 @@ class LayerFinder {
       for (const Json& out : operations[i].at("out")) {
         if (is_differentiated(operations[i])) found_.made_at[out.at("tensor")] = i;
         const std::string dtype = out.at("dtype");
-        const bool is_float = dtype.find("float") != dtype.npos;
+        const bool is_float = contains(dtype, "float");
         if (is_of_batch && is_float) found_.batch_at[out.at("tensor")] = i;
         found_.elements[out.at("tensor")] = out.at("elements");
         if (is_of_samples) found_.of_samples.insert(out.at("tensor").get<std::int64_t>());

@@ -19,6 +19,7 @@
 #include "interop/capture/module_layers.h"
 #include "interop/capture/module_sizes.h"
 #include "sim/base/error.h"
+#include "sim/base/lookup.h"
 
 namespace foreshard {
 namespace {
@@ -242,10 +243,7 @@ class ModuleWriter {
         kept_by_.emplace(storage(kept), i);  // the first one's node runs last
     }
   }
-  std::int64_t storage(std::int64_t tensor) const {
-    const auto it = storage_of_.find(tensor);
-    return it == storage_of_.end() ? tensor : it->second;
-  }
+  std::int64_t storage(std::int64_t tensor) const { return value_of(storage_of_, tensor, tensor); }
 
   // Names of the program's that outlast what reads and keeps a tensor, as the allocator saw it.
   // `next`: the first operation behind the layer.
@@ -267,7 +265,7 @@ class ModuleWriter {
       for (std::size_t o = 0; o < layer.operations.size(); ++o) {
         for (const char* key : {"inputs", "outputs"}) {
           const Json& of = layer.operations[o].value(key, Json::array());
-          if (std::ranges::find(of, Json(name)) == of.end()) continue;
+          if (!contains(of, Json(name))) continue;
           last = static_cast<std::ptrdiff_t>(o);
           if (first < 0) first = last;
         }
@@ -285,7 +283,7 @@ class ModuleWriter {
         if (is_before || !operation.contains("saved")) continue;
         if (is_kept && std::cmp_greater(o, last)) operation["released"].push_back(name);
         Json& saved = operation["saved"];
-        if (std::ranges::find(saved, Json(name)) == saved.end()) saved.push_back(name);
+        if (!contains(saved, Json(name))) saved.push_back(name);
         break;
       }
     }
@@ -296,7 +294,7 @@ class ModuleWriter {
     Json& operations = layers_.back().operations;
     const auto reads = [](const Json& operation) {
       const Json& in = operation.value("inputs", Json::array());
-      return std::ranges::find(in, Json(kInput)) != in.end();
+      return contains(in, Json(kInput));
     };
     const auto is_path = [&](const Json& operation) {
       return reads(operation) && operation.value("gradient", "") != "none";
@@ -343,7 +341,7 @@ class ModuleWriter {
     const Json& operations = document_.at("operations");
     for (std::size_t i = from; i < found_.parts.back().begin; ++i) {
       const Json& in = operations[i].at("in");
-      if (std::ranges::find(in, Json(tensor)) != in.end()) return true;
+      if (contains(in, Json(tensor))) return true;
     }
     return false;
   }
@@ -478,7 +476,7 @@ class ModuleWriter {
     const Json& said = document_.at("parameters").at(parameter);
     Json made = {{"shape", said.at("shape").empty() ? Json({1}) : said.at("shape")}};
     const std::string op = operation.at("op");
-    if (op.find("norm") != op.npos && parameter.ends_with("weight")) made["norm"] = true;
+    if (contains(op, "norm") && parameter.ends_with("weight")) made["norm"] = true;
     if (!said.value("trainable", true)) made["trainable"] = false;
     if (has_fp32_ && said.value("dtype", "torch.float32") != "torch.float32")
       made["stored_as_computed"] = true;  // tables in 16 bits beside weights in fp32
@@ -527,12 +525,12 @@ class ModuleWriter {
         const bool again =
             (layer.role == "head" && seen_parameters_.contains(weight) && !is_table) ||
             (!is_differentiated(operation) && differentiated_.contains(weight));
-        const bool has = std::ranges::find(weights, weight) != weights.end();
+        const bool has = contains(weights, weight);
         if (!again && !has) weights.push_back(weight);
         continue;
       }
       std::optional<std::string> name = known_or_position(in.get<std::int64_t>(), operation);
-      if (name && std::ranges::find(inputs, *name) == inputs.end()) inputs.push_back(*name);
+      if (name && !contains(inputs, *name)) inputs.push_back(*name);
       if (name && found_.made_at.contains(in)) wanted.insert(*name);
     }
     for (const Json& in : operation.at("in")) {
@@ -603,8 +601,7 @@ class ModuleWriter {
     if (is_differentiated(operation) && op != "embedding") {
       std::vector<std::string> saved;
       for (const Json& kept : operation.at("saved")) {
-        if (const auto name = kept_name(kept);
-            name && std::ranges::find(saved, *name) == saved.end())
+        if (const auto name = kept_name(kept); name && !contains(saved, *name))
           saved.push_back(*name);
       }
       made["saved"] = saved;
@@ -664,7 +661,7 @@ class ModuleWriter {
     constexpr std::string_view kOwn[] = {"linear",    "attention",   "layer_norm",
                                          "rms_norm",  "log_softmax", "negative_log_likelihood",
                                          "embedding", "cast"};
-    return std::ranges::find(kOwn, op) != std::end(kOwn);
+    return contains(kOwn, op);
   }
 
   // What backward made but for the gradients themselves and their sums.

@@ -8,6 +8,8 @@
 #include <optional>
 #include <utility>
 
+#include "sim/base/lookup.h"
+
 namespace foreshard {
 namespace {
 
@@ -235,7 +237,7 @@ std::optional<Size> extent_of(const std::vector<CapturedModules>& captures,
 }  // namespace
 
 std::string word_of(std::string_view aten) {
-  if (aten.find("scaled_dot_product") != aten.npos) return "attention";
+  if (contains(aten, "scaled_dot_product")) return "attention";
   for (const Word& word : kWords) {
     if (word.aten == aten) return std::string(word.op);
   }

@@ -20,6 +20,7 @@
 #include "interop/export/script_template.h"
 #include "models/parameter_names.h"
 #include "sim/base/embedded.h"
+#include "sim/base/lookup.h"
 #include "sim/base/parse.h"
 #include "sim/graph/training_step.h"
 #include "sim/spec/checks/condition.h"
@@ -200,7 +201,7 @@ void add_units(const Plan& plan, const ModelDims& dims, const EventGraph& graph,
     }
     const bool unshard = plan.unshard_in_backward.at(static_cast<std::int64_t>(u));
     if (!unshard) check_kept(unit);
-    const bool is_nested = splits && unit.name.find(names.experts) != std::string::npos;
+    const bool is_nested = splits && contains(unit.name, names.experts);
     (is_nested ? nested : reshard).push_back(word_of(unit.reshard));
     if (!is_nested) unshards.emplace_back(python(unshard));
   }
@@ -211,7 +212,7 @@ void add_units(const Plan& plan, const ModelDims& dims, const EventGraph& graph,
     recomputes |= how != Recompute::kNone;
     selectively |= how == Recompute::kSelective;
   }
-  const bool keeps_some = std::ranges::find(unshards, python(false)) != unshards.end();
+  const bool keeps_some = contains(unshards, python(false));
   facts.insert({
       {"units", fmt::format("{}", fmt::join(table, "\n"))},
       {"reshard", python_list(reshard)},

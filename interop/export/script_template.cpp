@@ -10,6 +10,7 @@
 
 #include "sim/base/error.h"
 #include "sim/base/letters.h"
+#include "sim/base/lookup.h"
 #include "sim/base/parse.h"
 
 namespace foreshard {
@@ -81,7 +82,7 @@ class Script {
     }
   }
   std::string part(std::string_view inner) const {
-    const bool chooses = inner.find(" ? ") != std::string_view::npos;
+    const bool chooses = contains(inner, " ? ");
     const std::string_view asked = cut(inner, " ? ");
     if (!chooses) return text_of(value(asked));
     const std::string_view then = cut(inner, " : ");

@@ -11,6 +11,7 @@
 #include "sim/base/embedded.h"
 #include "sim/base/error.h"
 #include "sim/base/letters.h"
+#include "sim/base/lookup.h"
 #include "sim/base/parse.h"
 #include "sim/base/spelling.h"
 #include "sim/spec/plan_keys.h"
@@ -222,8 +223,8 @@ void ForeignReader::take_row(const std::string& path, const ConfigNode& row) {
   }
   const std::vector<std::string> names = words->keys();
   const std::vector<std::string_view> theirs(names.begin(), names.end());
-  const bool is_known = std::ranges::find(theirs, node->text()) != theirs.end() ||
-                        std::ranges::find(theirs, lower(std::string(node->text()))) != theirs.end();
+  const bool is_known =
+      contains(theirs, node->text()) || contains(theirs, lower(std::string(node->text())));
   if (const ConfigNode* others = row.find("others"); others != nullptr && !is_known) {
     return unsupported(path, others->as_string());
   }
@@ -245,13 +246,13 @@ void ForeignReader::finish() {
            (path.starts_with(with) && path.size() > with.size() && path[with.size()] == '.');
   };
   std::vector<std::string> known = asked_;
-  known.insert(known.end(), quiet.begin(), quiet.end());
+  append(known, quiet);
   const std::function<void(const ConfigNode&, const std::string&)> walk =
       [&](const ConfigNode& node, const std::string& above) {
         for (const ConfigItem& item : node.items()) {
           const std::string path = above.empty() ? item.key : above + "." + item.key;
           const auto is_in = [&](const std::vector<std::string>& list) {
-            return std::ranges::find(list, path) != list.end();
+            return contains(list, path);
           };
           if (told_.contains(path)) continue;
           const bool is_quiet = std::ranges::any_of(quiet, [&](const std::string& q) {
@@ -301,7 +302,7 @@ ForeignPlan joined(ForeignPlan first, ForeignPlan second) {
     entry->mapping = Mapping::kIgnored;
     entry->why = fmt::format("{}'s settings say {}", first.format, said->second);
   }
-  first.ledger.insert(first.ledger.end(), second.ledger.begin(), second.ledger.end());
+  append(first.ledger, second.ledger);
   std::erase_if(first.ledger, [&](const ImportEntry& each) {  // assumed, and said by the other
     return each.mapping == Mapping::kDefaulted &&
            std::ranges::any_of(first.keys, [&](const auto& key) {

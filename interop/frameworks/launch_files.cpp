@@ -6,6 +6,7 @@
 
 #include "interop/frameworks/frameworks.h"
 #include "sim/base/error.h"
+#include "sim/base/lookup.h"
 
 namespace foreshard {
 namespace {
@@ -20,7 +21,7 @@ std::string command_of(const Plan& plan, const std::string& program) {
   return program.empty() ? "train.py" : program;
 }
 
-bool is_python(const std::string& command) { return command.find(".py") != std::string::npos; }
+bool is_python(const std::string& command) { return contains(command, ".py"); }
 
 std::string torchrun(const Plan& plan, const std::string& program, const LaunchLine& launch,
                      const std::string& head) {

@@ -5,6 +5,7 @@
 
 #include "interop/frameworks/frameworks.h"
 #include "sim/base/letters.h"
+#include "sim/base/lookup.h"
 
 namespace foreshard {
 namespace {
@@ -141,7 +142,7 @@ void read_dtypes(ForeignReader& reader) {
     const ConfigNode* node = reader.find(path);
     if (node == nullptr || !node->is_scalar()) continue;
     const std::string word = lower(node->text());
-    const bool fp16 = word.find("fp16") != std::string::npos || word.starts_with("16");
+    const bool fp16 = contains(word, "fp16") || word.starts_with("16");
     const bool fp32 = word.starts_with("32") || word.starts_with("fp32");
     reader.map(path, "dtype.param", fp16 ? "fp16" : fp32 ? "fp32" : "bf16");
   }

@@ -11,6 +11,7 @@
 #include "interop/frameworks/frameworks.h"
 #include "sim/base/integers.h"
 #include "sim/base/letters.h"
+#include "sim/base/lookup.h"
 #include "sim/base/parse.h"
 #include "sim/graph/layers/layer_modules.h"
 #include "sim/spec/checks/plan_check.h"
@@ -384,8 +385,8 @@ class TrainerReader {
       if (names == nullptr) continue;
       const std::string all = json_of(*names).dump();
       std::vector<const char*> saved;
-      if (all.find("embed_tokens") != std::string::npos) saved.push_back("embedding");
-      if (all.find("lm_head") != std::string::npos) saved.push_back("head");
+      if (contains(all, "embed_tokens")) saved.push_back("embedding");
+      if (contains(all, "lm_head")) saved.push_back("head");
       if (saved.empty()) {
         reader_.unsupported(key, "what is trained whole is embedding or head alone");
       } else {

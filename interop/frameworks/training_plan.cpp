@@ -8,6 +8,7 @@
 #include <string_view>
 #include <utility>
 
+#include "sim/base/lookup.h"
 #include "sim/spec/fsdp2_version.h"
 #include "sim/spec/gpu_generation.h"
 #include "sim/spec/preset.h"
@@ -79,9 +80,7 @@ class Assignments {
 };
 
 bool is_ddp(const TrainingRow& row) { return told_runtime(row) == "ddp"; }
-bool is_fsdp(const TrainingRow& row) {
-  return row.word("runtime").find("fsdp") != std::string_view::npos;
-}
+bool is_fsdp(const TrainingRow& row) { return contains(row.word("runtime"), "fsdp"); }
 
 // Stored and gathered in fp32 and trained on these GPUs: under autocast to bf16. So is DDP, which
 // gathers nothing, unless its parameters are said to be in bf16.
@@ -280,7 +279,7 @@ void add_recompute(const TrainingRow& row, Assignments& plan) {
   plan.map("recompute", "recompute_keeps");
   std::string modules(row.word("recompute_modules"));
   if (modules.empty() || told_runtime(row) != "megatron") return;
-  std::replace(modules.begin(), modules.end(), ' ', ',');
+  std::ranges::replace(modules, ' ', ',');
   plan.add("recompute=selective");
   plan.add(fmt::format("megatron.recompute_modules=[{}]", modules));
 }
@@ -319,8 +318,7 @@ void add_dated_habits(const TrainingRow& row, Assignments& plan) {
 std::vector<std::string> pipeline_assignments(const TrainingRow& row, const ModelSpec& model) {
   const std::int64_t chunks = row.count("vp", 1), stages = row.count("pp", 1) * chunks;
   const std::int64_t predictions = std::ranges::count_if(model.order, [&](const auto& layer) {
-    return model.kinds[static_cast<std::size_t>(layer.kind)].name.find(" prediction") !=
-           std::string::npos;
+    return contains(model.kinds[at(layer.kind)].name, " prediction");
   });
   const std::int64_t blocks = model.block_count() - predictions;
   const std::int64_t missing = (stages - blocks % stages) % stages;

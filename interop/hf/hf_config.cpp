@@ -9,6 +9,7 @@
 #include "interop/hf/hf_readers.h"
 #include "models/families.h"
 #include "sim/base/error.h"
+#include "sim/base/lookup.h"
 
 namespace foreshard {
 
@@ -202,8 +203,7 @@ HfConfig parse_hf_config(const ConfigNode& root, std::string_view name) {
   KeyReader outer(root, "", config.ledger);
   const ConfigNode* type = root.find("model_type");
   const auto types = hf_vision_types();
-  if (type != nullptr && type->is_scalar() &&
-      std::find(types.begin(), types.end(), type->text()) != types.end()) {
+  if (type != nullptr && type->is_scalar() && contains(types, type->text())) {
     config.vision = read_hf_vision(outer, config.ledger, read_text_model);
     outer.ignore_rest();
     config.vision->name = name;

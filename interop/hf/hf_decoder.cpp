@@ -211,8 +211,8 @@ void read_windows(KeyReader& keys, const FamilyWords& words, ModelDims& dims) {
   if (words.has("full_heads") && std::ssize(types) >= dims.layers) {  // as Gemma 4's class does
     types[static_cast<std::size_t>(dims.layers - 1)] = kFull;
   }
-  const bool any = std::any_of(types.begin(), types.end(),
-                               [](const std::string& type) { return type != kFull; });
+  const bool any =
+      std::ranges::any_of(types, [](const std::string& type) { return type != kFull; });
   const auto each_of = [&](auto is_meant, std::vector<std::int64_t>& layers) {
     for (std::size_t i = 0; i < types.size() && i < static_cast<std::size_t>(dims.layers); ++i) {
       if (is_meant(types[i])) layers.push_back(static_cast<std::int64_t>(i));

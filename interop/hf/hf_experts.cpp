@@ -6,6 +6,7 @@
 
 #include "interop/hf/hf_readers.h"
 #include "sim/base/error.h"
+#include "sim/base/lookup.h"
 
 namespace foreshard {
 namespace {
@@ -71,7 +72,7 @@ std::vector<bool> listed_dense(KeyReader& keys, const ModelDims& dims) {
     }
     dense.push_back(word == "dense");
   }
-  if (dense.size() < static_cast<std::size_t>(dims.layers)) {
+  if (dense.size() < at(dims.layers)) {
     throw types->error("there are " + std::to_string(dims.layers) + " layers",
                        "dense or sparse for each layer");
   }
@@ -129,9 +130,8 @@ void read_sparse_experts(KeyReader& keys, ModelDims& dims) {
   if (moe.shared_gate) moe.shared_ffn = keys.size({"shared_expert_intermediate_size"});
   const std::int64_t step = keys.size_or({"decoder_sparse_step"}, 1);
   const std::vector<std::int64_t> named = named_layers(keys, "mlp_only_layers", dims);
-  list_dense_layers(dims, [&](std::int64_t i) {
-    return (i + 1) % step != 0 || std::find(named.begin(), named.end(), i) != named.end();
-  });
+  list_dense_layers(dims,
+                    [&](std::int64_t i) { return (i + 1) % step != 0 || contains(named, i); });
 }
 
 void read_late_experts(KeyReader& keys, ModelDims& dims) {
@@ -152,7 +152,7 @@ void read_late_experts(KeyReader& keys, ModelDims& dims) {
   const std::int64_t every = keys.size_or({"moe_layer_freq"}, 1);
   const std::vector<bool> listed = listed_dense(keys, dims);
   list_dense_layers(dims, [&](std::int64_t i) {
-    return listed.empty() ? i < first || i % every != 0 : listed[static_cast<std::size_t>(i)];
+    return listed.empty() ? i < first || i % every != 0 : listed[at(i)];
   });
   if (keys.find({"num_nextn_predict_layers"}) != nullptr) {
     keys.comment("layers of multi-token prediction are left out");
@@ -184,8 +184,7 @@ void read_listed_experts(KeyReader& keys, ModelDims& dims) {
       keys.one_of("expert_selection_fn", "softmax", "choice", {"softmax", "sigmoid"}) == "sigmoid";
   moe.normalized = keys.flag_or("norm_topk_prob", true) && moe.sigmoid;
   const std::vector<bool> listed = listed_dense(keys, dims);
-  list_dense_layers(
-      dims, [&](std::int64_t i) { return !listed.empty() && listed[static_cast<std::size_t>(i)]; });
+  list_dense_layers(dims, [&](std::int64_t i) { return !listed.empty() && listed[at(i)]; });
 }
 
 void read_experts_beside(KeyReader& keys, ModelDims& dims) {
@@ -202,9 +201,8 @@ void read_interleaved_experts(KeyReader& keys, ModelDims& dims) {
   const std::int64_t step = keys.size_or({"interleave_moe_layer_step"}, 1);
   const bool listed = keys.node().has("moe_layers") && !keys.node().at("moe_layers").is_null();
   const std::vector<std::int64_t> named = named_layers(keys, "moe_layers", dims);
-  list_dense_layers(dims, [&](std::int64_t i) {
-    return listed ? std::find(named.begin(), named.end(), i) == named.end() : (i + 1) % step != 0;
-  });
+  list_dense_layers(
+      dims, [&](std::int64_t i) { return listed ? !contains(named, i) : (i + 1) % step != 0; });
 }
 
 void read_latent(KeyReader& keys, const HfFamily& family, ModelDims& dims) {
@@ -222,7 +220,7 @@ void read_latent(KeyReader& keys, const HfFamily& family, ModelDims& dims) {
   dims.qkv_bias = dims.output_bias = keys.flag_or("attention_bias", false);
   read_numerics(keys, dims);
   keys.one_of("hidden_act", "silu", "activation", {"silu"});
-  if (family.reads.find("late_experts") != family.reads.npos) read_late_experts(keys, dims);
+  if (contains(family.reads, "late_experts")) read_late_experts(keys, dims);
   if (keys.provides("index_n_heads")) read_index(keys, dims);
 }
 

@@ -19,6 +19,7 @@
 
 #include "interop/hf/hf_readers.h"
 #include "sim/base/error.h"
+#include "sim/base/lookup.h"
 
 namespace foreshard {
 namespace {
@@ -59,10 +60,10 @@ std::string listed(KeyReader& keys) {
 std::string blocks(KeyReader& keys, const ModelDims& dims) {
   std::string letters = listed(keys);
   if (letters.empty()) {
-    letters.assign(static_cast<std::size_t>(dims.layers), 'M');
+    letters.assign(at(dims.layers), 'M');
     if (const ConfigNode* attends = keys.find({"attn_layer_indices"})) {
       for (const ConfigNode& layer : attends->elements()) {
-        letters[static_cast<std::size_t>(layer.as_int(0, dims.layers - 1))] = '*';
+        letters[at(layer.as_int(0, dims.layers - 1))] = '*';
       }
     }
   }
@@ -75,10 +76,10 @@ void read_convolutions(KeyReader& keys, ModelDims& dims) {
   dims.pattern = listed(keys);
   if (dims.pattern.empty()) {
     const ConfigNode* attends = keys.find({"full_attn_idxs"});
-    dims.pattern.assign(static_cast<std::size_t>(dims.layers), attends == nullptr ? '*' : 'c');
+    dims.pattern.assign(at(dims.layers), attends == nullptr ? '*' : 'c');
     for (const ConfigNode& layer :
          attends == nullptr ? std::vector<ConfigNode>() : attends->elements()) {
-      dims.pattern[static_cast<std::size_t>(layer.as_int(0, dims.layers - 1))] = '*';
+      dims.pattern[at(layer.as_int(0, dims.layers - 1))] = '*';
     }
   }
   for (char& letter : dims.pattern) letter = letter == 'c' ? 'c' : 'a';
@@ -98,9 +99,9 @@ void read_delta(KeyReader& keys, ModelDims& dims) {
   std::string letters = listed(keys);
   const ConfigNode* nested = keys.find({"linear_attn_config"});  // as Kimi Linear was published
   if (nested != nullptr && letters.empty()) {
-    letters.assign(static_cast<std::size_t>(dims.layers), 'M');
+    letters.assign(at(dims.layers), 'M');
     for (const ConfigNode& layer : nested->at("full_attn_layers").elements()) {
-      letters[static_cast<std::size_t>(layer.as_int(1, dims.layers) - 1)] = '*';
+      letters[at(layer.as_int(1, dims.layers) - 1)] = '*';
     }
   }
   if (letters.empty()) {
@@ -184,7 +185,7 @@ void read_hybrid(KeyReader& keys, const HfFamily& family, ModelDims& dims) {
     }
     dims.layers = std::ssize(dims.pattern);
     keys.one_of("mlp_hidden_act", "relu2", "activation", {"relu2"});
-    if (dims.pattern.find('E') != std::string::npos) read_latent_experts(keys, dims);
+    if (contains(dims.pattern, 'E')) read_latent_experts(keys, dims);
     if (keys.count_or("num_nextn_predict_layers", 0) > 0) {
       keys.comment("layers of multi-token prediction are left out");
     }
@@ -195,7 +196,7 @@ void read_hybrid(KeyReader& keys, const HfFamily& family, ModelDims& dims) {
     read_delta(keys, dims);
     return check_layers(keys, dims);
   } else if (has(family.reads, "mixers_alone")) {
-    dims.pattern.assign(static_cast<std::size_t>(dims.layers), 'M');
+    dims.pattern.assign(at(dims.layers), 'M');
   } else {
     dims.pattern = blocks(keys, dims);
     check_layers(keys, dims);

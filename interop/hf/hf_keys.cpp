@@ -6,6 +6,7 @@
 #include <algorithm>
 
 #include "sim/base/letters.h"
+#include "sim/base/lookup.h"
 
 namespace foreshard {
 
@@ -49,7 +50,7 @@ void KeyReader::provide(std::string_view defaults) {
 
 const std::string* KeyReader::provided(Spellings spellings) const {
   for (const auto& [key, value] : provided_) {
-    if (std::find(spellings.begin(), spellings.end(), key) != spellings.end()) return &value;
+    if (contains(spellings, key)) return &value;
   }
   return nullptr;
 }
@@ -95,7 +96,7 @@ std::string KeyReader::word_or(std::string_view key, std::string_view fallback) 
 std::string KeyReader::one_of(std::string_view key, std::string_view fallback,
                               std::string_view what, Spellings words) {
   std::string word = word_or(key, fallback);
-  if (std::find(words.begin(), words.end(), word) != words.end()) return word;
+  if (contains(words, word)) return word;
   std::string expected;
   for (const std::string_view& each : words) {
     const bool is_last = &each + 1 == words.end();
@@ -142,7 +143,7 @@ void KeyReader::refuse_if_set(std::string_view key, const std::string& what) {
 
 void KeyReader::ignore_rest() {
   for (const ConfigItem& item : node_.items()) {
-    if (std::find(used_.begin(), used_.end(), item.key) != used_.end()) continue;
+    if (contains(used_, item.key)) continue;
     note(item.key, KeyUse::kIgnored, item.value.is_scalar() ? std::string(item.value.text()) : "",
          item.key == "vision_config" ? "the vision tower is left out" : "");
   }

@@ -6,6 +6,7 @@
 
 #include "interop/hf/hf_readers.h"
 #include "sim/base/error.h"
+#include "sim/base/lookup.h"
 
 namespace foreshard {
 namespace {
@@ -25,7 +26,7 @@ RopeScaling read_scaling(const ConfigNode& node) {
     throw node.error("has no rope_type", "rope_type, such as llama3 or yarn, or no rope_scaling");
   }
   const std::string name = type == nullptr ? "mrope" : type->as_string();
-  if (std::find(kRopeTypes.begin(), kRopeTypes.end(), name) == kRopeTypes.end()) {
+  if (!contains(kRopeTypes, name)) {
     throw type->error("rope_type \"" + name + "\" is not known",
                       "default, linear, dynamic, yarn, longrope, llama3, mrope or proportional");
   }

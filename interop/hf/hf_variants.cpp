@@ -4,6 +4,7 @@
 
 #include "interop/hf/hf_readers.h"
 #include "sim/base/error.h"
+#include "sim/base/lookup.h"
 
 namespace foreshard {
 namespace {
@@ -36,7 +37,7 @@ void read_distances(KeyReader& keys, ModelDims& dims) {
   const auto says = [&](const char* key, const char* word) {
     const ConfigNode* value = keys.find({key});
     if (value == nullptr) return false;
-    if (!value->is_sequence()) return value->text().find(word) != std::string_view::npos;
+    if (!value->is_sequence()) return contains(value->text(), word);
     return std::ranges::any_of(value->elements(),
                                [&](const ConfigNode& each) { return each.text() == word; });
   };

@@ -39,7 +39,7 @@ std::vector<std::string> names_in(const fs::path& folder) {
        entry.increment(error)) {
     names.push_back(entry->path().filename().string());
   }
-  std::sort(names.begin(), names.end());
+  std::ranges::sort(names);
   return names;
 }
 

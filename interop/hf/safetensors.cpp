@@ -89,7 +89,7 @@ class Comparison {
     std::int64_t elements = 0;
     std::int64_t block = 0;
     for (const LayerInstance& layer : model_.order) {
-      const LayerSpec& spec = model_.kinds[static_cast<std::size_t>(layer.kind)];
+      const LayerSpec& spec = model_.kinds[at(layer.kind)];
       if (layer.same_as >= 0) continue;
       const bool is_block = spec.role == LayerRole::kBlock;
       const std::string prefix =

@@ -10,6 +10,7 @@
 #include <sstream>
 
 #include "sim/base/error.h"
+#include "sim/base/lookup.h"
 #include "sim/base/quantile.h"
 #include "sim/base/text_file.h"
 
@@ -59,7 +60,7 @@ struct Series {
 
 std::optional<double> usual(std::vector<double> values) {
   if (values.empty()) return std::nullopt;
-  values.erase(values.begin(), values.begin() + static_cast<std::ptrdiff_t>(values.size() / 4));
+  values.erase(values.begin(), values.begin() + (values.size() / 4));
   return quartiles(std::move(values)).median;
 }
 
@@ -173,7 +174,7 @@ std::optional<OutOfMemory> read_out_of_memory(const std::string& line) {
 void read_other(const std::string& line, int number, TrainingLog& log) {
   static const std::regex allocated = pattern("max allocated: *" FORESHARD_NUMBER);
   static const std::regex reserved = pattern("max reserved: *" FORESHARD_NUMBER);
-  if (line.find("memory (MB)") != std::string::npos) {  // Megatron's
+  if (contains(line, "memory (MB)")) {  // Megatron's
     keep_most(log.memory_bytes, behind(line, allocated), kMebi);
     keep_most(log.reserved_bytes, behind(line, reserved), kMebi);
   }

@@ -11,6 +11,7 @@
 
 #include "calibration/clusters/host_list.h"
 #include "interop/network/topology_lines.h"
+#include "sim/base/lookup.h"
 #include "sim/base/parse.h"
 
 namespace foreshard {
@@ -127,7 +128,7 @@ class IbReader {
   }
 
   void open_adapter(const std::string& description, const std::string& id, int number) {
-    if (description.find("Aggregation Node") != std::string::npos) {
+    if (contains(description, "Aggregation Node")) {
       ++aggregations_;
       return;
     }

@@ -17,6 +17,7 @@
 #include "sim/base/config.h"
 #include "sim/base/error.h"
 #include "sim/base/letters.h"
+#include "sim/base/lookup.h"
 #include "sim/base/parse.h"
 #include "sim/base/quantile.h"
 #include "sim/cost/collective.h"
@@ -242,7 +243,7 @@ class LogReader {
     if (words.empty()) return;
     if (words[0][0] == '#') {
       read_comment(text.substr(text.find('#') + 1), line);
-    } else if (number_of(words[0]) && words[0].find('.') == std::string::npos && words.size() > 3) {
+    } else if (number_of(words[0]) && !contains(words[0], '.') && words.size() > 3) {
       read_row(words, line);
     } else {
       if (ignored_++ == 0) {
@@ -277,14 +278,13 @@ class LogReader {
       ++here.ranks;
       here.hosts.insert(device->host);
       set_gpu(device->name);
-    } else if (text.find("Collective test starting") != std::string::npos) {
+    } else if (contains(text, "Collective test starting")) {
       begin(line);
       tests_.back().operation = operation_in(std::string(text));
       note(Mapping::kMapped, words.back(), "the operation", "", line);
     } else if (library != std::string_view::npos && number < text.size() &&
                is_digit(text[number])) {
-      const auto* const stop = std::find_if_not(text.begin() + static_cast<std::ptrdiff_t>(number),
-                                                text.end(), is_digit);
+      const auto* const stop = std::find_if_not(text.begin() + number, text.end(), is_digit);
       const auto end = at(stop - text.begin());
       out_.version = parse_nccl_version(text.substr(number, end - number));
       note(Mapping::kMapped, std::string(text.substr(library, end - library)),
@@ -294,11 +294,10 @@ class LogReader {
       note(Mapping::kIgnored, "settings of the test", "", "", line);
     } else if (words[0] == "size") {
       test(line).header = words;
-    } else if (text.find("Out of bounds values") != std::string::npos &&
-               text.find("OK") == std::string::npos) {
+    } else if (contains(text, "Out of bounds values") && !contains(text, "OK")) {
       note(Mapping::kUnsupported, "wrong results", "", "times of a run that failed its own check",
            line);
-    } else if (!tests_.empty() && text.find("Avg bus bandwidth") != std::string::npos) {
+    } else if (!tests_.empty() && contains(text, "Avg bus bandwidth")) {
       note(Mapping::kIgnored, "average bus bandwidth", "", "a mean over all sizes", line);
     }
   }
@@ -314,7 +313,7 @@ class LogReader {
     } else {
       // size count type [redop] [root] time algbw busbw: the first number with a point.
       at = 3;
-      while (at < words.size() && words[at].find('.') == std::string::npos) ++at;
+      while (at < words.size() && !contains(words[at], '.')) ++at;
       if (!told_position_) {
         note(Mapping::kDefaulted, "columns", "by position", "the log has no header line", line);
         told_position_ = true;
@@ -423,14 +422,12 @@ bool looks_like_nccl_tests(std::string_view text) {
   const std::string head(text.substr(0, kNcclTestsHead));
   if (head.find_first_not_of(" \t\r\n") == std::string::npos) return false;
   if (head[head.find_first_not_of(" \t\r\n")] == '{') {
-    return head.find("\"alg_bw\"") != std::string::npos ||
-           (head.find("\"nccl_version\"") != std::string::npos &&
-            head.find("\"results\"") != std::string::npos);
+    return contains(head, "\"alg_bw\"") ||
+           (contains(head, "\"nccl_version\"") && contains(head, "\"results\""));
   }
   constexpr const char* kMarks[] = {"nThread", "nccl-tests version", "Collective test starting",
                                     "algbw", "Using devices"};
-  return std::ranges::any_of(
-      kMarks, [&](const char* mark) { return head.find(mark) != std::string::npos; });
+  return std::ranges::any_of(kMarks, [&](const char* mark) { return contains(head, mark); });
 }
 
 NcclTests parse_nccl_tests(std::string_view text, std::string_view file_name) {

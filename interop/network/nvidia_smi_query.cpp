@@ -14,6 +14,7 @@
 #include "calibration/gpu_names.h"
 #include "calibration/machines.h"
 #include "interop/network/topology_lines.h"
+#include "sim/base/lookup.h"
 #include "sim/base/parse.h"
 
 namespace foreshard {
@@ -49,8 +50,8 @@ std::vector<std::string> cells_of(const std::string& line) {
 }
 
 bool is_held(std::string_view key, std::string_view value) {
-  return value == "Active" && (key.find("Power Cap") != key.npos ||
-                               key.find("Slowdown") != key.npos || key == "HW Power Brake");
+  return value == "Active" &&
+         (contains(key, "Power Cap") || contains(key, "Slowdown") || key == "HW Power Brake");
 }
 
 std::vector<SmiGpu> read_query(const std::vector<std::string>& lines) {
@@ -98,8 +99,7 @@ std::vector<SmiGpu> read_csv(const std::vector<std::string>& lines) {
       if (column == "name" || column == "gpu_name") gpu.name = cells[c];
       if (column == "power.limit") gpu.limit = watts(cells[c]);
       if (column == "enforced.power.limit") gpu.enforced = watts(cells[c]);
-      if (cells[c] == "Active" && column.starts_with("clocks_") &&
-          column.find("idle") == std::string::npos) {
+      if (cells[c] == "Active" && column.starts_with("clocks_") && !contains(column, "idle")) {
         gpu.held_by = column;
       }
     }

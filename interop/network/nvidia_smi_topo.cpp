@@ -20,7 +20,7 @@ namespace {
 // A word and a number: "GPU3".
 bool is_numbered(const std::string& name, std::string_view word) {
   return name.size() > word.size() && name.starts_with(word) &&
-         std::all_of(name.begin() + static_cast<std::ptrdiff_t>(word.size()), name.end(),
+         std::all_of(name.begin() + word.size(), name.end(),
                      [](unsigned char c) { return std::isdigit(c) != 0; });
 }
 

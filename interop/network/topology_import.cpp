@@ -16,6 +16,7 @@
 #include "interop/network/topology_lines.h"
 #include "sim/base/error.h"
 #include "sim/base/letters.h"
+#include "sim/base/lookup.h"
 #include "sim/base/spelling.h"
 #include "sim/base/units.h"
 
@@ -45,7 +46,7 @@ TopologyFormat topology_format(std::string_view text) {
   }
   const std::size_t first_letter = head.find_first_not_of(" \t\r\n");
   if (first_letter != std::string_view::npos && head[first_letter] == '{') {
-    const auto has = [&](std::string_view key) { return head.find(key) != std::string_view::npos; };
+    const auto has = [&](std::string_view key) { return contains(head, key); };
     const bool is_nodes = has("\"items\"") && has("\"metadata\"");
     return is_nodes || has("\"NetworkNodes\"") ? TopologyFormat::kNodeLabels
                                                : TopologyFormat::kNone;
@@ -57,10 +58,8 @@ TopologyFormat topology_format(std::string_view text) {
     if (first == "GPU0") return TopologyFormat::kNvidiaSmi;
     // "==============NVSMI LOG==============", "| NVIDIA-SMI 550.54.15 ...", "name, power.limit
     // [W]".
-    const bool is_query =
-        line.find("NVSMI LOG") != std::string::npos ||
-        line.find("| NVIDIA-SMI ") != std::string::npos ||
-        (line.find("name,") != std::string::npos && line.find("power.limit") != std::string::npos);
+    const bool is_query = contains(line, "NVSMI LOG") || contains(line, "| NVIDIA-SMI ") ||
+                          (contains(line, "name,") && contains(line, "power.limit"));
     if (is_query) return TopologyFormat::kNvidiaSmiQuery;
     if ((first == "Switch" || first == "Ca") && words.size() > 2 && words[2][0] == '"') {
       return TopologyFormat::kIbnetdiscover;
@@ -111,7 +110,7 @@ namespace {
 ImportedFigures different_from(const ImportedFigures& usual, const ImportedFigures& own) {
   ImportedFigures different;
   for (const auto& figure : own) {
-    if (std::ranges::find(usual, figure) == usual.end()) different.push_back(figure);
+    if (!contains(usual, figure)) different.push_back(figure);
   }
   return different;
 }
@@ -155,7 +154,7 @@ TopologyImport joined(const std::vector<TopologyImport>& parts) {
     if (all.machine.empty()) all.machine = part.machine;
     if (all.nodes == 0) all.nodes = part.nodes;
     if (all.gpus_per_node == 0) all.gpus_per_node = part.gpus_per_node;
-    all.ledger.insert(all.ledger.end(), part.ledger.begin(), part.ledger.end());
+    append(all.ledger, part.ledger);
     join_network(all.network, part.network);
     const bool is_a_node = part.network.hosts.size() == 1 && part.network.switches.empty();
     for (const auto& [key, value] : part.figures) {

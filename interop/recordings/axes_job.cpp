@@ -16,6 +16,7 @@
 #include "sim/base/error.h"
 #include "sim/base/parse.h"
 #include "sim/graph/layers/layer_program.h"
+#include "sim/graph/layers/layer_writer.h"
 #include "sim/spec/checks/plan_check.h"
 
 namespace foreshard {
@@ -116,7 +117,6 @@ ModelDims dims_of(const AxesSettings& s) {
 // adds these up, weighed by a batched product where scores come last (models/moe/moe.py,
 // MoE.forward).
 void combine_in_token_order(LayerSpec& layer, const ModelDims& dims) {
-  using Index = std::int16_t;
   std::vector<Operation>& ops = layer.operations;
   const auto named = [&](std::string_view name) {
     return std::ranges::find(ops, name, &Operation::name);
@@ -127,44 +127,29 @@ void combine_in_token_order(LayerSpec& layer, const ModelDims& dims) {
   };
   if (named("scatter_add") == ops.end()) return;
   const std::int64_t rows = dims.moe.top_k * dims.hidden;
-  const auto add = [&](std::string name, std::int64_t width, ElementType type) {
-    layer.tensors.push_back({.name = std::move(name), .per_token = width, .type = type});
-    return static_cast<Index>(layer.tensors.size() - 1);
-  };
-  const auto make = [&](std::string name, Function function, std::vector<Index> inputs,
-                        Index output) {
-    Operation op;
-    op.name = std::move(name);
-    op.function = function;
-    op.inputs = std::move(inputs);
-    op.outputs = {output};
-    return op;
-  };
+  std::vector<Operation> combined;
+  LayerWriter out(layer, combined);
   Operation last = *named("scatter_add");
   const Index narrow = last.inputs.back(), order = tensor("order"), made = tensor("expert_output");
-  const Index unsorted = add("rows in order", rows, ElementType::kCompute);
-  const Index sum = add("rows summed", dims.hidden, ElementType::kCompute);
+  const Index unsorted = out.activation("rows in order", rows);
+  const Index sum = out.activation("rows summed", dims.hidden);
   // Into zeros that are there before the rows are waited for.
-  const Index zeros = add("zeros of rows", rows, ElementType::kCompute);
-  std::vector<Operation> combined = {make("zeros_of_rows", Function::kCopy, {}, zeros),
-                                     make("unsort", Function::kGather, {zeros, made}, unsorted)};
-  combined.front().gradient = GradientRule::kNone;
-  combined.back().in_place = true;
-  combined.back().saved = {order};
+  const Index zeros = out.activation("zeros of rows", rows);
+  out.constant("zeros_of_rows", Function::kCopy, {}, {zeros});
+  out.pass("unsort", Function::kGather, {zeros, made}, {unsorted}).in_place = true;
+  out.last().saved = {order};
   if (dims.moe.score_first) {
-    combined.push_back(make("sum_rows", Function::kAdd, {unsorted}, sum));
+    out.pass("sum_rows", Function::kAdd, {unsorted}, {sum});
     // Of one row a token the gradient is a view; of more it is copied for each.
-    if (dims.moe.top_k == 1) combined.back().gradient = GradientRule::kAlias;
+    if (dims.moe.top_k == 1) out.last().gradient = GradientRule::kAlias;
   } else {
     const Index scores = dims.moe.scaled ? tensor("scaled_scores") : tensor("chosen_scores");
-    const Index wide = add("rows in order fp32", rows, ElementType::kFp32);
-    const Index product = add("rows weighed fp32", dims.hidden, ElementType::kFp32);
-    combined.push_back(make("rows_to_fp32", Function::kCast, {unsorted}, wide));
-    combined.push_back(make("weigh_rows", Function::kMultiply, {wide, scores}, product));
-    combined.back().saved = {scores, wide};
-    combined.back().released = {wide};
-    combined.push_back(make("weighed_cast", Function::kCast, {product}, sum));
-    combined.back().released = {product};
+    const Index wide = out.activation("rows in order fp32", rows, ElementType::kFp32);
+    const Index product = out.activation("rows weighed fp32", dims.hidden, ElementType::kFp32);
+    out.pass("rows_to_fp32", Function::kCast, {unsorted}, {wide});
+    out.pass("weigh_rows", Function::kMultiply, {wide, scores}, {product}).saved = {scores, wide};
+    out.release({wide});
+    out.pass("weighed_cast", Function::kCast, {product}, {sum}).released = {product};
     for (const char* name : {"expert_output_to_fp32", "weigh_rows", "weighed_rows_cast"}) {
       ops.erase(named(name));
     }
@@ -197,10 +182,10 @@ void combine_in_token_order(LayerSpec& layer, const ModelDims& dims) {
 // casts for each of them (MixedPrecisionPolicy.cast_forward_inputs); without one the rotation casts
 // either half. It is done in the compute dtype, x cos + (-x2, x1) sin (models/qwen3/model/model.py,
 // apply_rotary_emb); ranks of cp gather their own positions' rows first.
-class HalvesRotation {
+class HalvesRotation : LayerWriter {
  public:
   HalvesRotation(LayerSpec& layer, const ModelDims& dims, const Plan& plan)
-      : layer_(layer), rows_(dims.max_positions), width_(dims.head_dim) {
+      : LayerWriter(layer), rows_(dims.max_positions), width_(dims.head_dim) {
     const Mesh& mesh = plan.mesh;
     is_wrapped_ = mesh.is_wrapped();
     gathers_ = mesh.cp > 1;
@@ -212,8 +197,8 @@ class HalvesRotation {
     if (is_wrapped_ || !is_cast_) {
       // In fp32 it is the model's own.
       cosine_ = sine_ =
-          add({.name = "rotary table cast", .fixed = is_cast_ ? 2 * rows_ * width_ : 0});
-      constant("cast_rotary", {}, cosine_).part = LayerSegment::kBefore;
+          tensor({.name = "rotary table cast", .fixed = is_cast_ ? 2 * rows_ * width_ : 0});
+      constant("cast_rotary", Function::kCopy, {}, {cosine_}).part = LayerSegment::kBefore;
     }
     for (std::size_t o = 0; o < old.size(); ++o) {
       const bool rotates = o + 2 < old.size() && old[o + 1].function == Function::kRotary;
@@ -227,55 +212,35 @@ class HalvesRotation {
   }
 
  private:
-  using Index = std::int16_t;
-
-  Index add(TensorSpec spec) {
-    layer_.tensors.push_back(std::move(spec));
-    return static_cast<Index>(layer_.tensors.size() - 1);
-  }
-  Operation& operation(std::string name, Function function, std::vector<Index> inputs, Index to) {
-    Operation& op = layer_.operations.emplace_back();
-    op.name = std::move(name);
-    op.function = function;
-    op.inputs = std::move(inputs);
-    op.outputs = {to};
-    return op;
-  }
-  Operation& constant(std::string name, std::vector<Index> inputs, Index to) {
-    Operation& op = operation(std::move(name), Function::kCopy, std::move(inputs), to);
-    op.gradient = GradientRule::kNone;
-    return op;
-  }
-
   void make_table() {
     if (std::exchange(has_table_, true)) return;
     if (gathers_) {
-      const Index own = add({.name = "rotary of own positions", .per_token = 2 * width_});
-      constant("gather_positions", {cosine_}, own).function = Function::kGather;
+      const Index own = tensor({.name = "rotary of own positions", .per_token = 2 * width_});
+      constant("gather_positions", Function::kGather, {cosine_}, {own});
       cosine_ = sine_ = own;
     } else if (!is_wrapped_ && is_cast_) {
-      cosine_ = add({.name = "cosines", .fixed = rows_ * width_});
-      sine_ = add({.name = "sines", .fixed = rows_ * width_});
-      constant("cast_cosines", {}, cosine_);
-      constant("cast_sines", {}, sine_);
+      cosine_ = tensor({.name = "cosines", .fixed = rows_ * width_});
+      sine_ = tensor({.name = "sines", .fixed = rows_ * width_});
+      constant("cast_cosines", Function::kCopy, {}, {cosine_});
+      constant("cast_sines", Function::kCopy, {}, {sine_});
     }
   }
 
   void rotate(const Operation& to_fp32, const Operation& back) {
     make_table();
     const Index x = to_fp32.inputs.front(), result = back.outputs.front();
-    const std::string name = layer_.tensors[at(result)].name;
-    const std::int64_t width = layer_.tensors[at(result)].per_token;
-    const Index first = add({.name = name + " times cosine", .per_token = width});
-    const Index half = add({.name = name + " turned", .per_token = width});
-    const Index second = add({.name = name + " times sine", .per_token = width});
-    const Index zeros = add({.name = name + " half in zeros", .per_token = width});
-    operation("times_cosine", Function::kMultiply, {x, cosine_}, first).saved = {cosine_};
-    operation("rotate_half", Function::kCopy, {x}, half).backward_temporaries = {zeros};
-    Operation& times_sine = operation("times_sine", Function::kMultiply, {half, sine_}, second);
+    const std::string name = spec_of(result).name;
+    const std::int64_t each = width(result);
+    const Index first = activation(name + " times cosine", each);
+    const Index half = activation(name + " turned", each);
+    const Index second = activation(name + " times sine", each);
+    const Index zeros = activation(name + " half in zeros", each);
+    pass("times_cosine", Function::kMultiply, {x, cosine_}, {first}).saved = {cosine_};
+    pass("rotate_half", Function::kCopy, {x}, {half}).backward_temporaries = {zeros};
+    Operation& times_sine = pass("times_sine", Function::kMultiply, {half, sine_}, {second});
     times_sine.saved = {sine_};
     times_sine.released = {half};
-    Operation& sum = operation("rotary_sum", Function::kAdd, {first, second}, result);
+    Operation& sum = pass("rotary_sum", Function::kAdd, {first, second}, {result});
     sum.gradient = GradientRule::kAlias;
     sum.released = {first, second};
     for (const Index t : back.released) {  // but what is no more
@@ -284,7 +249,6 @@ class HalvesRotation {
     }
   }
 
-  LayerSpec& layer_;
   const std::int64_t rows_, width_;
   bool is_wrapped_ = true, gathers_ = false, is_cast_ = true, has_table_ = false;
   Index cosine_ = 0, sine_ = 0;

@@ -13,6 +13,7 @@
 #include "interop/hf/hf_config.h"
 #include "models/layers/variants.h"
 #include "sim/base/config.h"
+#include "sim/base/lookup.h"
 #include "sim/graph/host_log.h"
 #include "sim/memory/memory_profile.h"
 #include "sim/spec/plan_config.h"
@@ -113,7 +114,7 @@ PlanDocument document_of(const ConfigNode& node, const ConfigNode& versions) {
       "hsdp",    "dtype",     "steps",        "cudnn",  "task",  "hold",  "lora",
       "history", "use_cache", "gc_reentrant", "runtime"};
   for (const ConfigItem& item : node.items()) {
-    if (item.value.is_null() || std::ranges::find(kKnown, item.key) != std::end(kKnown)) {
+    if (item.value.is_null() || contains(kKnown, item.key)) {
       continue;
     }
     throw Error(ExitCode::kMissingCapability,
@@ -360,7 +361,7 @@ ConformanceFolder conform_hf_cases(const std::filesystem::path& folder,
   ConformanceFolder result = {.path = folder.string()};
   for (const std::filesystem::path& file : files_of(folder)) {
     const std::string id = file.stem().string();
-    if (!only.empty() && std::ranges::find(only, id) == only.end()) continue;
+    if (!only.empty() && !contains(only, id)) continue;
     if (is_case(file)) result.rows.push_back(conform_case(file));
   }
   return result;

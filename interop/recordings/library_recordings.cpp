@@ -15,6 +15,7 @@
 #include "interop/recordings/recorded_job.h"
 #include "models/recorded.h"
 #include "sim/base/config.h"
+#include "sim/base/lookup.h"
 #include "sim/base/parse.h"
 #include "sim/graph/training_step.h"
 #include "sim/spec/checks/plan_check.h"
@@ -432,7 +433,7 @@ ConformanceFolder conform_library_folder(const RecordingFolder& folder,
   ConformanceFolder result = {.path = folder.path().string()};
   for (std::size_t row = 0; row < folder.size(); ++row) {
     const std::string id = folder.id(row);
-    if (!only.empty() && std::ranges::find(only, id) == only.end()) continue;
+    if (!only.empty() && !contains(only, id)) continue;
     result.rows.push_back(conform_row(folder, row));
   }
   return result;

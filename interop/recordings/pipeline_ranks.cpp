@@ -15,6 +15,7 @@
 #include "interop/recordings/recordings.h"
 #include "sim/base/config.h"
 #include "sim/base/error.h"
+#include "sim/base/lookup.h"
 #include "sim/base/parse.h"
 #include "sim/graph/pipeline/stages.h"
 #include "sim/spec/checks/plan_check.h"
@@ -266,7 +267,7 @@ class PipelineRecordings {
       if (file.integer(row, file.at("step")) != 2) continue;
       const std::string kind(file.text(row, file.at("kind")));
       highest = std::max(highest, file.integer(row, file.at("peak_since_previous_row")));
-      if (std::ranges::find(r.boundaries, kind) == r.boundaries.end()) continue;
+      if (!contains(r.boundaries, kind)) continue;
       RecordedMemoryRow& m = r.memory.emplace_back();
       m.step = 2;
       m.seq = file.integer(row, file.at("seq"));

@@ -9,6 +9,7 @@
 
 #include "interop/csv_file.h"
 #include "sim/base/integers.h"
+#include "sim/base/lookup.h"
 #include "sim/graph/pipeline/pipeline.h"
 
 namespace foreshard {
@@ -86,7 +87,7 @@ std::vector<PipelineRows> rows_of(const Case& c, const Actions& actions) {
 std::string first_difference(std::string_view recorded, std::string_view forecast) {
   constexpr std::size_t kShown = 60;
   const auto [a, b] = std::ranges::mismatch(recorded, forecast);
-  const auto begin = static_cast<std::size_t>(a - recorded.begin());
+  const auto begin = at(a - recorded.begin());
   const std::size_t from = begin > kShown / 2 ? begin - kShown / 2 : 0;
   return fmt::format("recorded ...{}..., forecast ...{}...", recorded.substr(from, kShown),
                      from < forecast.size() ? forecast.substr(from, kShown) : "");
@@ -191,9 +192,7 @@ ConformanceFolder conform_pipeline_tables(const std::filesystem::path& folder,
     result.rows = conform_pipeline_ranks(folder);
   }
   if (!only.empty()) {
-    std::erase_if(result.rows, [&](const Conformance& row) {
-      return std::ranges::find(only, row.id) == only.end();
-    });
+    std::erase_if(result.rows, [&](const Conformance& row) { return !contains(only, row.id); });
   }
   return result;
 }

@@ -12,6 +12,7 @@
 
 #include "interop/recordings/library_recordings.h"
 #include "interop/recordings/recorded_settings.h"
+#include "sim/base/lookup.h"
 #include "sim/base/parse.h"
 #include "sim/base/spelling.h"
 #include "sim/graph/training_step.h"
@@ -338,9 +339,7 @@ Conformance conform_row(RecordingLibrary& library, const RecordingFolder& folder
 ConformanceFolder conform_folder(RecordingLibrary& library, const RecordingFolder& folder,
                                  const std::vector<std::string>& only) {
   if (has_library_recordings(folder)) return conform_library_folder(folder, only);
-  const auto wanted = [&](const std::string& id) {
-    return only.empty() || std::ranges::find(only, id) != only.end();
-  };
+  const auto wanted = [&](const std::string& id) { return only.empty() || contains(only, id); };
   ConformanceFolder result = {.path = folder.path().string()};
   for (std::size_t row = 0; row < folder.size(); ++row) {
     if (wanted(folder.id(row))) result.rows.push_back(conform_row(library, folder, row));

@@ -8,6 +8,7 @@
 
 #include "sim/base/config.h"
 #include "sim/base/embedded.h"
+#include "sim/base/lookup.h"
 #include "sim/base/parse.h"
 #include "sim/base/spelling.h"
 
@@ -48,7 +49,7 @@ SettingsReader::SettingsReader(const RecordingFolder& folder, std::size_t row)
   const CsvFile& index = folder.index();
   const std::size_t end = index.find("note").value_or(0);
   for (std::size_t column = 1; column < end; ++column) {
-    const bool is_off = std::ranges::find(kOff, index.text(row, column)) != kOff.end();
+    const bool is_off = contains(kOff, index.text(row, column));
     if (!is_off && !defaults().contains(index.header(column))) fail_unknown(index.header(column));
   }
 }

@@ -12,6 +12,7 @@
 #include "calibration/csv_table.h"
 #include "sim/base/embedded.h"
 #include "sim/base/letters.h"
+#include "sim/base/lookup.h"
 
 namespace foreshard {
 
@@ -47,7 +48,7 @@ const Recipes& recipes() {
 // Longer names first: H100 is a part of none, B200 one of GB200.
 std::string_view gpu_of(std::string_view published) {
   for (const std::string_view gpu : {"GB300", "GB200", "B300", "B200", "H100"}) {
-    if (published.find(gpu) != std::string_view::npos) return gpu;
+    if (contains(published, gpu)) return gpu;
   }
   return "";
 }
@@ -55,7 +56,7 @@ std::string_view gpu_of(std::string_view published) {
 // "FP8" alone is what a release published of the GPU: scaling by tensors, or by blocks.
 std::vector<std::string_view> dtypes_of(std::string_view published) {
   const std::string text = lower(published);
-  const auto says = [&](std::string_view word) { return text.find(word) != std::string::npos; };
+  const auto says = [&](std::string_view word) { return contains(text, word); };
   if (says("fp4")) return {"NVFP4"};
   if (says("mx")) return {"FP8_MX"};
   if (says("sc") || says("block")) return {"FP8_SC"};

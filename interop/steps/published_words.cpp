@@ -19,6 +19,7 @@
 #include "sim/base/config.h"
 #include "sim/base/embedded.h"
 #include "sim/base/letters.h"
+#include "sim/base/lookup.h"
 #include "sim/base/parse.h"
 
 namespace foreshard {
@@ -80,8 +81,8 @@ const std::vector<Rule>& rules_of(std::string_view subject) {
 
 const Rule* rule_of(std::string_view subject, std::string_view text) {
   const std::vector<Rule>& rules = rules_of(subject);
-  const auto found = std::ranges::find_if(
-      rules, [&](const Rule& rule) { return text.find(rule.holds) != std::string_view::npos; });
+  const auto found =
+      std::ranges::find_if(rules, [&](const Rule& rule) { return contains(text, rule.holds); });
   return found == rules.end() ? nullptr : &*found;
 }
 
@@ -284,9 +285,9 @@ class RowReader {
     // Experts of fixed capacity: whole layers are captured (v0.1.0,
     // scripts/performance/configs/qwen3, cuda_graphs: true where run_script.py drops tokens, on
     // B200 and GB200), and rows travel by all-to-alls.
-    const bool drops = lower(cell("model")).find("tokendrop") != std::string::npos;
+    const bool drops = contains(lower(cell("model")), "tokendrop");
     // A recipe that is repeated in full without a flex backend has none: all-to-alls.
-    const bool has_backend = note.find("moe_flex_dispatcher_backend") != std::string::npos;
+    const bool has_backend = contains(note, "moe_flex_dispatcher_backend");
     const bool says_dispatcher = has_backend || !cell("dispatcher").empty();
     if ((drops || note.starts_with("full; recipe")) && !says_dispatcher) {
       row_.words["dispatcher"] = "alltoall";
@@ -298,10 +299,9 @@ class RowReader {
     const std::string release =
         at == std::string::npos ? "" : runtime.substr(at + kBridge.size(), 5);
     const bool is_release = release.size() == 5 && release[2] == '.';
-    const bool is_recipe = (is_release && release >= "26.06") ||
-                           note.find("pretrain_performance") != std::string::npos;
-    const bool is_told =
-        note.starts_with("full; recipe") || note.find("cuda_graph") != std::string::npos;
+    const bool is_recipe =
+        (is_release && release >= "26.06") || contains(note, "pretrain_performance");
+    const bool is_told = note.starts_with("full; recipe") || contains(note, "cuda_graph");
     const std::string model = zoo_name(cell("model")).value_or("");
     const BridgeRecipe* recipe =
         is_told ? nullptr
@@ -349,7 +349,7 @@ class RowReader {
       const std::string predicts = *name + "-mtp";
       const bool is_bridge = lower(cell("runtime")).starts_with("megatron-bridge");
       const bool has_variant = is_bridge && std::ranges::count(zoo_names(), predicts) > 0;
-      const bool is_told_without = cell("model").find("w/o MTP") != std::string::npos;
+      const bool is_told_without = contains(cell("model"), "w/o MTP");
       row_.words["zoo_model"] = has_variant && !is_told_without ? predicts : *name;
       // models/qwen3/model/model.py multiplies by cosines and sines, llama3's is complex.
       if (row_.word("stack") == "torchtitan_2025" && name->starts_with("qwen")) {

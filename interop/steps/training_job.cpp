@@ -15,6 +15,7 @@
 #include "models/names.h"
 #include "models/zoo.h"
 #include "sim/base/error.h"
+#include "sim/base/lookup.h"
 #include "sim/spec/checks/plan_check.h"
 #include "sim/spec/preset.h"
 
@@ -147,7 +148,7 @@ TrainingJob training_job(const TrainingRow& row, const std::vector<std::string>&
   std::vector<std::string> assignments = plan_assignments(row, job.cluster);
   assignments.push_back(fmt::format("batch={{sequence: {}, micro_batch: {}, accumulation: {}}}",
                                     row.count("seq_len"), batches.micro_batch, batches.whole));
-  assignments.insert(assignments.end(), set.begin(), set.end());
+  append(assignments, set);
   PlanDocument document;
   for (const std::string& assignment : assignments) {
     document = apply_set(std::move(document), assignment);

@@ -16,6 +16,7 @@
 #include "sim/base/embedded.h"
 #include "sim/base/error.h"
 #include "sim/base/integers.h"
+#include "sim/base/lookup.h"
 #include "sim/base/parse.h"
 
 namespace foreshard {
@@ -103,7 +104,7 @@ std::string wrong_word(const WordColumn& column, std::string_view cell) {
   if (column.name == "recompute" && is_count_after(cell, "every_")) return "";
   if (column.name == "reshard" && is_count_after(cell, "")) return "";
   if (column.words.empty()) return "";
-  const bool known = std::ranges::find(column.words, cell) != column.words.end();
+  const bool known = contains(column.words, cell);
   return known ? "" : one_of(column.words);
 }
 

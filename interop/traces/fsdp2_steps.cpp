@@ -23,6 +23,7 @@
 #include "interop/traces/trace_items.h"
 #include "sim/base/error.h"
 #include "sim/base/letters.h"
+#include "sim/base/lookup.h"
 
 namespace foreshard {
 namespace {
@@ -188,7 +189,7 @@ class Walk {
   }
 
   void note_forward(int unit) {
-    if (std::ranges::find(first_forwards_, unit) == first_forwards_.end()) {
+    if (!contains(first_forwards_, unit)) {
       first_forwards_.push_back(unit);
     }
     auto [depth, is_new] = depth_.emplace(unit, static_cast<int>(forward_.size()));
@@ -300,10 +301,7 @@ class Walk {
   }
 
   int running() const {
-    const auto depth = [&](int unit) {
-      const auto found = depth_.find(unit);
-      return found == depth_.end() ? 0 : found->second;
-    };
+    const auto depth = [&](int unit) { return value_of(depth_, unit, 0); };
     return std::ranges::max_element(open_,
                                     [&](const Open& a, const Open& b) {
                                       const int x = depth(a.unit), y = depth(b.unit);

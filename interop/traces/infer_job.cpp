@@ -232,7 +232,7 @@ class Inference {
                       trace_.facts.has_shapes ? "" : "; shapes would tell (record_shapes=True)"));
       return;
     }
-    const bool told = std::ranges::find(units_.sizes, 0) == units_.sizes.end();
+    const bool told = !contains(units_.sizes, 0);
     const std::string how =
         told ? "sizes of the units" : "number of units; their sizes are not told";
     for (const char* key : {"units.layers_per_unit", "units.embedding", "units.head"})

@@ -54,8 +54,8 @@ std::vector<TensorShape> period_of(const std::vector<TensorShape>& list) {
   for (std::size_t period = 1; period <= list.size() / 2; ++period) {
     if (list.size() % period != 0) continue;
     const auto end = list.end() - static_cast<std::ptrdiff_t>(period);
-    if (std::equal(list.begin(), end, list.begin() + static_cast<std::ptrdiff_t>(period))) {
-      return {list.begin(), list.begin() + static_cast<std::ptrdiff_t>(period)};
+    if (std::equal(list.begin(), end, list.begin() + period)) {
+      return {list.begin(), list.begin() + period};
     }
   }
   return list;

@@ -9,6 +9,7 @@
 #include "calibration/gpu_names.h"
 #include "calibration/machines.h"
 #include "sim/base/error.h"
+#include "sim/base/lookup.h"
 #include "sim/base/unit_strings.h"
 #include "sim/spec/fsdp2_version.h"
 
@@ -207,7 +208,7 @@ class StepReading {
         {"flash_attn_3", AttentionKernel::kFa3},
         {"flash_attn", AttentionKernel::kFa2}};
     for (const auto& [name, kernel] : kKernels) {
-      if (facts_.attention.find(name) == std::string::npos) continue;
+      if (!contains(facts_.attention, name)) continue;
       if (plan_.cluster == "local") return;  // it has one of its own
       plan_.attention = kernel;
       return say("attention", facts_.attention);

@@ -68,7 +68,7 @@ void JobStepWriter::drop_loss() {
   const TraceRun run = step_.runs[*computing_];
   if (run.kind != EventKind::kLoss || run.microbatch != microbatch_) return;
   const std::size_t gone = *computing_;
-  step_.runs.erase(step_.runs.begin() + static_cast<std::ptrdiff_t>(gone));
+  step_.runs.erase(step_.runs.begin() + gone);
   for (auto& [key, index] : instances_) index -= index > gone ? 1 : 0;
   computing_.reset();
   add_outside("work in forward, between units", run.pieces, run.end - run.begin);

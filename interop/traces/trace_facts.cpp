@@ -5,6 +5,7 @@
 #include <string_view>
 
 #include "interop/traces/fsdp2_steps.h"
+#include "sim/base/lookup.h"
 
 namespace foreshard {
 namespace {
@@ -16,7 +17,7 @@ enum class Interest : std::uint8_t { kNone, kTable, kAttention, kPacking, kAdam 
 Interest interest_of(const std::string& name) {
   if (name == "aten::embedding") return Interest::kTable;
   if (name.ends_with("chunk_cat")) return Interest::kPacking;
-  const auto has = [&](const char* word) { return name.find(word) != std::string::npos; };
+  const auto has = [&](const char* word) { return contains(name, word); };
   if (has("ackward")) return Interest::kNone;
   const bool chosen = has("aten::_scaled_dot_product") || has("_attn_forward") ||
                       has("_attn_func") || name == "aten::scaled_dot_product_attention";
@@ -66,7 +67,7 @@ class FactReader {
     static constexpr std::string_view kOptimizer = "Optimizer.step#";
     bool foreach_step = false;
     for (const std::string& name : trace_.names) {
-      const auto has = [&](const char* word) { return name.find(word) != std::string::npos; };
+      const auto has = [&](const char* word) { return contains(name, word); };
       if (name.starts_with(kOptimizer)) {
         facts_.optimizer = name.substr(kOptimizer.size());
         facts_.optimizer.resize(std::min(facts_.optimizer.find('.'), facts_.optimizer.size()));
@@ -88,7 +89,7 @@ class FactReader {
     const std::vector<TensorShape> shapes = shapes_of(event);
     if (shapes.size() < 2 || shapes[0].size() != 2) return;
     auto& tables = facts_.tables;
-    if (std::ranges::find(tables, shapes[0]) != tables.end()) return;
+    if (contains(tables, shapes[0])) return;
     const bool longest = std::ranges::none_of(
         tables, [&](const TensorShape& table) { return table[0] >= shapes[0][0]; });
     tables.push_back(shapes[0]);
@@ -160,7 +161,7 @@ std::string other_library(const KinetoTrace& trace) {
       {"DeepSpeed", "DeepSpeed"}};
   for (const auto& [range, library] : kRanges) {
     for (const std::string& name : trace.names) {
-      if (name.find(range) != std::string::npos) return library;
+      if (contains(name, range)) return library;
     }
   }
   return "";

@@ -23,6 +23,7 @@
 
 #include "interop/traces/kineto.h"
 #include "sim/base/error.h"
+#include "sim/base/lookup.h"
 
 namespace foreshard {
 namespace {
@@ -40,7 +41,7 @@ TracedCollective collective_of(std::string_view name) {
       letters.push_back(static_cast<char>(std::tolower(static_cast<unsigned char>(c))));
     }
   }
-  const auto has = [&](const char* word) { return letters.find(word) != std::string::npos; };
+  const auto has = [&](const char* word) { return contains(letters, word); };
   if (has("allgather")) return TracedCollective::kAllGather;
   if (has("reducescatter")) return TracedCollective::kReduceScatter;
   if (has("allreduce")) return TracedCollective::kAllReduce;
@@ -62,7 +63,7 @@ struct NameFacts {
 };
 
 NameFacts facts_of(const std::string& name) {
-  const auto has = [&](const char* word) { return name.find(word) != std::string::npos; };
+  const auto has = [&](const char* word) { return contains(name, word); };
   NameFacts facts;
   facts.fsdp = name.starts_with("FSDP::") || name.starts_with("Optimizer.");
   facts.c10d = name.starts_with("c10d::");
@@ -73,7 +74,7 @@ NameFacts facts_of(const std::string& name) {
   facts.scale = has("clamp") || has("mul_");
   static constexpr std::string_view kProducts[] = {"aten::mm", "aten::addmm", "aten::bmm",
                                                    "aten::baddbmm", "aten::_scaled_mm"};
-  facts.product = std::ranges::find(kProducts, name) != std::end(kProducts);
+  facts.product = contains(kProducts, name);
   // The operator behind scaled_dot_product_attention, which selective recompute may find done.
   facts.attention =
       (name.starts_with("aten::_scaled_dot_product") || has("flash_attn") || has("FlashAttn")) &&
@@ -101,7 +102,7 @@ class Linker {
     const auto& threads = issuing_threads_;
     for (const TraceEvent& event : trace_.events) {
       if (event.category != Category::kAnnotation || facts(event).gloo) continue;
-      if (std::ranges::find(threads, event.thread) == threads.end()) continue;
+      if (!contains(threads, event.thread)) continue;
       work.ranges.push_back({event.name, event.begin, event.end});
     }
     std::ranges::stable_sort(work.ranges, [](const auto& a, const auto& b) {
@@ -152,7 +153,7 @@ class Linker {
         }
       }
       if (fsdp) issuing_threads_.push_back(thread);
-      order_.insert(order_.end(), list.begin(), list.end());
+      append(order_, list);
     }
   }
 

@@ -322,7 +322,7 @@ std::vector<std::string> beyond_sentences(const FsdpTrace& trace, const JobStep&
     group.time += run.end - run.begin;
     const std::string where = run.unit < 0 ? "" : shown(trace.units[at(run.unit)]);
     const auto& known = group.where;
-    if (!where.empty() && std::ranges::find(known, where) == known.end()) {
+    if (!where.empty() && !contains(known, where)) {
       group.where.push_back(where);
     }
   }

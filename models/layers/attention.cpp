@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "models/layers/block_parts.h"
+#include "sim/base/lookup.h"
 
 namespace foreshard {
 namespace {
@@ -179,7 +180,7 @@ Index fused_attention(LayerBuilder& layer, const ModelDims& dims, const Attentio
   } else {
     saved = {inputs[1], inputs[0], inputs[2]};  // freed in the order key, query, value
   }
-  saved.insert(saved.end(), {logsumexp, output});
+  append(saved, {logsumexp, output});
   saved.insert(saved.end(), outputs.begin() + 2, outputs.end());
   Operation& op = layer.operation("attention", OperationKind::kAttention, Function::kAttention);
   if (!layer.is_native()) op.released.assign(outputs.rbegin(), outputs.rend() - 1);

@@ -29,15 +29,13 @@
 
 #include "models/layers/block_parts.h"
 #include "models/layers/family_rows.h"
-#include "models/layers/layer_tensors.h"
 #include "models/layers/module_kernels.h"
+#include "sim/base/lookup.h"
 #include "sim/graph/layers/given_mask.h"
+#include "sim/graph/layers/layer_writer.h"
 
 namespace foreshard {
 namespace {
-
-using Index = std::int16_t;
-using Indices = std::vector<Index>;
 
 // What the code of a family does beyond its operations (transformers 5.17, models/FAMILY/
 // modeling_FAMILY.py; torchtitan's models/gpt_oss and models/llama4).
@@ -88,7 +86,7 @@ constexpr std::string_view kSoftmaxAsScores =
 FamilyCode code_of(std::string_view family) {
   FamilyCode code = row_of(kFamilyCode, family);
   const std::string word = " " + std::string(family) + " ";
-  code.softmax_as_scores |= kSoftmaxAsScores.find(word) != std::string_view::npos;
+  code.softmax_as_scores |= contains(kSoftmaxAsScores, word);
   return code;
 }
 
@@ -154,51 +152,35 @@ AttentionKernel dispatched(const Plan& plan, const FamilyCode& code, const Atten
 }
 
 // Operations in the place of one attention.
-class Written {
+class Written : public LayerWriter {
  public:
   Written(LayerSpec& layer, const Operation& attention, const Plan& plan,
           ScoreBias bias = ScoreBias::kNone)
-      : layer_(layer),
+      : LayerWriter(layer, written_),
         bias_(bias),
-        part_(attention.part),
         shape_(attention.attention),
-        sequence_(layer.domain.length(plan.batch.sequence)) {}
-
-  std::vector<Operation> take() { return std::exchange(operations_, {}); }
-  Operation& last() { return operations_.back(); }
-  const TensorSpec& at(Index t) const { return tensor(layer_, t); }
-
-  Index activation(const std::string& name, std::int64_t per_token, ElementType type) {
-    return add_tensor(layer_, {.name = name, .per_token = per_token, .type = type});
+        sequence_(layer.domain.length(plan.batch.sequence)) {
+    part_ = attention.part;
   }
+
+  std::vector<Operation> take() { return std::exchange(written_, {}); }
   Index scores(const std::string& name, ElementType type) {
     return activation(name, checked_multiply(shape_.heads, sequence_), type);
   }
 
-  // Reads the inputs, saves nothing; the output has the elements and the type of `like`.
+  // Reads the inputs, saves nothing.
   Index pass(const std::string& name, Function function, Indices inputs, Index output) {
-    Operation& op = operations_.emplace_back();
-    op.name = name;
-    op.function = function;
-    op.part = part_;
-    op.inputs = std::move(inputs);
-    op.outputs = {output};
+    LayerWriter::pass(name, function, std::move(inputs), {output});
     return output;
   }
-  Index like(Index input, const std::string& name, ElementType type) {
-    TensorSpec spec = at(input);
-    spec.name = name;
-    spec.type = type;
-    return add_tensor(layer_, std::move(spec));
-  }
   Index scale(const std::string& name, Index input) {
-    return pass(name, Function::kScale, {input}, like(input, name, at(input).type));
+    return pass(name, Function::kScale, {input}, like(input, name, spec_of(input).type));
   }
   Index cast(const std::string& name, Index input, ElementType type) {
     return pass(name, Function::kCast, {input}, like(input, name, type));
   }
   Index copy(const std::string& name, Index input) {
-    return pass(name, Function::kCopy, {input}, like(input, name, at(input).type));
+    return pass(name, Function::kCopy, {input}, like(input, name, spec_of(input).type));
   }
   // A product over several sequences wants each head's rows together; one head of one sequence is
   // a view of all.
@@ -208,12 +190,12 @@ class Written {
   // Of `width` features, of every head.
   Index repeat(const std::string& name, Index input, std::int64_t width) {
     if (shape_.kv_heads == shape_.heads) return input;
-    const Index output = activation(name, shape_.heads * width, at(input).type);
+    const Index output = activation(name, shape_.heads * width, spec_of(input).type);
     return pass(name, Function::kCopy, {input}, output);
   }
   // Rows of one sequence's heads times those of another: [S, width] x [width, S], or the other way.
   Index product(Indices inputs, std::int64_t width, Index output) {
-    pass(at(output).name, Function::kMatrixProduct, inputs, output);
+    pass(spec_of(output).name, Function::kMatrixProduct, inputs, output);
     last().kind = OperationKind::kAttention;
     last().saved = std::move(inputs);
     last().attention = shape_;
@@ -232,7 +214,7 @@ class Written {
   Index dropout(Index probabilities) {
     if (!shape_.dropout) return probabilities;
     const Index mask = scores("probabilities_mask", ElementType::kByte);
-    const Index kept = scores("kept_probabilities", at(probabilities).type);
+    const Index kept = scores("kept_probabilities", spec_of(probabilities).type);
     pass("probabilities_dropout", Function::kDropout, {probabilities}, kept);
     last().outputs.push_back(mask);
     last().saved = {mask};
@@ -245,39 +227,27 @@ class Written {
     if (bias_ != ScoreBias::kLearned || op.inputs.size() > 3) return;
     for (const ElementType type : {ElementType::kFp32, ElementType::kCompute}) {
       last().backward_workspace.push_back(
-          add_tensor(layer_, {.name = "bias.grad",
-                              .per_position = checked_multiply(shape_.heads, sequence_),
-                              .type = type}));
+          tensor({.name = "bias.grad",
+                  .per_position = checked_multiply(shape_.heads, sequence_),
+                  .type = type}));
     }
   }
-  void release(const Indices& tensors) {
-    last().released.insert(last().released.end(), tensors.begin(), tensors.end());
-  }
-
   // Views where one fused projection is read.
   Indices heads(const Indices& inputs) {
     if (inputs.size() >= 3) return inputs;  // (behind them, perhaps a bias)
     const std::int64_t kv = shape_.kv_heads * shape_.head_dim;
-    const ElementType type = at(inputs.front()).type;
+    const ElementType type = spec_of(inputs.front()).type;
     Indices parts = {activation("q", shape_.heads * shape_.head_dim, type),
                      activation("k", kv, type), activation("v", kv, type)};
-    Operation& op = operations_.emplace_back();
-    op.name = "split";
-    op.function = Function::kCopy;
-    op.part = part_;
-    op.inputs = inputs;
-    op.outputs = parts;
-    op.view = true;
+    LayerWriter::pass("split", Function::kCopy, inputs, parts).view = true;
     return parts;
   }
 
  private:
-  LayerSpec& layer_;
   ScoreBias bias_;
-  std::int8_t part_;
   AttentionShape shape_;
   std::int64_t sequence_;
-  std::vector<Operation> operations_;
+  std::vector<Operation> written_;
 };
 
 // The terms of a sum with the bias, where the block makes it itself.
@@ -319,7 +289,7 @@ std::vector<Operation> math(LayerSpec& layer, const Operation& op, const Plan& p
   const Index wide =
       out.product({softmax, v}, shape.values(), out.activation("attention_fp32", width, kFp32));
   if (holds_cache(layer, plan, shape)) {
-    out.last().saved.insert(out.last().saved.end(), {qkv[1], qkv[2]});
+    append(out.last().saved, {qkv[1], qkv[2]});
   }
   out.release({softmax, q, k, v});
   const Index narrow = out.cast("attention_heads", wide, ElementType::kCompute);
@@ -416,7 +386,7 @@ std::vector<Operation> eager(LayerSpec& layer, const Operation& op, const Plan& 
       out.product({probabilities, values}, shape.values(),
                   out.activation("attention_heads", shape.heads * shape.values(), kCompute));
   if (holds_cache(layer, plan, shape)) {
-    out.last().saved.insert(out.last().saved.end(), {qkv[1], qkv[2]});
+    append(out.last().saved, {qkv[1], qkv[2]});
   }
   out.pass("attention_rows", Function::kCopy, {made}, op.outputs.front());
   out.release({made, k, v, keys, values, q, probabilities});
@@ -454,7 +424,7 @@ void add_workspace(LayerSpec& layer, Operation& op) {
 
 // What made the tensor put several next to each other, or one next to nothing.
 bool is_concatenated(const LayerSpec& layer, Index t) {
-  return std::any_of(layer.operations.begin(), layer.operations.end(), [&](const Operation& op) {
+  return std::ranges::any_of(layer.operations, [&](const Operation& op) {
     return !op.view && op.function == Function::kCopy && op.gradient == GradientRule::kAlias &&
            op.outputs.front() == t;
   });
@@ -516,7 +486,7 @@ std::vector<Operation> fused(LayerSpec& layer, Operation op, const Plan& plan, b
       const std::int64_t width = input == 1 ? op.attention.head_dim : op.attention.values();
       const Index wide = out.repeat(tensor(layer, narrow).name + "_repeat", narrow, width);
       op.inputs[input] = wide;
-      std::replace(op.saved.begin(), op.saved.end(), narrow, wide);
+      std::ranges::replace(op.saved, narrow, wide);
       if (holds) op.saved.push_back(narrow);
     }
     op.attention.kv_heads = op.attention.heads;
@@ -542,7 +512,7 @@ std::vector<Operation> fused(LayerSpec& layer, Operation op, const Plan& plan, b
                                                 ElementType::kCompute)
                                : rows;
   op.outputs.front() = heads;
-  std::replace(op.saved.begin(), op.saved.end(), rows, heads);
+  std::ranges::replace(op.saved, rows, heads);
   operations.push_back(std::move(op));
   if (by_heads) {
     out.pass("attention_rows", Function::kCopy, {heads}, rows);
@@ -653,8 +623,8 @@ std::vector<Operation> disentangled(LayerSpec& layer, const Operation& op, const
   }
   Index by_distance = -1;
   for (auto rows = op.inputs.begin() + 3; rows != op.inputs.end(); ++rows) {
-    const std::int64_t each = out.at(*rows).per_sequence / width;
-    const Index of = out.at(*rows).name == kDistanceKeys ? q : k;
+    const std::int64_t each = out.spec_of(*rows).per_sequence / width;
+    const Index of = out.spec_of(*rows).name == kDistanceKeys ? q : k;
     const Index met = out.product({of, *rows}, width, out.activation("rows_met", each, kCompute));
     const Index ids = add_tensor(
         layer, {.name = "distances", .per_position = sequence, .type = ElementType::kInt64});
@@ -693,7 +663,7 @@ std::vector<Operation> disentangled(LayerSpec& layer, const Operation& op, const
 // What weighs the output of a kernel that knows no sinks (weigh_by_sinks) is behind the operation:
 // its parameter and its output become the operation's own.
 void take_sinks(LayerSpec& layer, std::size_t behind, Operation& attention) {
-  const auto first = layer.operations.begin() + static_cast<std::ptrdiff_t>(behind);
+  const auto first = layer.operations.begin() + behind;
   const auto last = std::find_if(first, layer.operations.end(), [&](const Operation& op) {
     return op.saved.size() == 2 && op.saved.front() == attention.outputs.front();
   });
@@ -712,7 +682,7 @@ void attend_in_chunks(AttentionShape& shape, std::int64_t sequence) {
 }  // namespace
 
 void drop_random_state(Operation& attention) {
-  std::vector<Index>& outputs = attention.outputs;
+  Indices& outputs = attention.outputs;
   for (; outputs.size() > 2; outputs.pop_back()) {
     std::erase(attention.saved, outputs.back());
     std::erase(attention.released, outputs.back());
@@ -725,12 +695,11 @@ void apply_attention(LayerSpec& layer, const Plan& plan, std::string_view family
   for (std::size_t o = 0; o < layer.operations.size(); ++o) {
     if (layer.operations[o].kind != OperationKind::kAttention) continue;
     Operation op = std::move(layer.operations[o]);
-    layer.operations.erase(layer.operations.begin() + static_cast<std::ptrdiff_t>(o));
+    layer.operations.erase(layer.operations.begin() + o);
     const std::int64_t sequence = layer.domain.length(plan.batch.sequence);
     if (code.disentangled) {
       std::vector<Operation> made = disentangled(layer, op, plan);
-      layer.operations.insert(layer.operations.begin() + static_cast<std::ptrdiff_t>(o),
-                              made.begin(), made.end());
+      layer.operations.insert(layer.operations.begin() + o, made.begin(), made.end());
       o += made.size() - 1;
       continue;
     }
@@ -757,8 +726,7 @@ void apply_attention(LayerSpec& layer, const Plan& plan, std::string_view family
       made.insert(made.begin(), std::make_move_iterator(chosen.begin()),
                   std::make_move_iterator(chosen.end()));
     }
-    layer.operations.insert(layer.operations.begin() + static_cast<std::ptrdiff_t>(o),
-                            std::make_move_iterator(made.begin()),
+    layer.operations.insert(layer.operations.begin() + o, std::make_move_iterator(made.begin()),
                             std::make_move_iterator(made.end()));
     o += made.size() - 1;
   }

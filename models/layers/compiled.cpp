@@ -25,15 +25,10 @@
 #include <algorithm>
 #include <vector>
 
+#include "sim/base/lookup.h"
+
 namespace foreshard {
 namespace {
-
-using Index = std::int16_t;
-using Indices = std::vector<Index>;
-
-bool contains(const Indices& list, Index index) {
-  return std::find(list.begin(), list.end(), index) != list.end();
-}
 
 bool is_pointwise(const Operation& op) {
   return op.kind == OperationKind::kElementwise || op.kind == OperationKind::kNorm;
@@ -99,12 +94,14 @@ class Saved {
     return sum;
   }
   bool is_overwritten(Index t) const {
-    return std::any_of(layer_.operations.begin(), layer_.operations.end(),
-                       [&](const Operation& op) { return op.in_place && op.inputs.front() == t; });
+    return std::ranges::any_of(layer_.operations, [&](const Operation& op) {
+      return op.in_place && op.inputs.front() == t;
+    });
   }
   bool is_saved(Index t) const {
-    return t == 0 || std::any_of(layer_.operations.begin(), layer_.operations.end(),
-                                 [&](const Operation& op) { return contains(op.saved, t); });
+    return t == 0 || std::ranges::any_of(layer_.operations, [&](const Operation& op) {
+             return contains(op.saved, t);
+           });
   }
   // The main result of a pointwise operation or of a norm.
   bool is_recomputable(Index t) const {
@@ -113,12 +110,11 @@ class Saved {
            !op->view && op->function != Function::kColumnSum;
   }
   bool fuses_into_backward(Index t) const {
-    return std::all_of(layer_.operations.begin(), layer_.operations.end(),
-                       [&](const Operation& op) {
-                         if (!contains(op.saved, t)) return true;
-                         if (op.kind == OperationKind::kGemm) return op.fp8 != Float8::kNone;
-                         return op.kind != OperationKind::kAttention;
-                       });
+    return std::ranges::all_of(layer_.operations, [&](const Operation& op) {
+      if (!contains(op.saved, t)) return true;
+      if (op.kind == OperationKind::kGemm) return op.fp8 != Float8::kNone;
+      return op.kind != OperationKind::kAttention;
+    });
   }
   // What `t` is computed from: saved tensors, or ones that could be. A norm's statistics are saved,
   // its own gradient needs them.
@@ -129,7 +125,7 @@ class Saved {
       const bool is_deeper =
           !is_saved(input) && is_recomputable(input) && find_sources(input, below);
       if (is_deeper && added(below) < size(input)) {
-        sources.insert(sources.end(), below.begin(), below.end());
+        append(sources, below);
         continue;
       }
       if (!is_saved(input) && is_overwritten(input)) return false;
@@ -147,11 +143,10 @@ void keep_only_what_is_needed(LayerSpec& layer) {
   for (Operation& op : layer.operations) {
     if (op.kind != OperationKind::kGemm) continue;
     const Index result = op.outputs.front();
-    const bool needed =
-        std::any_of(layer.operations.begin(), layer.operations.end(), [&](const Operation& reader) {
-          return contains(reader.saved, result) ||
-                 (contains(reader.inputs, result) && reader.outputs.front() != layer.output);
-        });
+    const bool needed = std::ranges::any_of(layer.operations, [&](const Operation& reader) {
+      return contains(reader.saved, result) ||
+             (contains(reader.inputs, result) && reader.outputs.front() != layer.output);
+    });
     if (!needed) op.kept_by_selective = false;
   }
 }
@@ -165,8 +160,7 @@ bool fuses(const Operation& op) {
 }
 
 bool shares_tensor(const Operation& op, const Indices& tensors) {
-  return std::any_of(op.inputs.begin(), op.inputs.end(),
-                     [&](Index t) { return contains(tensors, t); });
+  return std::ranges::any_of(op.inputs, [&](Index t) { return contains(tensors, t); });
 }
 
 void number_regions(LayerSpec& layer) {
@@ -186,8 +180,8 @@ void number_regions(LayerSpec& layer) {
       ++regions;
     }
     op.region = static_cast<Index>(regions - 1);
-    tensors.insert(tensors.end(), op.inputs.begin(), op.inputs.end());
-    tensors.insert(tensors.end(), op.outputs.begin(), op.outputs.end());
+    append(tensors, op.inputs);
+    append(tensors, op.outputs);
   }
 }
 
@@ -196,11 +190,9 @@ void keep_in_registers(LayerSpec& layer) {
   for (const Operation& op : layer.operations) {
     if (op.region < 0 || op.kept_by_selective) continue;
     for (const Index t : op.outputs) {
-      const bool outside = std::any_of(
-          layer.operations.begin(), layer.operations.end(), [&](const Operation& other) {
-            return contains(other.saved, t) ||
-                   (contains(other.inputs, t) && other.region != op.region);
-          });
+      const bool outside = std::ranges::any_of(layer.operations, [&](const Operation& other) {
+        return contains(other.saved, t) || (contains(other.inputs, t) && other.region != op.region);
+      });
       layer.tensors[static_cast<std::size_t>(t)].in_registers = !outside && t != layer.output;
     }
   }
@@ -221,7 +213,7 @@ void share_quantised_inputs(LayerSpec& layer) {
   for (std::size_t o = 0; o < ops.size(); ++o) {
     if (ops[o].fp8 == Float8::kNone) continue;
     const Index input = ops[o].inputs.front();
-    const auto earlier = ops.begin() + static_cast<std::ptrdiff_t>(o);
+    const auto earlier = ops.begin() + o;
     ops[o].shares_fp8_input = std::any_of(ops.begin(), earlier, [&](const Operation& other) {
       return other.fp8 == ops[o].fp8 && other.inputs.front() == input;
     });

@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "models/layers/block_parts.h"
+#include "sim/base/lookup.h"
 
 namespace foreshard {
 namespace {
@@ -88,9 +89,6 @@ class Mixer {
   }
   Index copy(const char* name, Index of) {
     return pass(name, Function::kCopy, {of}, {}, narrow(name, layer_.width(of)));
-  }
-  static void append(Indices& to, const Indices& tensors) {
-    to.insert(to.end(), tensors.begin(), tensors.end());
   }
 
   // Queries, keys and values side by side, and what gates.

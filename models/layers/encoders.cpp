@@ -6,6 +6,7 @@
 // Assumed: logits of all positions are computed, as BertForMaskedLM does; labels that are masked
 // out save nothing. Padding masks are not passed: sequences are full.
 #include "models/layers/block_parts.h"
+#include "sim/base/lookup.h"
 
 namespace foreshard {
 LayerSpec encoder_block(const ModelDims& dims) {
@@ -24,7 +25,7 @@ LayerSpec encoder_block(const ModelDims& dims) {
       layer.dropout("attention_dropout", dims.dropout && !dims.drops_mlp_alone, projected);
   const Index sum = layer.residual_add("attention_residual", dims.hidden, dropped, 0);
   const Index middle = layer.norm(names.norm1, "norm1", dims.norm, dims.hidden, sum);
-  held.insert(held.end(), {sum, dropped});
+  append(held, {sum, dropped});
   layer.release(held);
   const Index down = feed_forward(
       layer, dims, {.gate = names.gate, .up = names.up, .down = names.down, .ffn = dims.ffn},

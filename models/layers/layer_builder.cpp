@@ -4,41 +4,14 @@
 
 namespace foreshard {
 
-LayerBuilder::LayerBuilder(std::string name, LayerRole role, TensorSpec input, Stack stack)
-    : stack_(stack) {
-  layer_.name = std::move(name);
-  layer_.role = role;
-  layer_.tensors.push_back(std::move(input));
-}
-
-Index LayerBuilder::tensor(TensorSpec spec) {
-  layer_.tensors.push_back(std::move(spec));
-  return static_cast<Index>(layer_.tensors.size() - 1);
-}
-
-Index LayerBuilder::activation(std::string_view name, std::int64_t per_token, ElementType type) {
-  return tensor({.name = std::string(name), .per_token = per_token, .type = type});
-}
-
 Index LayerBuilder::parameter(std::string_view module, std::string_view suffix,
                               std::vector<std::int64_t> shape) {
-  layer_.parameters.push_back(
-      {.name = std::string(module).append(suffix), .shape = std::move(shape), .part = part_});
-  return static_cast<Index>(layer_.parameters.size() - 1);
-}
-
-Operation& LayerBuilder::operation(std::string name, OperationKind kind, Function function) {
-  Operation& operation = layer_.operations.emplace_back(
-      Operation{.name = std::move(name), .kind = kind, .function = function, .part = part_});
-  return operation;
+  return LayerWriter::parameter(std::string(module).append(suffix), std::move(shape));
 }
 
 Index LayerBuilder::elementwise(std::string_view name, Function function, Indices inputs,
                                 Indices saved, Index output) {
-  Operation& op = operation(std::string(name), OperationKind::kElementwise, function);
-  op.inputs = std::move(inputs);
-  op.saved = std::move(saved);
-  op.outputs = {output};
+  pass(std::string(name), function, std::move(inputs), {output}).saved = std::move(saved);
   return output;
 }
 
@@ -50,10 +23,7 @@ Index LayerBuilder::constant(std::string_view name, Function function, Indices i
 }
 
 void LayerBuilder::split(std::string_view name, Index input, Indices outputs) {
-  Operation& op = operation(std::string(name), OperationKind::kElementwise, Function::kCopy);
-  op.inputs = {input};
-  op.outputs = std::move(outputs);
-  op.view = true;
+  pass(std::string(name), Function::kCopy, {input}, std::move(outputs)).view = true;
 }
 
 Index LayerBuilder::concatenate(std::string_view name, Indices inputs) {
@@ -77,10 +47,9 @@ Index LayerBuilder::linear(const Linear& linear, Index input) {
 
 Index LayerBuilder::matrix_product(const Linear& linear, Index input, Indices parameters) {
   const Index output = activation(linear.result, linear.n);
-  Operation& op =
-      operation(std::string(linear.name), OperationKind::kGemm, Function::kMatrixProduct);
-  op.inputs = op.saved = {input};
-  op.outputs = {output};
+  Operation& op = operation(std::string(linear.name), OperationKind::kGemm,
+                            Function::kMatrixProduct, {input}, {output});
+  op.saved = {input};
   op.parameters = std::move(parameters);
   op.n = linear.n;
   op.k = linear.k;
@@ -142,18 +111,12 @@ Index LayerBuilder::dropout(std::string_view name, bool drops, Index input) {
 }
 
 void LayerBuilder::release(const Indices& tensors) {
-  if (is_native()) return;
-  last().released.insert(last().released.end(), tensors.begin(), tensors.end());
+  if (!is_native()) LayerWriter::release(tensors);
 }
 
 void LayerBuilder::begin_nested(std::string module) {
   layer_.nested.push_back(std::move(module));
   part_ = static_cast<std::int8_t>(layer_.nested.size());
-}
-
-LayerSpec LayerBuilder::finish(Index output) {
-  layer_.output = output;
-  return std::move(layer_);
 }
 
 }  // namespace foreshard

@@ -16,12 +16,10 @@
 #include <vector>
 
 #include "models/model_dims.h"
-#include "sim/spec/model_spec.h"
+#include "sim/base/lookup.h"
+#include "sim/graph/layers/layer_writer.h"
 
 namespace foreshard {
-
-using Index = std::int16_t;
-using Indices = std::vector<Index>;
 
 // A linear layer of `n` outputs from `k` inputs.
 struct Linear {
@@ -32,21 +30,13 @@ struct Linear {
   bool conv1d = false;  // the weight is stored [k, n]
 };
 
-class LayerBuilder {
+class LayerBuilder : public LayerWriter {
  public:
-  LayerBuilder(std::string name, LayerRole role, TensorSpec input, Stack stack);
+  LayerBuilder(std::string name, LayerRole role, TensorSpec input, Stack stack)
+      : LayerWriter(std::move(name), role, std::move(input)), stack_(stack) {}
   bool is_native() const { return stack_ == Stack::kNative; }
 
-  Index tensor(TensorSpec spec);
-  Index activation(std::string_view name, std::int64_t per_token,
-                   ElementType type = ElementType::kCompute);
-  void widen(Index tensor) {
-    layer_.tensors[static_cast<std::size_t>(tensor)].type = ElementType::kFp32;
-  }
-  // Elements per token.
-  std::int64_t width(Index tensor) const {
-    return layer_.tensors[static_cast<std::size_t>(tensor)].per_token;
-  }
+  void widen(Index tensor) { layer_.tensors[at(tensor)].type = ElementType::kFp32; }
   Index parameter(std::string_view module, std::string_view suffix,
                   std::vector<std::int64_t> shape);
   ParameterSpec& last_parameter() { return layer_.parameters.back(); }
@@ -56,13 +46,9 @@ class LayerBuilder {
       layer_.parameters.rbegin()[static_cast<std::ptrdiff_t>(i) - 1].trainable = false;
   }
 
-  // An operation without inputs and outputs, for the caller to fill in.
-  Operation& operation(std::string name, OperationKind kind, Function function);
-  Operation& last() { return layer_.operations.back(); }
   // One pass over memory. The functions below return the (first) output.
   Index elementwise(std::string_view name, Function function, Indices inputs, Indices saved,
                     Index output);
-  // Integers and constants: nothing to differentiate.
   Index constant(std::string_view name, Function function, Indices inputs, Index output);
   // Views of one tensor; their gradients are concatenated.
   void split(std::string_view name, Index input, Indices outputs);  // or one expanded view
@@ -86,19 +72,15 @@ class LayerBuilder {
   void release(const Indices& tensors);
 
   // Local names of a function that ends later; held() hands them to whom it returns to.
-  void hold(const Indices& tensors) { held_.insert(held_.end(), tensors.begin(), tensors.end()); }
+  void hold(const Indices& tensors) { append(held_, tensors); }
   Indices held() { return std::exchange(held_, {}); }
 
   // From here on parameters and operations belong to the module, which may be a unit of its own.
   void begin_nested(std::string module);
   void end_nested() { part_ = 0; }
 
-  LayerSpec finish(Index output);
-
  private:
-  LayerSpec layer_;
   Stack stack_;
-  std::int8_t part_ = 0;
   Indices held_;
   int matrix_products_ = 0;
 };

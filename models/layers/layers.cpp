@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "models/layers/block_parts.h"
+#include "sim/base/lookup.h"
 #include "sim/graph/layers/given_mask.h"
 
 namespace foreshard {
@@ -222,7 +223,7 @@ Index attend_and_project(LayerBuilder& layer, const ModelDims& dims, const Param
                                         .conv1d = dims.conv1d},
                                        attention);
   const Indices locals = layer.held();
-  held.insert(held.end(), locals.begin(), locals.end());
+  append(held, locals);
   held.push_back(attention);
   if (use == Input::kEnds) held.push_back(input);
   layer.release(held);

@@ -11,13 +11,11 @@
 #include "models/layers/compiled.h"
 #include "sim/base/error.h"
 #include "sim/base/integers.h"
+#include "sim/graph/layers/layer_writer.h"
 #include "sim/spec/checks/plan_check.h"
 
 namespace foreshard {
 namespace {
-
-using Index = std::int16_t;
-using Indices = std::vector<Index>;
 
 // In transformers 5 a router's weight is a parameter of its module, no nn.Linear.
 bool is_bare(const Plan& plan, const LayerSpec& layer, const Operation& op) {
@@ -28,18 +26,17 @@ bool is_bare(const Plan& plan, const LayerSpec& layer, const Operation& op) {
 bool is_target(const Plan& plan, const LayerSpec& layer, const Operation& op) {
   if (!takes_adapter(layer, op) || is_bare(plan, layer, op)) return false;
   const Lora& lora = plan.lora;
-  return std::any_of(lora.targets.begin(), lora.targets.end(), [&](const std::string& target) {
+  return std::ranges::any_of(lora.targets, [&](const std::string& target) {
     if (target == Lora::kAllLinear) return layer.role != LayerRole::kHead;
     return is_module(op.name, target);
   });
 }
 
-class Adapter {
+class Adapter : LayerWriter {
  public:
-  Adapter(LayerSpec layer, const Plan& plan)
-      : plan_(plan), lora_(plan.lora), layer_(std::move(layer)) {}
+  Adapter(LayerSpec& layer, const Plan& plan) : LayerWriter(layer), plan_(plan), lora_(plan.lora) {}
 
-  LayerSpec run() {
+  void run() {
     std::vector<Operation> operations = std::exchange(layer_.operations, {});
     renamed_.resize(layer_.tensors.size());
     for (std::size_t t = 0; t < renamed_.size(); ++t) renamed_[t] = static_cast<Index>(t);
@@ -53,29 +50,17 @@ class Adapter {
     }
     layer_.output = renamed_[at(layer_.output)];
     order_parameters();
-    return std::move(layer_);
   }
 
  private:
-  Index tensor(std::string name, std::int64_t per_token, ElementType type = ElementType::kCompute) {
-    layer_.tensors.push_back({.name = std::move(name), .per_token = per_token, .type = type});
-    return static_cast<Index>(layer_.tensors.size() - 1);
-  }
-  Operation& add(std::string name, OperationKind kind, Function function, std::int8_t part) {
-    Operation& op = layer_.operations.emplace_back(
-        Operation{.name = std::move(name), .kind = kind, .function = function, .part = part});
-    return op;
-  }
-
-  Index product(const std::string& name, std::int8_t part, Index input, std::int64_t n) {
-    const std::int64_t k = layer_.tensors[at(input)].per_token;
-    const Index output = tensor(name, n);
-    layer_.parameters.push_back({.name = name + ".default.weight", .shape = {n, k}, .part = part});
+  Index product(const std::string& name, Index input, std::int64_t n) {
+    const std::int64_t k = width(input);
+    const Index output = activation(name, n);
+    Operation& op =
+        operation(name, OperationKind::kGemm, Function::kMatrixProduct, {input}, {output});
+    op.saved = {input};
+    op.parameters = {parameter(name + ".default.weight", {n, k})};
     layer_.parameters.back().stored_as_computed = lora_.base == Lora::Base::kNf4Master;
-    Operation& op = add(name, OperationKind::kGemm, Function::kMatrixProduct, part);
-    op.inputs = op.saved = {input};
-    op.outputs = {output};
-    op.parameters = {static_cast<Index>(layer_.parameters.size() - 1)};
     op.n = n;
     op.k = k;
     return output;
@@ -83,62 +68,51 @@ class Adapter {
 
   // Behind the operation added last.
   void adapt() {
-    const std::string name = layer_.operations.back().name;
-    const std::int8_t part = layer_.operations.back().part;
-    const Index base = layer_.operations.back().outputs.front();
-    const std::int64_t width = layer_.operations.back().n;
-    const Index read = layer_.operations.back().inputs.front();
+    const std::string name = last().name;
+    part_ = last().part;
+    const Index base = last().outputs.front();
+    const std::int64_t width = last().n;
+    const Index read = last().inputs.front();
     Index input = read;
-    Indices released = std::exchange(layer_.operations.back().released, {});
+    const Indices released = std::exchange(last().released, {});
     // "base_layer" stands between the module's name and its parameters'.
-    for (const Index p : layer_.operations.back().parameters) {
+    for (const Index p : last().parameters) {
       ParameterSpec& parameter = layer_.parameters[at(p)];
       if (parameter.tied) continue;
       const std::size_t dot = parameter.name.rfind('.');
       if (dot != std::string::npos) parameter.name.insert(dot, ".base_layer");
       base_of_.push_back({p, layer_.parameters.size()});
     }
-    if (lora_.dropout > 0)
-      input = lora_.fused ? drop_once(name, part, read) : drop(name, part, read);
-    const Index low = product(name + ".lora_A", part, input, lora_.rank);
-    const Index high = product(name + ".lora_B", part, low, width);
-    layer_.operations.back().released = {low};
-    const Index scaled = tensor(name + ".scaled", width);
-    Operation& scale = add(name + ".scaling", OperationKind::kElementwise, Function::kScale, part);
-    scale.inputs = {high};
-    scale.outputs = {scaled};
-    scale.released = {high};
-    const Index sum = tensor(name + ".sum", width);
-    Operation& total = add(name + ".sum", OperationKind::kElementwise, Function::kAdd, part);
-    total.inputs = {base, scaled};
-    total.outputs = {sum};
-    total.gradient = GradientRule::kAlias;
-    total.released = {base, scaled};
-    if (lora_.dropout > 0 && !lora_.fused) total.released.push_back(input);
-    total.released.insert(total.released.end(), released.begin(), released.end());
+    if (lora_.dropout > 0) input = lora_.fused ? drop_once(name, read) : drop(name, read);
+    const Index low = product(name + ".lora_A", input, lora_.rank);
+    const Index high = product(name + ".lora_B", low, width);
+    last().released = {low};
+    const Index scaled = activation(name + ".scaled", width);
+    pass(name + ".scaling", Function::kScale, {high}, {scaled}).released = {high};
+    const Index sum = made(name + ".sum", Function::kAdd, {base, scaled}, width);
+    last().gradient = GradientRule::kAlias;
+    release({base, scaled});
+    if (lora_.dropout > 0 && !lora_.fused) release({input});
+    release(released);
     renamed_[at(base)] = sum;
   }
 
   // Axolotl's kernels take one dropped input for all that read it, and none of silu(gate) * up.
-  Index drop_once(const std::string& name, std::int8_t part, Index input) {
+  Index drop_once(const std::string& name, Index input) {
     for (const Operation& op : layer_.operations) {
       const bool made_it = op.outputs.front() == input;
       if (made_it && op.function == Function::kMultiply) return input;
       if (op.function == Function::kDropout && op.inputs.front() == input)
         return op.outputs.front();
     }
-    return drop(name, part, input);
+    return drop(name, input);
   }
 
-  Index drop(const std::string& name, std::int8_t part, Index input) {
-    const std::int64_t width = layer_.tensors[at(input)].per_token;
-    const Index output = tensor(name + ".dropout", width);
-    const Index mask = tensor(name + ".dropout_mask", width, ElementType::kByte);
-    Operation& op = add(name + ".dropout", OperationKind::kElementwise, Function::kDropout, part);
-    op.inputs = {input};
-    op.outputs = {output, mask};
-    op.saved = {mask};
-    op.released = {mask};
+  Index drop(const std::string& name, Index input) {
+    const Index output = activation(name + ".dropout", width(input));
+    const Index mask = activation(name + ".dropout_mask", width(input), ElementType::kByte);
+    Operation& op = pass(name + ".dropout", Function::kDropout, {input}, {output, mask});
+    op.saved = op.released = {mask};
     return output;
   }
 
@@ -163,7 +137,7 @@ class Adapter {
       }
     }
     std::vector<ParameterSpec> parameters;
-    std::vector<Index> place(count);
+    Indices place(count);
     for (std::size_t i = 0; i < order.size(); ++i) {
       place[order[i]] = static_cast<Index>(i);
       parameters.push_back(std::move(layer_.parameters[order[i]]));
@@ -180,8 +154,7 @@ class Adapter {
   };
   const Plan& plan_;
   const Lora& lora_;
-  LayerSpec layer_;
-  std::vector<Index> renamed_;
+  Indices renamed_;
   std::vector<Base> base_of_;
 };
 
@@ -213,11 +186,11 @@ void fuse_adapters(LayerSpec& layer) {
 // modules_to_save (peft/utils/other.py, ModulesToSaveWrapper): the parameters of the layer's first
 // operation that has any are there twice, the frozen original in front, which nothing reads.
 void save_module(LayerSpec& layer) {
-  const auto first = std::find_if(layer.operations.begin(), layer.operations.end(),
-                                  [](const Operation& op) { return !op.parameters.empty(); });
+  const auto first = std::ranges::find_if(
+      layer.operations, [](const Operation& op) { return !op.parameters.empty(); });
   if (first == layer.operations.end()) return;
   Indices saved = first->parameters;
-  std::sort(saved.begin(), saved.end());
+  std::ranges::sort(saved);
   for (std::size_t i = saved.size(); i-- > 0;) {
     const Index p = saved[i];
     const auto original = layer.parameters.begin() + p;
@@ -261,8 +234,7 @@ void pack_weights(LayerSpec& layer, const Plan& plan) {
                                 ? scales + 4 * ceil_divide(scales, kScalesBlock) + kTables
                                 : 4 * scales + kCode;
     op.packed = true;
-    layer.tensors.push_back({.name = op.name + ".dequantized", .fixed = count});
-    const auto written = static_cast<Index>(layer.tensors.size() - 1);
+    const Index written = add_tensor(layer, {.name = op.name + ".dequantized", .fixed = count});
     op.forward_workspace.push_back(written);
     op.backward_workspace.push_back(written);
   }
@@ -278,7 +250,7 @@ ModelSpec with_adapters(ModelSpec model, const Plan& plan) {
       parameter.stored_as_computed =
           plan.lora.base == Lora::Base::kParam || plan.lora.base == Lora::Base::kNf4;
     }
-    layer = Adapter(std::move(layer), plan).run();
+    Adapter(layer, plan).run();
     if (plan.lora.fused) fuse_adapters(layer);
     if (plan.lora.base >= Lora::Base::kNf4) pack_weights(layer, plan);
     const bool embeds = layer.role == LayerRole::kEmbedding && !layer.tower;

@@ -16,7 +16,8 @@
 #include <utility>
 
 #include "models/layers/block_parts.h"
-#include "models/layers/layer_tensors.h"
+#include "sim/base/lookup.h"
+#include "sim/graph/layers/layer_writer.h"
 
 namespace foreshard {
 namespace {
@@ -26,7 +27,7 @@ void gate_in_scan(LayerSpec& layer, Operation& scan) {
   TensorSpec spec = tensor(layer, scan.outputs.front());
   spec.name += " before its gate";
   const Index kept = add_tensor(layer, std::move(spec));
-  std::replace(scan.saved.begin(), scan.saved.end(), scan.outputs.front(), kept);
+  std::ranges::replace(scan.saved, scan.outputs.front(), kept);
   scan.outputs.push_back(kept);
   scan.released.push_back(kept);
 }
@@ -95,9 +96,9 @@ Index mix_by_scan(LayerBuilder& layer, const ModelDims& dims, const ParameterNam
 
 void use_megatron_mixer(LayerSpec& layer) {
   const auto is_scan = [](const Operation& op) { return op.function == Function::kScan; };
-  const auto scan = std::find_if(layer.operations.begin(), layer.operations.end(), is_scan);
+  const auto scan = std::ranges::find_if(layer.operations, is_scan);
   if (scan == layer.operations.end()) return;
-  const bool is_gated = std::ranges::find(scan->saved, scan->outputs.front()) == scan->saved.end();
+  const bool is_gated = !contains(scan->saved, scan->outputs.front());
   if (is_gated) return;
   gate_in_scan(layer, *scan);
   for (auto op = scan + 1; op != layer.operations.end(); ++op) {

@@ -40,14 +40,13 @@
 #include "models/layers/family_rows.h"
 #include "models/layers/transformers_moe.h"
 #include "sim/base/integers.h"
+#include "sim/base/lookup.h"
 #include "sim/graph/layers/given_mask.h"
 #include "sim/spec/checks/plan_check.h"
 
 namespace foreshard {
 namespace {
 
-using Index = std::int16_t;
-using Indices = std::vector<Index>;
 using Norm = ModuleKernels::Norm;
 using Rope = ModuleKernels::Rope;
 
@@ -298,7 +297,7 @@ class Rewriter {
       op.released.push_back(wide);
       layer_.tensors[at(op.outputs.front())].type = ElementType::kFp32;
     }
-    const bool reads_stream = std::ranges::find(op.inputs, Index{0}) != op.inputs.end();
+    const bool reads_stream = contains(op.inputs, Index{0});
     if (is_narrowed_ && op.function == Function::kAdd && reads_stream) {
       const Index wide = cast(0, ElementType::kFp32);
       replace(op, 0, wide);
@@ -504,7 +503,7 @@ class Rewriter {
     Operation product = pass(base, Function::kMultiply, {half, plus_one}, output);
     product.saved = {half, plus_one};
     product.released = {half, plus_one};
-    product.released.insert(product.released.end(), op.released.begin(), op.released.end());
+    append(product.released, op.released);
     push(std::move(product));
   }
 
@@ -529,7 +528,7 @@ class Rewriter {
   const Operation* rotary_near(std::size_t o, int distance) const {
     const auto n = static_cast<std::ptrdiff_t>(o) + distance;
     if (n < 0 || n >= static_cast<std::ptrdiff_t>(old_.operations.size())) return nullptr;
-    const Operation& op = old_.operations[static_cast<std::size_t>(n)];
+    const Operation& op = old_.operations[at(n)];
     return op.function == Function::kRotary ? &op : nullptr;
   }
   bool is_rotary_cast(std::size_t o) const {
@@ -601,7 +600,7 @@ class Rewriter {
   const bool is_eager_;
   const bool weighs_in_fp32_;
   LayerSpec layer_;
-  std::vector<Index> renamed_;
+  Indices renamed_;
   const bool is_autocast_;
   const bool routes_in_fp32_;
   const bool streams_fp32_;
@@ -679,7 +678,7 @@ bool rewrite(const ModelSpec& model, const Plan& plan, bool streams_fp32, ModelS
       Rewriter rewriter(layer, plan, model, arrives, streams_fp32);
       LayerSpec made_of_it = rewriter.run();
       Made entry{kind, arrives, kind, rewriter.hands_on_fp32()};
-      if (std::ranges::find(made, kind, &Made::of) == made.end()) {
+      if (!contains(made, kind, &Made::of)) {
         rewritten.kinds[at(kind)] = std::move(made_of_it);
       } else {
         entry.kind = static_cast<std::int32_t>(rewritten.kinds.size());

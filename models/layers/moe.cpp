@@ -18,6 +18,7 @@
 #include <utility>
 
 #include "models/layers/block_parts.h"
+#include "sim/base/lookup.h"
 
 namespace foreshard {
 namespace {
@@ -296,7 +297,7 @@ Index mixture(LayerBuilder& layer, const ModelDims& dims, const ParameterNames& 
                         {routed.tokens}, layer.activation("experts_output", rows_width(dims)));
   layer.last().gradient = GradientRule::kAliasFirst;
   Indices ended = {base, narrow, rows, routed.scores, routed.tokens, routed.offsets};
-  ended.insert(ended.end(), routed.locals.begin(), routed.locals.end());
+  append(ended, routed.locals);
   if (moe.latent > 0) {
     ended.push_back(tokens);
     layer.release(ended);

@@ -21,12 +21,11 @@
 
 #include "models/layers/family_rows.h"
 #include "sim/base/integers.h"
+#include "sim/base/lookup.h"
+#include "sim/graph/layers/layer_writer.h"
 
 namespace foreshard {
 namespace {
-
-using Index = std::int16_t;
-using Indices = std::vector<Index>;
 
 // What the code of a family does beyond its operations (models/FAMILY/modeling_FAMILY.py, 5.24).
 struct MixtureCode {
@@ -76,27 +75,25 @@ constexpr MixtureCode kMixtureCode[] = {
 
 };
 
-class ExpertRewriter {
+class ExpertRewriter : LayerWriter {
  public:
   ExpertRewriter(LayerSpec& layer, std::string_view family)
-      : layer_(layer), code_(row_of(kMixtureCode, family)) {}
+      : LayerWriter(layer), code_(row_of(kMixtureCode, family)) {}
 
   void run() {
     std::vector<Operation> old = std::exchange(layer_.operations, {});
     const auto named = [&](std::string_view name) {
-      return std::find_if(old.begin(), old.end(),
-                          [&](const Operation& op) { return op.name == name; });
+      return std::ranges::find_if(old, [&](const Operation& op) { return op.name == name; });
     };
     const auto is_grouped = [](const Operation& op) { return op.groups > 1; };
     const auto begin = named("router_to_fp32");
     const auto end = named("scatter_add");
-    const auto first = std::find_if(old.begin(), old.end(), is_grouped);
-    has_biases_ = std::any_of(old.begin(), old.end(), [&](const Operation& op) {
-      return is_grouped(op) && op.parameters.size() != 1;
-    });
+    const auto first = std::ranges::find_if(old, is_grouped);
+    has_biases_ = std::ranges::any_of(
+        old, [&](const Operation& op) { return is_grouped(op) && op.parameters.size() != 1; });
     scales_ = named("scale_scores") != old.end() && !code_.narrow_router;
     if (scales_) scale_parameters_ = named("scale_scores")->parameters;
-    const bool has_two = std::count_if(old.begin(), old.end(), is_grouped) == 2;
+    const bool has_two = std::ranges::count_if(old, is_grouped) == 2;
     const auto last_grouped = std::find_if(old.rbegin(), old.rend(), is_grouped);
     is_gated_ = !has_two || first->n != last_grouped->k;
     const bool is_fused = has_two && is_gated_;
@@ -114,7 +111,7 @@ class ExpertRewriter {
         std::any_of(begin, end, [](const Operation& op) { return op.name == "normalize"; });
     const Operation& topk = *std::find_if(
         begin, end, [](const Operation& op) { return op.function == Function::kTopK; });
-    top_k_ = layer_.tensors[at(topk.outputs.front())].per_token;
+    top_k_ = width(topk.outputs.front());
     hidden_ = last->n;
     const Index input = named("gather_rows")->inputs.front();
     if (is_dense_) {
@@ -122,16 +119,15 @@ class ExpertRewriter {
     } else if (has_biases_) {
       route_chosen(logits);
     } else if (code_.chooses_logits) {
-      route_chosen(logits, old[static_cast<std::size_t>(begin - old.begin()) + 1].function,
-                   normalizes);
+      route_chosen(logits, old[at(begin - old.begin()) + 1].function, normalizes);
     } else {
-      route(logits, old[static_cast<std::size_t>(begin - old.begin()) + 1].function, normalizes);
+      route(logits, old[at(begin - old.begin()) + 1].function, normalizes);
     }
     if (!is_dense_) gather(input);
     compute(*first, *last);
     const bool shares = (last + 1)->name != "zeros_like";
     const Index output = end->outputs.front();
-    Index sum = shares ? tensor("routed_output", hidden_) : output;
+    Index sum = shares ? activation("routed_output", hidden_) : output;
     combine(sum);
     if (shares && code_.scales_routed) sum = scale(sum);
     if (shares) {
@@ -140,25 +136,25 @@ class ExpertRewriter {
         for (Index& p : op->parameters) p = place(p);
         layer_.operations.push_back(std::move(*op));
       }
-      const Index made = layer_.operations.back().outputs.front();
+      const Index made = LayerWriter::last().outputs.front();
       const auto all = layer_.operations.begin();
       if (code_.shared_first) std::rotate(all + router, all + shared, layer_.operations.end());
-      Operation& add = push("add_shared", Function::kAdd, {sum, made}, output);
+      Operation& add = pass("add_shared", Function::kAdd, {sum, made}, {output});
       add.gradient = GradientRule::kAlias;
       add.released = {sum, made};
       if (code_.scales_sum) {
-        const Index plain = tensor("experts_and_shared", hidden_);
+        const Index plain = activation("experts_and_shared", hidden_);
         add.outputs = {plain};
-        push("scale_sum", Function::kScale, {plain}, output).released = {plain};
+        pass("scale_sum", Function::kScale, {plain}, {output}).released = {plain};
       }
     }
     if (code_.frozen_bias) {
       layer_.parameters.push_back({.name = "mlp.gate.moe_statics.e_score_correction_bias",
-                                   .shape = {1, layer_.tensors[at(logits)].per_token},
+                                   .shape = {1, width(logits)},
                                    .trainable = false});
     }
-    Indices& released = layer_.operations.back().released;
-    released.insert(released.end(), end->released.begin(), end->released.end());
+    Indices& released = LayerWriter::last().released;
+    append(released, end->released);
     for (auto op = end + 1; op != old.end(); ++op) {  // a norm behind the mixture (FlexOlmo)
       for (Index& p : op->parameters) p = place(p);
       layer_.operations.push_back(std::move(*op));
@@ -166,116 +162,94 @@ class ExpertRewriter {
   }
 
  private:
-  Index tensor(const std::string& name, std::int64_t per_token,
-               ElementType type = ElementType::kCompute) {
-    layer_.tensors.push_back({.name = name, .per_token = per_token, .type = type});
-    return static_cast<Index>(layer_.tensors.size() - 1);
-  }
-  Operation& push(const std::string& name, Function function, Indices inputs, Index output) {
-    Operation& op = layer_.operations.emplace_back();
-    op.name = name;
-    op.function = function;
-    op.part = part_;
-    op.inputs = std::move(inputs);
-    op.outputs = {output};
-    return op;
-  }
-  Index constant(const std::string& name, Function function, Indices inputs, Index output) {
-    push(name, function, std::move(inputs), output).gradient = GradientRule::kNone;
-    return output;
-  }
-
   // Rows of experts that other ranks have are set to zero, none without expert parallelism:
   // masked_fill_ in place, masked_fill in a copy.
   Index masked(const std::string& name, Index rows, bool of_a_copy) {
     if (has_biases_ || is_dense_) return rows;
-    const std::int64_t width = layer_.tensors[at(rows)].per_token;
+    const std::int64_t each = width(rows);
     if (of_a_copy) {
-      const Index copy = tensor(name + "_copy", width);
-      Operation& cloned = push(name + "_copy", Function::kCopy, {rows}, copy);
+      const Index copy = activation(name + "_copy", each);
+      Operation& cloned = pass(name + "_copy", Function::kCopy, {rows}, {copy});
       cloned.gradient = GradientRule::kAlias;
       cloned.released = {rows};
       rows = copy;
     }
-    const Index output = tensor(name, width);
-    push(name, Function::kScale, {rows}, output).in_place = true;
+    const Index output = activation(name, each);
+    pass(name, Function::kScale, {rows}, {output}).in_place = true;
     return output;
   }
 
   // The router's product is the operation before.
   void widen_router() {
-    Operation product = std::move(layer_.operations.back());
+    Operation product = std::move(last());
     layer_.operations.pop_back();
-    const Index wide = tensor("router_input_fp32", product.k, ElementType::kFp32);
-    push("router_input_to_fp32", Function::kCast, product.inputs, wide);
-    layer_.tensors.push_back(
+    const Index wide = activation("router_input_fp32", product.k, ElementType::kFp32);
+    pass("router_input_to_fp32", Function::kCast, product.inputs, {wide});
+    const Index weight = tensor(
         {.name = "router_weight_fp32", .fixed = product.n * product.k, .type = ElementType::kFp32});
-    const auto weight = static_cast<Index>(layer_.tensors.size() - 1);
     product.inputs = {wide};
     product.saved = {wide, weight};
     product.outputs.push_back(weight);
-    product.released.insert(product.released.end(), {wide, weight});
+    append(product.released, {wide, weight});
     layer_.tensors[at(product.outputs.front())].type = ElementType::kFp32;
     layer_.operations.push_back(std::move(product));
   }
 
   void route(Index logits, Function score, bool normalizes) {
-    const std::int64_t experts = layer_.tensors[at(logits)].per_token;
+    const std::int64_t experts = width(logits);
     Index wide = logits;
     if ((scales_ && !code_.plain_router) || code_.fp32_router) {
       widen_router();
     } else if (!code_.narrow_router) {
-      wide = tensor("router_logits_fp32", experts, ElementType::kFp32);
-      push("router_to_fp32", Function::kCast, {logits}, wide);
+      wide = activation("router_logits_fp32", experts, ElementType::kFp32);
+      pass("router_to_fp32", Function::kCast, {logits}, {wide});
     }
-    const Index scores = tensor("router_scores", experts, ElementType::kFp32);
-    push("router_scores", score, {wide}, scores).saved = {scores};
-    const Index best = tensor("chosen_scores", top_k_, ElementType::kFp32);
-    expert_ = tensor("expert", top_k_, ElementType::kInt64);
-    Operation& topk = push("topk", Function::kTopK, {scores}, best);
-    topk.outputs.push_back(expert_);
+    const Index scores = activation("router_scores", experts, ElementType::kFp32);
+    pass("router_scores", score, {wide}, {scores}).saved = {scores};
+    const Index best = activation("chosen_scores", top_k_, ElementType::kFp32);
+    expert_ = activation("expert", top_k_, ElementType::kInt64);
+    Operation& topk = pass("topk", Function::kTopK, {scores}, {best, expert_});
     topk.saved = {expert_};
-    topk.backward_temporaries = {tensor("topk_zeros", experts, ElementType::kFp32)};
+    topk.backward_temporaries = {activation("topk_zeros", experts, ElementType::kFp32)};
     Index chosen = best;
     if (normalizes) chosen = normalized(best);
-    weights_ = tensor("expert_weights", top_k_, weights_type());
-    push("weights_cast", scales_ ? Function::kScale : Function::kCast, {chosen}, weights_);
-    layer_.operations.back().parameters = scale_parameters_;
+    weights_ = activation("expert_weights", top_k_, weights_type());
+    pass("weights_cast", scales_ ? Function::kScale : Function::kCast, {chosen}, {weights_});
+    last().parameters = scale_parameters_;
   }
 
   Index scale(Index rows) {
-    const Index output = tensor("scaled_rows", layer_.tensors[at(rows)].per_token);
-    push("scale_rows", Function::kScale, {rows}, output).released = {rows};
+    const Index output = activation("scaled_rows", width(rows));
+    pass("scale_rows", Function::kScale, {rows}, {output}).released = {rows};
     return output;
   }
 
   // gpt-oss' softmax is over the chosen logits alone, in their dtype; Cohere's scores of them are
   // in fp32, or sigmoids.
   void route_chosen(Index logits, Function score = Function::kSoftmax, bool normalizes = false) {
-    const Index best = tensor("chosen_logits", top_k_);
-    expert_ = tensor("expert", top_k_, ElementType::kInt64);
-    Operation& topk = push("topk", Function::kTopK, {logits}, best);
-    topk.outputs.push_back(expert_);
+    const Index best = activation("chosen_logits", top_k_);
+    expert_ = activation("expert", top_k_, ElementType::kInt64);
+    Operation& topk = pass("topk", Function::kTopK, {logits}, {best, expert_});
     topk.saved = {expert_};
-    topk.backward_temporaries = {tensor("topk_zeros", layer_.tensors[at(logits)].per_token)};
+    topk.backward_temporaries = {activation("topk_zeros", width(logits))};
     const bool casts = code_.chooses_logits && score == Function::kSoftmax;
     const ElementType type = casts ? ElementType::kFp32 : ElementType::kCompute;
-    weights_ = tensor("expert_weights", top_k_, type);
-    push("router_scores", score, {best}, weights_).saved = {weights_};
+    weights_ = activation("expert_weights", top_k_, type);
+    pass("router_scores", score, {best}, {weights_}).saved = {weights_};
     if (score == Function::kSigmoid && normalizes) weights_ = normalized(weights_);
     if (!casts) return;
-    const Index narrow = tensor("expert_weights_cast", top_k_);
-    push("weights_cast", Function::kCast, {weights_}, narrow).released = {weights_};
+    const Index narrow = activation("expert_weights_cast", top_k_);
+    pass("weights_cast", Function::kCast, {weights_}, {narrow}).released = {weights_};
     weights_ = narrow;
   }
 
   // Divided by their sum.
   Index normalized(Index scores) {
     const ElementType type = layer_.tensors[at(scores)].type;
-    const Index sum = tensor("score_sum", 1, type);
-    push("score_sum", Function::kAdd, {scores}, sum).gradient = GradientRule::kAlias;
-    const Index divided = tensor("normalized_scores", top_k_, type);
-    Operation& divide = push("normalize", Function::kMultiply, {scores, sum}, divided);
+    const Index sum = activation("score_sum", 1, type);
+    pass("score_sum", Function::kAdd, {scores}, {sum}).gradient = GradientRule::kAlias;
+    const Index divided = activation("normalized_scores", top_k_, type);
+    Operation& divide = pass("normalize", Function::kMultiply, {scores, sum}, {divided});
     divide.saved = {scores, sum};
     divide.sums_last = true;
     return divided;
@@ -284,52 +258,49 @@ class ExpertRewriter {
   // Llama 4: every expert is given every token, weighed by its score, which is 0 for all but the
   // best.
   void route_all(Index logits, Index input) {
-    const std::int64_t experts = layer_.tensors[at(logits)].per_token;
-    const Index best = tensor("chosen_logits", top_k_);
-    expert_ = tensor("expert", top_k_, ElementType::kInt64);
-    Operation& topk = push("topk", Function::kTopK, {logits}, best);
-    topk.outputs.push_back(expert_);
+    const std::int64_t experts = width(logits);
+    const Index best = activation("chosen_logits", top_k_);
+    expert_ = activation("expert", top_k_, ElementType::kInt64);
+    Operation& topk = pass("topk", Function::kTopK, {logits}, {best, expert_});
     topk.saved = {expert_};
-    const Index spread = tensor("spread_logits", experts);
-    push("spread_logits", Function::kCopy, {best}, spread).released = {best};
-    const Index wide = tensor("router_logits_fp32", experts, ElementType::kFp32);
-    push("router_to_fp32", Function::kCast, {spread}, wide).released = {spread};
-    const Index scores = tensor("router_scores", experts, ElementType::kFp32);
-    Operation& sigmoid = push("router_scores", Function::kSigmoid, {wide}, scores);
+    const Index spread = activation("spread_logits", experts);
+    pass("spread_logits", Function::kCopy, {best}, {spread}).released = {best};
+    const Index wide = activation("router_logits_fp32", experts, ElementType::kFp32);
+    pass("router_to_fp32", Function::kCast, {spread}, {wide}).released = {spread};
+    const Index scores = activation("router_scores", experts, ElementType::kFp32);
+    Operation& sigmoid = pass("router_scores", Function::kSigmoid, {wide}, {scores});
     sigmoid.saved = {scores};
     sigmoid.released = {wide};
-    weights_ = tensor("expert_weights", experts);
-    push("weights_cast", Function::kCast, {scores}, weights_).released = {scores};
+    weights_ = activation("expert_weights", experts);
+    pass("weights_cast", Function::kCast, {scores}, {weights_}).released = {scores};
     top_k_ = experts;
-    const Index repeated = tensor("repeated_rows", experts * hidden_);
-    push("repeat_rows", Function::kCopy, {input}, repeated);
-    rows_ = tensor("rows", experts * hidden_);
-    Operation& weigh = push("weigh_rows", Function::kMultiply, {repeated, weights_}, rows_);
+    const Index repeated = activation("repeated_rows", experts * hidden_);
+    pass("repeat_rows", Function::kCopy, {input}, {repeated});
+    rows_ = activation("rows", experts * hidden_);
+    Operation& weigh = pass("weigh_rows", Function::kMultiply, {repeated, weights_}, {rows_});
     weigh.saved = {repeated, weights_};
     weigh.released = {repeated};
     weigh.sums_last = true;
   }
 
   void gather(Index input) {
-    const Index sorted = sorted_ = tensor("sorted_experts", top_k_, ElementType::kInt64);
-    order_ = tensor("order", top_k_, ElementType::kInt64);
-    constant("sort", Function::kSort, {expert_}, sorted);
-    layer_.operations.back().outputs.push_back(order_);
-    const Index tokens = tensor("token_of_row", top_k_, ElementType::kInt64);
-    constant("floor_divide", Function::kCopy, {order_}, tokens);
-    rows_ = tensor("rows", top_k_ * hidden_);
-    Operation& rows = push("gather_rows", Function::kGather, {input, tokens}, rows_);
+    const Index sorted = sorted_ = activation("sorted_experts", top_k_, ElementType::kInt64);
+    order_ = activation("order", top_k_, ElementType::kInt64);
+    constant("sort", Function::kSort, {expert_}, {sorted, order_});
+    const Index tokens = activation("token_of_row", top_k_, ElementType::kInt64);
+    constant("floor_divide", Function::kCopy, {order_}, {tokens});
+    rows_ = activation("rows", top_k_ * hidden_);
+    Operation& rows = pass("gather_rows", Function::kGather, {input, tokens}, {rows_});
     rows.saved = {tokens};
-    rows.backward_temporaries = {tensor("row_zeros", hidden_)};
+    rows.backward_temporaries = {activation("row_zeros", hidden_)};
     rows_ = masked("masked_rows", rows_, false);
-    sorted_weights_ = tensor("sorted_weights", top_k_, weights_type());
+    sorted_weights_ = activation("sorted_weights", top_k_, weights_type());
     Operation& weights =
-        push("gather_weights", Function::kGather, {weights_, order_}, sorted_weights_);
+        pass("gather_weights", Function::kGather, {weights_, order_}, {sorted_weights_});
     weights.saved = {order_};
-    weights.backward_temporaries = {tensor("weight_zeros", top_k_, weights_type())};
-    layer_.tensors.push_back({.name = "offsets", .fixed = 1024, .type = ElementType::kByte});
-    offsets_ = static_cast<Index>(layer_.tensors.size() - 1);
-    constant("offsets", Function::kSort, {sorted}, offsets_);
+    weights.backward_temporaries = {activation("weight_zeros", top_k_, weights_type())};
+    offsets_ = tensor({.name = "offsets", .fixed = 1024, .type = ElementType::kByte});
+    constant("offsets", Function::kSort, {sorted}, {offsets_});
   }
 
   // Gate and up of `first`'s parameters, down of `last`'s.
@@ -344,7 +315,7 @@ class ExpertRewriter {
     if (!is_dense_) up.saved.push_back(offsets_);
     if (is_dense_) up.rows = top_k_;
     up.released = {};
-    const Index gate_up = tensor(is_gated_ ? "expert_gate_up" : "expert_up", top_k_ * up.n);
+    const Index gate_up = activation(is_gated_ ? "expert_gate_up" : "expert_up", top_k_ * up.n);
     up.outputs = {gate_up};
     up.parameters = {place(gate)};
     layer_.operations.push_back(up);
@@ -352,7 +323,7 @@ class ExpertRewriter {
     const Index both = masked("masked_gate_up", add_bias(gate_up, first), true);
     const Index product = is_gated_ ? gated(both, ffn) : squared(both);
     Operation down = last;
-    const Index output = tensor("expert_output", top_k_ * hidden_);
+    const Index output = activation("expert_output", top_k_ * hidden_);
     down.inputs = {product};
     down.saved = {product};
     if (!is_dense_) down.saved.push_back(offsets_);
@@ -367,26 +338,24 @@ class ExpertRewriter {
 
   // Gate and up are halves of `both`.
   Index gated(Index both, std::int64_t ffn) {
-    const Index left = tensor("expert_gate", top_k_ * ffn),
-                right = tensor("expert_up", top_k_ * ffn);
-    Operation& split = push("expert_chunk", Function::kCopy, {both}, left);
-    split.outputs.push_back(right);
+    const Index left = activation("expert_gate", top_k_ * ffn),
+                right = activation("expert_up", top_k_ * ffn);
+    Operation& split = pass("expert_chunk", Function::kCopy, {both}, {left, right});
     split.view = true;
     const Index product = has_biases_ ? clamped(left, right) : activated(left, right);
-    Indices& released = layer_.operations.back().released;
-    released.insert(released.end(), {left, right, both});
+    release({left, right, both});
     return product;
   }
 
   // relu(up)^2 (Nemotron-H).
   Index squared(Index up) {
-    const std::int64_t width = layer_.tensors[at(up)].per_token;
-    const Index relu = tensor("expert_relu", width);
-    Operation& first = push("expert_relu", Function::kRelu, {up}, relu);
+    const std::int64_t each = width(up);
+    const Index relu = activation("expert_relu", each);
+    Operation& first = pass("expert_relu", Function::kRelu, {up}, {relu});
     first.saved = {relu};
     first.released = {up};
-    const Index product = tensor("expert_relu_squared", width);
-    Operation& square = push("expert_relu_squared", Function::kMultiply, {relu}, product);
+    const Index product = activation("expert_relu_squared", each);
+    Operation& square = pass("expert_relu_squared", Function::kMultiply, {relu}, {product});
     square.saved = square.released = {relu};
     return product;
   }
@@ -394,22 +363,21 @@ class ExpertRewriter {
   // Every row's own expert's bias, copied first.
   Index add_bias(Index rows, const Operation& product) {
     if (!has_biases_) return rows;
-    const std::int64_t width = layer_.tensors[at(rows)].per_token;
-    const Index sum = tensor(product.name + " with bias", width);
-    Operation& add = push(product.name + " bias", Function::kAdd, {rows}, sum);
+    const std::int64_t each = width(rows);
+    const Index sum = activation(product.name + " with bias", each);
+    Operation& add = pass(product.name + " bias", Function::kAdd, {rows}, {sum});
     add.gradient = GradientRule::kAlias;
     add.parameters = {place(product.parameters[1])};
     add.saved = {sorted_};
-    add.forward_workspace = {tensor(product.name + " bias of rows", width)};
+    add.forward_workspace = {activation(product.name + " bias of rows", each)};
     return sum;
   }
 
   Index activated(Index gate, Index up) {
-    const std::int64_t width = layer_.tensors[at(gate)].per_token;
-    const Index silu = tensor("expert_silu", width);
-    push("expert_silu", Function::kSilu, {gate}, silu).saved = {gate};
-    const Index product = tensor("expert_silu_times_up", width);
-    Operation& times = push("expert_silu_times_up", Function::kMultiply, {silu, up}, product);
+    const std::int64_t each = width(gate);
+    const Index silu = made("expert_silu", Function::kSilu, {gate}, each, {gate});
+    const Index product = activation("expert_silu_times_up", each);
+    Operation& times = pass("expert_silu_times_up", Function::kMultiply, {silu, up}, {product});
     times.saved = {silu, up};
     times.released = {silu};
     return product;
@@ -417,47 +385,47 @@ class ExpertRewriter {
 
   // gpt-oss: both are clamped, (up + 1) * gate * sigmoid(alpha gate).
   Index clamped(Index gate, Index up) {
-    const std::int64_t width = layer_.tensors[at(gate)].per_token;
+    const std::int64_t each = width(gate);
     const auto made = [&](const char* name, Function function, Indices inputs, Indices saved) {
-      const Index output = tensor(name, width);
-      push(name, function, std::move(inputs), output).saved = std::move(saved);
+      const Index output = activation(name, each);
+      pass(name, function, std::move(inputs), {output}).saved = std::move(saved);
       return output;
     };
     const Index left = made("expert_gate_clamped", Function::kScale, {gate}, {gate});
     const Index right = made("expert_up_clamped", Function::kScale, {up}, {up});
     const Index scaled = made("expert_gate_scaled", Function::kScale, {left}, {});
     const Index sigmoid = made("expert_sigmoid", Function::kSigmoid, {scaled}, {});
-    layer_.operations.back().saved = {sigmoid};
+    last().saved = {sigmoid};
     const Index glu = made("expert_glu", Function::kMultiply, {left, sigmoid}, {left, sigmoid});
     const Index more = made("expert_up_plus_one", Function::kScale, {right}, {});
-    layer_.operations.back().gradient = GradientRule::kAlias;
+    last().gradient = GradientRule::kAlias;
     const Index product = made("expert_gated", Function::kMultiply, {more, glu}, {more, glu});
-    layer_.operations.back().released = {left, right, glu, more};
+    last().released = {left, right, glu, more};
     return product;
   }
 
   void combine(Index sum) {
     if (is_dense_) {
-      push("sum_rows", Function::kAdd, {made_}, sum).released = {made_, rows_, weights_, expert_};
+      pass("sum_rows", Function::kAdd, {made_}, {sum}).released = {made_, rows_, weights_, expert_};
       return;
     }
-    const Index weighed = tensor("weighed_rows", top_k_ * hidden_, weights_type());
-    Operation& weigh = push("weigh_rows", Function::kMultiply, {made_, sorted_weights_}, weighed);
+    const Index weighed = activation("weighed_rows", top_k_ * hidden_, weights_type());
+    Operation& weigh = pass("weigh_rows", Function::kMultiply, {made_, sorted_weights_}, {weighed});
     weigh.saved = {made_, sorted_weights_};
     weigh.sums_last = true;
-    const Index back = tensor("place_of_row", top_k_, ElementType::kInt64);
-    constant("invert", Function::kScatterAdd, {order_}, back);
-    const Index placed = tensor("placed_rows", top_k_ * hidden_, weights_type());
-    Operation& gathered = push("place_rows", Function::kGather, {weighed, back}, placed);
+    const Index back = activation("place_of_row", top_k_, ElementType::kInt64);
+    constant("invert", Function::kScatterAdd, {order_}, {back});
+    const Index placed = activation("placed_rows", top_k_ * hidden_, weights_type());
+    Operation& gathered = pass("place_rows", Function::kGather, {weighed, back}, {placed});
     gathered.saved = {back};
-    gathered.backward_temporaries = {tensor("placed_zeros", top_k_ * hidden_, weights_type())};
+    gathered.backward_temporaries = {activation("placed_zeros", top_k_ * hidden_, weights_type())};
     gathered.released = {weighed};
-    const Index wide = scales_ ? tensor("routed_output_fp32", hidden_, ElementType::kFp32) : sum;
-    push("sum_rows", Function::kAdd, {placed}, wide).released = {placed};
-    if (scales_) push("routed_output_cast", Function::kCast, {wide}, sum).released = {wide};
-    Indices& released = layer_.operations.back().released;
-    released.insert(released.end(),
-                    {made_, rows_, sorted_weights_, weights_, order_, expert_, offsets_});
+    const Index wide =
+        scales_ ? activation("routed_output_fp32", hidden_, ElementType::kFp32) : sum;
+    pass("sum_rows", Function::kAdd, {placed}, {wide}).released = {placed};
+    if (scales_) pass("routed_output_cast", Function::kCast, {wide}, {sum}).released = {wide};
+    Indices& released = last().released;
+    append(released, {made_, rows_, sorted_weights_, weights_, order_, expert_, offsets_});
     if (has_biases_) released.push_back(sorted_);
   }
 
@@ -477,7 +445,6 @@ class ExpertRewriter {
 
   ElementType weights_type() const { return scales_ ? ElementType::kFp32 : ElementType::kCompute; }
 
-  LayerSpec& layer_;
   const MixtureCode code_;
   bool is_gated_ = true;
   bool scales_ = false, has_biases_ = false, is_dense_ = false;
@@ -486,12 +453,11 @@ class ExpertRewriter {
         offsets_ = 0, made_ = 0;
   Index removed_ = -1;
   Indices scale_parameters_;
-  std::int8_t part_ = 0;
 };
 
 // What comes first of a block's parameters, then of its attention's and its mixture's.
 int place_of(const std::string& name, const MixtureCode& code) {
-  const auto has = [&](std::string_view word) { return name.find(word) != std::string::npos; };
+  const auto has = [&](std::string_view word) { return contains(name, word); };
   if (name.starts_with("layer.")) {  // T5's sublayers, each with its norm behind what it is for
     const int sublayer = 3 * (name[6] - '0');
     return sublayer + (has("layer_norm.") ? 2 : has("relative_attention_bias.") ? 1 : 0);
@@ -500,7 +466,7 @@ int place_of(const std::string& name, const MixtureCode& code) {
     return has(".q_norm.") || has(".k_norm.") ? 1 : 0;
   }
   // A norm of the block's own.
-  if (std::count(name.begin(), name.end(), '.') == 1) return code.norms_first ? -1 : 6;
+  if (std::ranges::count(name, '.') == 1) return code.norms_first ? -1 : 6;
   if (has(".experts.")) return 3;
   const bool is_router = has(".gate.") || has(".router.");
   return is_router ? (code.router_last ? 4 : 2) : 5;
@@ -511,8 +477,8 @@ int place_of(const std::string& name, const MixtureCode& code) {
 void order_as_transformers(LayerSpec& layer, std::string_view family) {
   std::vector<ParameterSpec>& list = layer.parameters;
   const auto has = [&](std::string_view module) {
-    return std::any_of(list.begin(), list.end(),
-                       [&](const ParameterSpec& p) { return p.name.starts_with(module); });
+    return std::ranges::any_of(list,
+                               [&](const ParameterSpec& p) { return p.name.starts_with(module); });
   };
   const MixtureCode code = row_of(kMixtureCode, family);
   const bool attends = has("self_attn.") || has("self_attention.") || code.norms_first;
@@ -520,7 +486,7 @@ void order_as_transformers(LayerSpec& layer, std::string_view family) {
   if (layer.role != LayerRole::kBlock || !sorts || code.as_used) return;
   std::vector<std::size_t> order(list.size());
   std::iota(order.begin(), order.end(), std::size_t{0});
-  std::stable_sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) {
+  std::ranges::stable_sort(order, [&](std::size_t a, std::size_t b) {
     return place_of(list[a].name, code) < place_of(list[b].name, code);
   });
   std::vector<ParameterSpec> sorted;

@@ -55,22 +55,20 @@
 #include "models/layers/attention_kernels.h"
 #include "models/layers/compiled.h"
 #include "models/layers/family_rows.h"
-#include "models/layers/layer_tensors.h"
 #include "models/layers/lora.h"
 #include "models/layers/mamba.h"
 #include "models/layers/module_kernels.h"
 #include "models/layers/transformers_moe.h"
 #include "sim/base/error.h"
+#include "sim/base/lookup.h"
 #include "sim/graph/layers/column_sums.h"
 #include "sim/graph/layers/given_mask.h"
+#include "sim/graph/layers/layer_writer.h"
 #include "sim/spec/checks/plan_check.h"
 #include "sim/spec/size_units.h"
 
 namespace foreshard {
 namespace {
-
-using Index = std::int16_t;
-using Indices = std::vector<Index>;
 
 // --- loss ---
 
@@ -140,9 +138,8 @@ void fused_product(LayerSpec& head, std::vector<Operation>::iterator product) {
 // All ranks' rows of the weight, in the dtype that they are stored in, come in front of the
 // product, which casts a part at a time.
 void gather_weight(LayerSpec& head, const Plan& plan, std::int64_t words) {
-  const auto product =
-      std::find_if(head.operations.begin(), head.operations.end(),
-                   [](const Operation& op) { return op.kind == OperationKind::kGemm; });
+  const auto product = std::ranges::find_if(
+      head.operations, [](const Operation& op) { return op.kind == OperationKind::kGemm; });
   const bool is_wide =
       (plan.lora.base == Lora::Base::kMaster || plan.lora.base == Lora::Base::kNf4Master) &&
       plan.master_dtype == DType::kFp32;
@@ -175,9 +172,8 @@ void gather_weight(LayerSpec& head, const Plan& plan, std::int64_t words) {
 // backward, which begins where forward ends. Of a frozen head there is none of the weight (TRL's
 // and Liger's functions ask needs_input_grad).
 void fuse_loss_into_head(LayerSpec& head, const Plan& plan) {
-  const auto product =
-      std::find_if(head.operations.begin(), head.operations.end(),
-                   [](const Operation& op) { return op.kind == OperationKind::kGemm; });
+  const auto product = std::ranges::find_if(
+      head.operations, [](const Operation& op) { return op.kind == OperationKind::kGemm; });
   if (product == head.operations.end()) return;
   const std::int64_t tokens = checked_multiply(plan.batch.micro_batch, plan.batch.sequence);
   const std::int64_t weights = checked_multiply(product->n, product->k);
@@ -267,9 +263,8 @@ void smooth_labels(LayerSpec& layer, const Plan& plan) {
       plan.runtime.kind == RuntimeKind::kDdp || plan.runtime.kind == RuntimeKind::kFsdp1;
   if (has_cast && !is_fp32) leave_out_cast(layer);
   if (has_cast && is_fp32) ops.front().released.push_back(0);
-  const auto softmax = std::find_if(ops.begin(), ops.end(), [](const Operation& op) {
-    return op.function == Function::kLogSoftmax;
-  });
+  const auto softmax = std::ranges::find_if(
+      ops, [](const Operation& op) { return op.function == Function::kLogSoftmax; });
   const auto at = softmax - ops.begin();
   const Index logits = softmax->inputs.front(), probabilities = softmax->outputs.front();
   const auto another = [&](const char* name) {
@@ -281,7 +276,7 @@ void smooth_labels(LayerSpec& layer, const Plan& plan) {
   ops.insert(ops.begin() + at + 1, pass("negate", Function::kScale, probabilities, negative));
   Operation& loss = ops.back();
   loss.inputs = {negative};
-  std::replace(loss.saved.begin(), loss.saved.end(), probabilities, negative);
+  std::ranges::replace(loss.saved, probabilities, negative);
   loss.released = {logits};
   // Of fp32, the sum's gradient is a view.
   if (tensor(layer, probabilities).type == ElementType::kCompute &&
@@ -331,7 +326,7 @@ void widen_losses(LayerSpec& layer, const Plan& plan) {
   const Index probabilities = ops.front().outputs.front();
   Operation& nll = ops.back();
   nll.inputs = {wide};
-  std::replace(nll.saved.begin(), nll.saved.end(), probabilities, wide);
+  std::ranges::replace(nll.saved, probabilities, wide);
   nll.released = {probabilities, wide};
   ops.insert(ops.begin() + 1, pass("to_fp32", Function::kCast, probabilities, wide));
   return_fp32(layer, plan);
@@ -476,11 +471,10 @@ void keep_blocks_wide(ModelSpec& model, std::int64_t count) {
 // Attention, and the products whose results something else than the layer's own result is made of.
 void keep_dots(LayerSpec& layer) {
   const auto is_read = [&](const Operation& product) {
-    return std::any_of(layer.operations.begin(), layer.operations.end(), [&](const Operation& op) {
-      const bool ends_layer = op.gradient == GradientRule::kAlias &&
-                              std::count(op.outputs.begin(), op.outputs.end(), layer.output) > 0;
-      return !ends_layer &&
-             std::count(op.inputs.begin(), op.inputs.end(), product.outputs.front()) > 0;
+    return std::ranges::any_of(layer.operations, [&](const Operation& op) {
+      const bool ends_layer =
+          op.gradient == GradientRule::kAlias && std::ranges::count(op.outputs, layer.output) > 0;
+      return !ends_layer && std::ranges::count(op.inputs, product.outputs.front()) > 0;
     });
   };
   for (Operation& op : layer.operations) {
@@ -495,7 +489,7 @@ void keep_dots_except_mlp(LayerSpec& layer) {
   std::vector<bool> before(layer.tensors.size()), behind(layer.tensors.size());
   const auto at = [](Index t) { return static_cast<std::size_t>(t); };
   const auto any = [&](const Indices& list, const std::vector<bool>& marked) {
-    return std::any_of(list.begin(), list.end(), [&](Index t) { return marked[at(t)]; });
+    return std::ranges::any_of(list, [&](Index t) { return marked[at(t)]; });
   };
   const auto mark = [&](const Indices& list, std::vector<bool>& marks) {
     for (const Index t : list) marks[at(t)] = true;
@@ -522,9 +516,9 @@ void keep_dots_except_mlp(LayerSpec& layer) {
 void multiply_in_bf16(LayerSpec& layer) {
   const auto is_grouped = [](const Operation& op) { return op.groups > 1; };
   std::vector<Operation> old = std::exchange(layer.operations, {});
-  const auto first = std::find_if(old.begin(), old.end(), is_grouped);
+  const auto first = std::ranges::find_if(old, is_grouped);
   const Index rows = first == old.end() ? Index{-1} : first->inputs.front();
-  auto left = std::count_if(old.begin(), old.end(), is_grouped);
+  auto left = std::ranges::count_if(old, is_grouped);
   const auto narrow = [&](TensorSpec spec, const std::string& name) {
     spec.name = name + " in bf16";
     spec.type = ElementType::kBf16;
@@ -566,7 +560,7 @@ void multiply_in_bf16(LayerSpec& layer) {
     layer.operations.push_back(std::move(op));
     Operation& behind = is_last ? cast(product, made, part) : layer.operations.back();
     if (is_last) behind.released = {product};
-    behind.released.insert(behind.released.end(), ended.begin(), ended.end());
+    append(behind.released, ended);
   }
 }
 
@@ -575,7 +569,7 @@ void multiply_in_bf16(LayerSpec& layer) {
 void loop_over_experts(LayerSpec& layer) {
   std::vector<Operation>& ops = layer.operations;
   const auto is_grouped = [](const Operation& op) { return op.groups > 1; };
-  const auto first = std::find_if(ops.begin(), ops.end(), is_grouped);
+  const auto first = std::ranges::find_if(ops, is_grouped);
   if (first == ops.end() || first == ops.begin()) return;
   const auto last = std::find_if(ops.rbegin(), ops.rend(), is_grouped).base() - 1;
   (first - 1)->host_reads = true;
@@ -638,7 +632,7 @@ void cache_keys(LayerSpec& layer, const Plan& plan) {
       std::ranges::any_of(ops,
                           [](const Operation& op) { return op.function == Function::kRotary; });
   for (const std::size_t input : {1, 2}) {
-    const auto attends = std::find_if(ops.begin(), ops.end(), [&](const Operation& op) {
+    const auto attends = std::ranges::find_if(ops, [&](const Operation& op) {
       return op.kind == OperationKind::kAttention && op.inputs.size() > input;
     });
     if (attends == ops.end()) return;
@@ -661,8 +655,7 @@ void cache_keys(LayerSpec& layer, const Plan& plan) {
     for (Operation& op : cached) op.part = attends->part;
     cached.front().gradient = GradientRule::kAlias;  // views
     for (auto op = attends; op != ops.end(); ++op) {
-      if (std::count(op->released.begin(), op->released.end(), from) > 0)
-        cached.front().released = {from};
+      if (std::ranges::count(op->released, from) > 0) cached.front().released = {from};
       for (Indices* list : {&op->inputs, &op->saved, &op->released}) {
         std::replace(list->begin(), list->end(), from, read);
       }
@@ -693,8 +686,8 @@ void keep_own_mask(LayerSpec& layer, const ModelSpec& model) {
 // What the first operation with parameters reads becomes a module of its own (Units::table_alone).
 void separate_table(LayerSpec& layer, const Units& units) {
   if (!layer.nested.empty() || !splits_table(units, layer)) return;
-  const auto table = std::find_if(layer.operations.begin(), layer.operations.end(),
-                                  [](const Operation& op) { return !op.parameters.empty(); });
+  const auto table = std::ranges::find_if(
+      layer.operations, [](const Operation& op) { return !op.parameters.empty(); });
   const std::string& name =
       layer.parameters[static_cast<std::size_t>(table->parameters.front())].name;
   layer.nested = {name.substr(0, name.rfind('.'))};
@@ -716,7 +709,7 @@ void separate(LayerSpec& layer, const SizeUnits& units) {
   }
   for (std::int8_t part = 1; part <= static_cast<std::int8_t>(units.modules.size()); ++part) {
     const auto is_its = [&](const Operation& op) { return op.part == part; };
-    const auto first = std::find_if(ops.begin(), ops.end(), is_its);
+    const auto first = std::ranges::find_if(ops, is_its);
     const auto last = std::find_if(ops.rbegin(), ops.rend(), is_its).base();
     for (auto op = first; op < last; ++op) {
       if (op->part == 0) op->part = part;
@@ -732,7 +725,7 @@ void separate_by_size(LayerSpec& layer, std::int64_t least) {
   // A table that is all of its layer is the layer's unit.
   layer.nested = {};
   const auto in_first = [&](const ParameterSpec& p) { return unit_of_name(units, p.name) == 0; };
-  if (is_table && std::all_of(layer.parameters.begin(), layer.parameters.end(), in_first)) return;
+  if (is_table && std::ranges::all_of(layer.parameters, in_first)) return;
   separate(layer, units);
 }
 
@@ -742,8 +735,8 @@ void separate_by_size(LayerSpec& layer, std::int64_t least) {
 void split_head_bias(ModelSpec& model, const Plan& plan) {
   const Units& units = plan.units;
   const auto find = [&](LayerRole role) {
-    return std::find_if(model.kinds.begin(), model.kinds.end(),
-                        [&](const LayerSpec& layer) { return layer.role == role; });
+    return std::ranges::find_if(model.kinds,
+                                [&](const LayerSpec& layer) { return layer.role == role; });
   };
   const auto head = find(LayerRole::kHead);
   auto transform = find(LayerRole::kInner);  // behind a last norm, or in its place
@@ -751,15 +744,13 @@ void split_head_bias(ModelSpec& model, const Plan& plan) {
   if (head == model.kinds.end() || transform == model.kinds.end()) return;
   const bool is_unit = units.head == UnitPlacement::kOwn || units.head == UnitPlacement::kWithNorm;
   if (!is_unit || head->parameters.size() < 2) return;
-  const bool has_product =
-      std::any_of(transform->operations.begin(), transform->operations.end(),
-                  [](const Operation& op) { return op.kind == OperationKind::kGemm; });
+  const bool has_product = std::ranges::any_of(
+      transform->operations, [](const Operation& op) { return op.kind == OperationKind::kGemm; });
   if (!has_product) return;
   ParameterSpec bias = head->parameters.back();
   const std::string module = bias.name.substr(0, bias.name.rfind('.') + 1);
-  const bool holds_transform =
-      std::any_of(transform->parameters.begin(), transform->parameters.end(),
-                  [&](const ParameterSpec& p) { return p.name.starts_with(module); });
+  const bool holds_transform = std::ranges::any_of(
+      transform->parameters, [&](const ParameterSpec& p) { return p.name.starts_with(module); });
   if (!holds_transform) return;
   bias.name += " (root's)";
   bias.trainable = false;

@@ -10,9 +10,6 @@
 namespace foreshard {
 namespace {
 
-using Index = LayerWriter::Index;
-using Indices = LayerWriter::Indices;
-
 // --- blocks ---
 
 using Renames = std::vector<std::pair<std::string_view, std::string_view>>;
@@ -51,36 +48,23 @@ void rename(LayerSpec& layer, const Renames& names) {
 // x * sigmoid(1.702 x) in place of gelu(x), as PyTorch's elementary operations: the scaled input is
 // forgotten at once, the sigmoid's result and the input are kept.
 void use_quick_gelu(LayerSpec& layer) {
-  const auto at = std::find_if(layer.operations.begin(), layer.operations.end(),
-                               [](const Operation& op) { return op.function == Function::kGelu; });
+  const auto at = std::ranges::find_if(
+      layer.operations, [](const Operation& op) { return op.function == Function::kGelu; });
   FORESHARD_CHECK(at != layer.operations.end(), "a block without gelu");
   const Index input = at->inputs.front();
   const Index output = at->outputs.front();
-  const std::int64_t width = layer.tensors[static_cast<std::size_t>(input)].per_token;
+  const std::int64_t width = tensor(layer, input).per_token;
   const auto add = [&](const char* name) {
-    layer.tensors.push_back({.name = name, .per_token = width});
-    return static_cast<Index>(layer.tensors.size() - 1);
+    return add_tensor(layer, {.name = name, .per_token = width});
   };
   const Index scaled = add("scaled");
   const Index sigmoid = add("sigmoid");
-  Operation scale;
-  scale.name = "quick_gelu_scale";
-  scale.function = Function::kScale;
-  scale.inputs = {input};
-  scale.outputs = {scaled};
-  Operation squash;
-  squash.name = "quick_gelu_sigmoid";
-  squash.function = Function::kGelu;
-  squash.inputs = {scaled};
-  squash.outputs = squash.saved = {sigmoid};
-  Operation product;
-  product.name = "quick_gelu";
-  product.function = Function::kMultiply;
-  product.inputs = product.saved = {input, sigmoid};
-  product.outputs = {output};
-  *at = std::move(product);
-  const auto place = layer.operations.insert(at, std::move(squash));
-  layer.operations.insert(place, std::move(scale));
+  std::vector<Operation> made;
+  LayerWriter out(layer, made);
+  out.pass("quick_gelu_scale", Function::kScale, {input}, {scaled});
+  out.pass("quick_gelu_sigmoid", Function::kGelu, {scaled}, {sigmoid}).saved = {sigmoid};
+  out.pass("quick_gelu", Function::kMultiply, {input, sigmoid}, {output}).saved = {input, sigmoid};
+  layer.operations.insert(layer.operations.erase(at), made.begin(), made.end());
 }
 
 }  // namespace
@@ -137,10 +121,46 @@ Index lookup(LayerWriter& layer, const std::string& module, std::vector<std::int
   return output;
 }
 
-Index add(LayerWriter& layer, TensorSpec sum, LayerWriter::Indices inputs) {
+Index linear(LayerWriter& layer, const std::string& module, std::int64_t n, std::int64_t k,
+             Bias bias, Index input) {
+  const Index output = layer.activation(module, n);
+  Indices parameters = {layer.parameter(module + ".weight", {n, k})};
+  if (bias == Bias::kAdded) parameters.push_back(layer.parameter(module + ".bias", {n}));
+  Operation& op =
+      layer.operation(module, OperationKind::kGemm, Function::kMatrixProduct, {input}, {output});
+  op.saved = {input};
+  op.parameters = std::move(parameters);
+  op.n = n;
+  op.k = k;
+  return output;
+}
+
+Index layer_norm(LayerWriter& layer, const std::string& module, TensorSpec result,
+                 std::int64_t width, Index input) {
+  TensorSpec statistics = result;
+  statistics.type = ElementType::kFp32;
+  statistics.per_token /= width;
+  statistics.per_sequence /= width;
+  const Index output = layer.tensor(std::move(result));
+  statistics.name = module + "_mean";
+  const Index mean = layer.tensor(statistics);
+  statistics.name = module + "_rstd";
+  const Index rstd = layer.tensor(statistics);
+  const Index weight = layer.parameter(module + ".weight", {width});
+  const Index bias = layer.parameter(module + ".bias", {width});
+  layer.layer().parameters[at(weight)].is_norm = true;
+  Operation& op = layer.operation(module, OperationKind::kNorm, Function::kLayerNorm, {input},
+                                  {output, mean, rstd});
+  op.saved = {input, mean, rstd};
+  op.released = {mean, rstd};
+  op.parameters = {weight, bias};
+  return output;
+}
+
+Index add(LayerWriter& layer, TensorSpec sum, Indices inputs) {
   const Index output = layer.tensor(std::move(sum));
-  Operation& op = layer.operation(layer.layer().tensors.back().name, OperationKind::kElementwise,
-                                  Function::kAdd, std::move(inputs), {output});
+  Operation& op =
+      layer.pass(layer.layer().tensors.back().name, Function::kAdd, std::move(inputs), {output});
   op.gradient = GradientRule::kAlias;
   return output;
 }
@@ -152,12 +172,12 @@ LayerSpec patch_embedding(const VisionDims& dims, const Place& place) {
   const std::int64_t hidden = tower.hidden;
   const std::int64_t pixels = tower.channels * tower.patch * tower.patch;
   LayerWriter layer(place.tower ? "vision embedding" : dims.family + " embedding",
-                    LayerRole::kEmbedding, domain_of(place, tower.patches()),
-                    {.name = "pixel_values", .per_token = pixels, .type = ElementType::kFp32});
+                    LayerRole::kEmbedding,
+                    {.name = "pixel_values", .per_token = pixels, .type = ElementType::kFp32},
+                    domain_of(place, tower.patches()));
   layer.layer().tower = place.tower;
   const auto cast = layer.tensor({.name = "pixels", .per_token = pixels});
-  layer.operation("pixels_to_dtype", OperationKind::kElementwise, Function::kCast, {0}, {cast})
-      .gradient = GradientRule::kNone;
+  layer.pass("pixels_to_dtype", Function::kCast, {0}, {cast}).gradient = GradientRule::kNone;
 
   const std::string conv = vit ? prefix + ".embeddings.patch_embeddings.projection"
                                : "vision_model.embeddings.patch_embedding";
@@ -178,8 +198,7 @@ LayerSpec patch_embedding(const VisionDims& dims, const Place& place) {
   };
   const auto join = [&](const char* name, Index from, Indices parameters) {
     const Index joined = layer.tensor(sequence(name));
-    layer.operation(name, OperationKind::kElementwise, Function::kCopy, {from}, {joined})
-        .parameters = std::move(parameters);
+    layer.pass(name, Function::kCopy, {from}, {joined}).parameters = std::move(parameters);
     return joined;
   };
   const std::string embeddings = prefix + ".embeddings.";
@@ -199,7 +218,7 @@ LayerSpec patch_embedding(const VisionDims& dims, const Place& place) {
   if (vit) {
     const std::int64_t rows = tower.patches() + tower.tokens;
     Index sum = add(layer, sequence("embedding_sum"), {tokens});
-    layer.layer().operations.back().parameters = {
+    layer.last().parameters = {
         layer.parameter(embeddings + "position_embeddings", {1, rows, hidden})};
     if (tower.registers > 0) {
       more += tower.registers * hidden;
@@ -211,8 +230,7 @@ LayerSpec patch_embedding(const VisionDims& dims, const Place& place) {
     bytes.type = ElementType::kByte;
     const Index mask = layer.tensor(std::move(bytes));
     const Index output = layer.tensor(sequence("embedding_dropout"));
-    Operation& drop = layer.operation("embedding_dropout", OperationKind::kElementwise,
-                                      Function::kDropout, {sum}, {output, mask});
+    Operation& drop = layer.pass("embedding_dropout", Function::kDropout, {sum}, {output, mask});
     drop.saved = {mask};
     drop.released = {mask, sum};
     return layer.finish(output);
@@ -222,7 +240,7 @@ LayerSpec patch_embedding(const VisionDims& dims, const Place& place) {
              {.name = "position_embedding", .fixed = tower.positions() * hidden});
   const Index sum = add(layer, sequence("embedding_sum"), {tokens, rows});
   return layer.finish(
-      layer.layer_norm("vision_model.pre_layrnorm", sequence("pre_norm"), hidden, sum));
+      layer_norm(layer, "vision_model.pre_layrnorm", sequence("pre_norm"), hidden, sum));
 }
 
 // The position that classifies or is compared, as a view: its gradient is the others' zeros and its
@@ -231,8 +249,7 @@ Index class_token(LayerWriter& layer, const TowerDims& tower) {
   const Index token = layer.tensor({.name = "class_token", .per_token = tower.hidden});
   const Index rest =
       layer.tensor({.name = "other_tokens", .per_token = (tower.positions() - 1) * tower.hidden});
-  layer.operation("select", OperationKind::kElementwise, Function::kCopy, {0}, {token, rest}).view =
-      true;
+  layer.pass("select", Function::kCopy, {0}, {token, rest}).view = true;
   return token;
 }
 

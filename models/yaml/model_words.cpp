@@ -6,8 +6,6 @@
 namespace foreshard {
 namespace {
 
-using Indices = std::vector<std::int16_t>;
-
 // Functions of kernels that belong to no layer's operation.
 bool is_of_layers(Function function) {
   return function != Function::kColumnSum && function != Function::kAdamW &&
@@ -19,10 +17,10 @@ Indices saved_by_attention(const Operation& op) {
   Indices saved = op.inputs;
   if (saved.size() == 3) std::swap(saved[0], saved[1]);
   if (op.outputs.size() < 2) {
-    saved.insert(saved.end(), op.outputs.begin(), op.outputs.end());
+    append(saved, op.outputs);
     return saved;
   }
-  saved.insert(saved.end(), {op.outputs[1], op.outputs[0]});
+  append(saved, {op.outputs[1], op.outputs[0]});
   saved.insert(saved.end(), op.outputs.begin() + 2, op.outputs.end());
   return saved;
 }
@@ -47,13 +45,13 @@ Indices usually_saved(const Operation& op) {
     case Function::kScan:
     case Function::kDeltaRule:
       saved = op.inputs;
-      saved.insert(saved.end(), op.outputs.begin(), op.outputs.end());
+      append(saved, op.outputs);
       return saved;
     case Function::kRmsNorm:
     case Function::kLayerNorm:
     case Function::kNegativeLogLikelihood:
       saved = op.inputs;
-      saved.insert(saved.end(), results.begin(), results.end());
+      append(saved, results);
       return saved;
     default:
       return saved;

@@ -7,6 +7,7 @@
 #include <algorithm>
 
 #include "models/yaml/model_fields.h"
+#include "sim/base/lookup.h"
 #include "sim/base/spelling.h"
 
 namespace foreshard {
@@ -29,9 +30,6 @@ std::int16_t DeclaredNames::find(const ConfigNode& node) const {
 }
 
 namespace {
-
-using Index = std::int16_t;
-using Indices = std::vector<Index>;
 
 class LayerReader {
  public:
@@ -75,7 +73,7 @@ class LayerReader {
     }
     for (const ConfigNode& each : node->elements()) {
       const std::string name = each.as_string();
-      if (std::ranges::find(layer_.nested, name) != layer_.nested.end()) {
+      if (contains(layer_.nested, name)) {
         throw each.error(fmt::format("{} stands twice", quote(name)), "a name of its own");
       }
       layer_.nested.push_back(name);

@@ -15,8 +15,6 @@
 namespace foreshard {
 namespace {
 
-using Index = std::int16_t;
-
 // A mapping, or true: there is some.
 RopeScaling read_rope_scaling(const ConfigNode& node) {
   RopeScaling scaling;

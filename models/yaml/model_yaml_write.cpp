@@ -18,8 +18,6 @@
 namespace foreshard {
 namespace {
 
-using Index = std::int16_t;
-
 bool is_plain(const std::string& text) {
   static const std::set<std::string> kWords = {"true", "false", "yes", "no", "on",
                                                "off",  "null",  "y",   "n",  "none"};
@@ -125,7 +123,7 @@ class LayerText {
   static std::string listed(const std::vector<std::string>& names) {
     return names.size() == 1 ? names.front() : fmt::format("[{}]", fmt::join(names, ", "));
   }
-  std::string listed(const std::vector<Index>& tensors) const {
+  std::string listed(const Indices& tensors) const {
     std::vector<std::string> names;
     for (const Index t : tensors) names.push_back(name(t));
     return listed(names);
@@ -157,8 +155,7 @@ class LayerText {
       }
       say("parameters", listed(names));
     }
-    const auto tensors = [&](const char* key, const std::vector<Index>& value,
-                             const std::vector<Index>& otherwise) {
+    const auto tensors = [&](const char* key, const Indices& value, const Indices& otherwise) {
       if (value != otherwise) say(key, listed(value));
     };
     tensors("saved", op.saved, usual.saved);

@@ -8,6 +8,7 @@
 #include <nlohmann/json.hpp>
 
 #include "reports/view/layout.h"
+#include "sim/base/lookup.h"
 #include "sim/base/quantile.h"
 #include "sim/memory/capacity.h"
 
@@ -73,7 +74,7 @@ std::vector<std::string> cells_of(const std::string& name, const AccuracySummary
 
 std::string quantity_text(const AccuracyRow& row, double value) {
   if (row.quantity.ends_with("GiB")) return fmt::format("{:.2f} GiB", value);
-  return seconds_text(row.quantity.find("_us") == std::string::npos ? value : value * 1e-6);
+  return seconds_text(!contains(row.quantity, "_us") ? value : value * 1e-6);
 }
 
 std::vector<const AccuracyRow*> shown_rows(const std::vector<AccuracyRow>& rows, ShownRows shown) {

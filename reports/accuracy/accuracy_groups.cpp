@@ -172,7 +172,7 @@ std::vector<AccuracyRow> anchored(std::vector<AccuracyRow> rows, int count) {
     std::vector<Anchor> said;
     for (std::size_t i = 0; i < anchors; ++i) {
       const auto at = [&](std::size_t part) {
-        return order.begin() + static_cast<std::ptrdiff_t>(part * order.size() / anchors);
+        return order.begin() + (part * order.size() / anchors);
       };
       said.push_back(anchor_of({at(i), at(i + 1)}));
     }

@@ -16,6 +16,7 @@
 #include "calibration/published.h"
 #include "reports/accuracy/score_kernels.h"
 #include "sim/base/letters.h"
+#include "sim/base/lookup.h"
 
 namespace foreshard {
 namespace {
@@ -101,7 +102,7 @@ class GemmJudge {
     if (found != protocols_.end()) return found->second;
     std::vector<GemmRow> rows;
     for (const auto& [key, of_key] : published_) {
-      rows.insert(rows.end(), of_key.begin(), of_key.end());
+      append(rows, of_key);
     }
     return protocols_.emplace(gpu, GemmProtocols(rows, gpu)).first->second;
   }

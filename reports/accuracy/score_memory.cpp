@@ -13,6 +13,7 @@
 #include "calibration/published.h"
 #include "reports/accuracy/score_kernels.h"
 #include "sim/base/letters.h"
+#include "sim/base/lookup.h"
 
 namespace foreshard {
 namespace {
@@ -30,7 +31,7 @@ struct MemoryRead {
   std::string problem;
 };
 
-bool is_period(const MemoryRead& row) { return row.operation.find("period") != std::string::npos; }
+bool is_period(const MemoryRead& row) { return contains(row.operation, "period"); }
 
 std::vector<MemoryRead> read_rows(const CsvTable& table, const std::vector<Machine>& machines) {
   constexpr double kGiga = 1e9;
@@ -47,7 +48,7 @@ std::vector<MemoryRead> read_rows(const CsvTable& table, const std::vector<Machi
     if (row.seconds == 0 && row.bytes > 0 && rate > 0) row.seconds = row.bytes / rate;
     if (row.gpu.empty()) {
       row.problem = fmt::format("the catalogue has no GPU '{}'", cell_of(table, i, "gpu"));
-    } else if (row.operation.find("step time") != std::string::npos) {
+    } else if (contains(row.operation, "step time")) {
       row.problem = "a whole step, not one operation";
     } else if (row.seconds == 0) {
       row.problem = "no latency_us above zero, and no bytes_counted with a rate";
@@ -60,9 +61,7 @@ std::vector<MemoryRead> read_rows(const CsvTable& table, const std::vector<Machi
 }
 
 MemoryClass class_of(std::string_view operation) {
-  const auto has = [&](std::string_view word) {
-    return operation.find(word) != std::string_view::npos;
-  };
+  const auto has = [&](std::string_view word) { return contains(operation, word); };
   if (has("norm")) {
     return has("back") || has("bwd") ? MemoryClass::kNormBackward : MemoryClass::kNormForward;
   }
@@ -105,7 +104,7 @@ class MemoryJudge {
 
   AccuracyRow score(AccuracyRow out, const MemoryRead& row) {
     if (is_period(row)) {
-      const bool graph = row.operation.find("graph") != std::string::npos;
+      const bool graph = contains(row.operation, "graph");
       out.groups.emplace_back("rule", "launch");
       return with_forecast(std::move(out), row.seconds, graph ? kGraphPeriod : kLaunchPeriod,
                            kNinetyPercent * kPeriod);

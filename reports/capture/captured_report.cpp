@@ -15,6 +15,7 @@
 #include "reports/report_parts.h"
 #include "reports/view/event_names.h"
 #include "sim/base/error.h"
+#include "sim/base/lookup.h"
 #include "sim/base/unit_strings.h"
 #include "sim/graph/capture/captured_kernel.h"
 #include "sim/simulate/simulate.h"
@@ -190,7 +191,7 @@ void add_warnings(const Capture& capture, const Cluster& cluster, CapturedForeca
                     format_bytes(made.captured.run_peak_allocated),
                     format_bytes(made.captured.run_peak_reserved)));
   }
-  warnings.insert(warnings.end(), made.faults.begin(), made.faults.end());
+  append(warnings, made.faults);
   for (const std::string& place : made.blind_reads) {
     warnings.push_back("the host reads a tensor that nobody computed (zeros) at " + place);
   }
@@ -267,7 +268,7 @@ CapturedForecast forecast_capture(const Capture& capture, const Plan& plan,
     std::string place = own_place(name.substr(is_level ? kLevel.size() : 0));
     if (place.empty()) place = "a place that is not Python's";
     std::vector<std::string>& places = is_level ? made.level_counts : made.blind_reads;
-    if (std::ranges::find(places, place) == places.end()) places.push_back(place);
+    if (!contains(places, place)) places.push_back(place);
   }
   made.lint = lint_capture(capture);
   made.report.origin = "captured";

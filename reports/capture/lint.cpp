@@ -11,6 +11,7 @@
 #include <tuple>
 
 #include "sim/base/letters.h"
+#include "sim/base/lookup.h"
 #include "sim/base/unit_strings.h"
 
 namespace foreshard {
@@ -46,8 +47,6 @@ constexpr Rule kRules[] = {
 const Rule& rule_named(std::string_view name) {
   return *std::ranges::find(kRules, name, &Rule::name);
 }
-
-bool has(std::string_view text, std::string_view part) { return text.find(part) != text.npos; }
 
 // The program's own place, and the library's where it is in one.
 std::string place_words(std::string_view frames) {
@@ -101,9 +100,9 @@ class Linter {
     std::int64_t half = 0, all = 0;
     for (std::size_t i = range_.begin; i < range_.end; ++i) {
       const CapturedCall& call = capture_.calls[i];
-      fuses_ |= call.kind == Kind::kLaunch &&
-                (has(capture_.name_of(call), "flash_fwd") || has(capture_.name_of(call), "fmha"));
-      fuses_ |= call.kind == Kind::kLibrary && has(capture_.name_of(call), "attention");
+      fuses_ |= call.kind == Kind::kLaunch && (contains(capture_.name_of(call), "flash_fwd") ||
+                                               contains(capture_.name_of(call), "fmha"));
+      fuses_ |= call.kind == Kind::kLibrary && contains(capture_.name_of(call), "attention");
       if (call.kind != Kind::kProduct) continue;
       ++all;
       half += call.values[4] == kF16 || call.values[4] == kBf16 ? 1 : 0;
@@ -127,17 +126,17 @@ class Linter {
     if (call.kind == Kind::kLaunch) {
       constexpr std::int64_t kLargestBlock = 9, kLarge = 1 << 20;  // CapturedCall's values
       const std::int64_t bytes = call.values[kLargestBlock];
-      if (!fuses_ && has(name, "oftmax") && has(name, "orward") && !has(name, "ogSoft") &&
-          !has(name, "nll_loss")) {
+      if (!fuses_ && contains(name, "oftmax") && contains(name, "orward") &&
+          !contains(name, "ogSoft") && !contains(name, "nll_loss")) {
         note("unfused_attention", call, bytes);
       }
-      if (bytes >= kLarge && has(place, "mask") && !has(place, "loss"))
+      if (bytes >= kLarge && contains(place, "mask") && !contains(place, "loss"))
         note("large_mask", call, bytes);
     }
     // Units' own are issued by FSDP's hooks; norms and losses have a few bytes.
     constexpr std::int64_t kNumbers = 1 << 16;
     if (call.kind == Kind::kCollective && !place.empty() && call.values[1] > kNumbers &&
-        !has(place, "_fsdp_") && has(place, "redistribute")) {
+        !contains(place, "_fsdp_") && contains(place, "redistribute")) {
       note("collective_outside_units", call, call.values[1]);
     }
   }
@@ -195,7 +194,8 @@ std::string own_place(std::string_view frames) {
   while (!frames.empty()) {
     const std::string frame(cut(frames, " < "));
     if (first.empty()) first = frame;
-    if (!has(frame, "site-packages") && !has(frame, "dist-packages") && !has(frame, "/torch/")) {
+    if (!contains(frame, "site-packages") && !contains(frame, "dist-packages") &&
+        !contains(frame, "/torch/")) {
       return frame;
     }
   }

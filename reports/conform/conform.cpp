@@ -15,6 +15,7 @@
 #include <utility>
 
 #include "reports/conform/conform_parts.h"
+#include "sim/base/lookup.h"
 
 namespace foreshard {
 namespace {
@@ -23,13 +24,13 @@ using What = Difference::What;
 
 bool is_boundary(const Recording& recording, std::string_view kind) {
   if (!recording.boundaries.empty()) {
-    return std::ranges::find(recording.boundaries, kind) != recording.boundaries.end();
+    return contains(recording.boundaries, kind);
   }
   constexpr std::array<std::string_view, 12> kBoundaries = {
       "step_begin",      "forward_begin",          "forward_end",   "loss",
       "backward_begin",  "backward_end",           "reduce_end",    "root_post_backward_begin",
       "optimizer_begin", "root_post_backward_end", "optimizer_end", "step_end"};
-  return std::ranges::find(kBoundaries, kind) != kBoundaries.end();
+  return contains(kBoundaries, kind);
 }
 
 // What comes before step 1's first micro-batch the recorder numbers 0 or, over axes, leaves blank,

@@ -74,14 +74,13 @@ std::string not_recorded_text(const std::vector<ConformanceFolder>& folders) {
       if (row.state != State::kNotRecorded) continue;
       auto known = std::ranges::find_if(
           reasons, [&](const auto& entry) { return entry.first == row.reason; });
-      if (known == reasons.end()) known = reasons.insert(reasons.end(), {row.reason, {}});
+      if (known == reasons.end()) known = reasons.insert(known, {row.reason, {}});
       known->second.push_back(row.id);
     }
     for (const auto& [reason, ids] : reasons) {
       const std::size_t named = std::min(ids.size(), kNamed);
-      text += fmt::format(
-          "  {}: {}: {}", folder.path, reason,
-          fmt::join(ids.begin(), ids.begin() + static_cast<std::ptrdiff_t>(named), ", "));
+      text += fmt::format("  {}: {}: {}", folder.path, reason,
+                          fmt::join(ids.begin(), ids.begin() + named, ", "));
       if (ids.size() > named) text += fmt::format(" and {} more", ids.size() - named);
       text += '\n';
     }

@@ -9,6 +9,7 @@
 
 #include "reports/conform/conform.h"
 #include "reports/conform/conform_parts.h"
+#include "sim/base/lookup.h"
 
 namespace foreshard {
 namespace {
@@ -20,7 +21,7 @@ bool is_always_kept(std::string_view kind) {
   constexpr std::array<std::string_view, 9> kKept = {
       "all_gather", "reduce_scatter", "all_reduce",  "reduce",        "broadcast",
       "all_to_all", "trace_reset",    "release_all", "optimizer_step"};
-  return std::ranges::find(kKept, kind) != kKept.end();
+  return contains(kKept, kind);
 }
 
 std::string words_of(const LibraryRecordedEvent& e) {

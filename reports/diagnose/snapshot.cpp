@@ -11,6 +11,7 @@
 
 #include "reports/validate/pickle_read.h"
 #include "sim/base/error.h"
+#include "sim/base/lookup.h"
 #include "sim/base/unit_strings.h"
 
 namespace foreshard {
@@ -29,7 +30,7 @@ std::string where_of(const PickleValue* frames) {
   };
   const auto is_own = [&](const PickleValue* frame) {
     const std::string_view name = file(frame);
-    return name.ends_with(".py") && name.find("/torch/") == std::string_view::npos;
+    return name.ends_with(".py") && !contains(name, "/torch/");
   };
   const PickleValue::List& list = frames->list();
   auto own = std::ranges::find_if(list, is_own);

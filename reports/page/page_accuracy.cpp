@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "reports/page/page.h"
+#include "sim/base/lookup.h"
 
 namespace foreshard {
 namespace {
@@ -49,7 +50,7 @@ Json accuracy_page_json(const std::vector<AccuracyRow>& rows) {
   std::vector<std::string> kinds;  // of groups, in the order of their first rows
   for (const AccuracyRow& row : rows) {
     for (const auto& [by, value] : row.groups) {
-      if (std::ranges::find(kinds, by) == kinds.end()) kinds.push_back(by);
+      if (!contains(kinds, by)) kinds.push_back(by);
     }
   }
   std::vector<WordColumn> groups(kinds.size());

@@ -148,7 +148,7 @@ class Changes {
       } else {
         if (!group.names.empty()) group.names.erase(group.names.begin());
         group.first_in_domain += 1;
-        moved.groups.insert(moved.groups.begin() + static_cast<std::ptrdiff_t>(g), one);
+        moved.groups.insert(moved.groups.begin() + g, one);
       }
       const std::string name = one.names.empty() ? "a node" : one.names.front();
       const auto to = at(most->first.front());

@@ -8,6 +8,7 @@
 #include "reports/sizing/recommend.h"
 #include "reports/view/layout.h"
 #include "reports/view/plan_words.h"
+#include "sim/base/lookup.h"
 #include "sim/base/unit_strings.h"
 #include "sim/spec/plan_config.h"
 
@@ -187,7 +188,7 @@ Lines rejected_lines(const Recommendation& r) {
   for (const Rejected& one : r.rejected) {
     auto found = std::ranges::find_if(
         reasons, [&](const auto& reason) { return reason.first == one.reason; });
-    if (found == reasons.end()) found = reasons.insert(reasons.end(), {one.reason, {}});
+    if (found == reasons.end()) found = reasons.insert(found, {one.reason, {}});
     found->second.push_back(one.cluster);
   }
   Lines lines;

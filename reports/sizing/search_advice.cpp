@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 
 #include "reports/view/plan_words.h"
+#include "sim/base/lookup.h"
 #include "sim/base/unit_strings.h"
 #include "sim/spec/plan_config.h"
 
@@ -35,7 +36,7 @@ std::string settings_words(const Plan& base, const Plan& plan) {
       "prefetch.backward", "recompute",      "batch.micro_batch",     "batch.accumulation"};
   std::string words;
   for (const PlanDifference& d : plan_differences(base, plan)) {
-    if (std::ranges::find(kGrid, d.key) != std::end(kGrid)) continue;
+    if (contains(kGrid, d.key)) continue;
     words += fmt::format(" --set {}={}", d.key, d.b);
   }
   return words;

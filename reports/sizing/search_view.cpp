@@ -8,6 +8,7 @@
 #include "reports/view/layout.h"
 #include "reports/view/plan_words.h"
 #include "reports/view/views.h"
+#include "sim/base/lookup.h"
 #include "sim/base/unit_strings.h"
 #include "sim/spec/plan_config.h"
 
@@ -71,7 +72,7 @@ class Heatmap {
  private:
   template <typename T>
   static void remember(std::vector<T>& list, const T& value) {
-    if (std::ranges::find(list, value) == list.end()) list.push_back(value);
+    if (!contains(list, value)) list.push_back(value);
   }
 
   const HeatmapCell* find(std::int64_t shard, const Prefetch& prefetch) const {

@@ -9,6 +9,7 @@
 #include <cstddef>
 
 #include "sim/base/error.h"
+#include "sim/base/lookup.h"
 
 namespace foreshard {
 namespace {
@@ -67,7 +68,7 @@ class Reader {
   }
   std::vector<const PickleValue*> above_mark() {
     if (marks_.empty()) refuse("a mark is missing");
-    const auto first = stack_.begin() + static_cast<std::ptrdiff_t>(marks_.back());
+    const auto first = stack_.begin() + marks_.back();
     const std::vector<const PickleValue*> items(first, stack_.end());
     stack_.erase(first, stack_.end());
     marks_.pop_back();

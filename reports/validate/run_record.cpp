@@ -22,8 +22,7 @@ std::vector<Time> step_durations(const RunRecord& record) {
 std::vector<Time> steady_durations(const RunRecord& record) {
   std::vector<Time> durations = step_durations(record);
   if (durations.size() > record.warm_up) {
-    durations.erase(durations.begin(),
-                    durations.begin() + static_cast<std::ptrdiff_t>(record.warm_up));
+    durations.erase(durations.begin(), durations.begin() + record.warm_up);
   }
   return durations;
 }

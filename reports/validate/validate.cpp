@@ -14,6 +14,7 @@
 #include "reports/view/event_names.h"
 #include "reports/view/layout.h"
 #include "reports/view/plan_words.h"
+#include "sim/base/lookup.h"
 
 namespace foreshard {
 namespace {
@@ -137,7 +138,7 @@ std::vector<MemoryComparison> compare_memory(const Forecast& forecast, const Run
 std::vector<std::string> notes_on(const Validation& v, const RunRecord& record) {
   std::vector<std::string> notes;
   if (!record.complete) notes.emplace_back("the run was interrupted; what it recorded counts");
-  notes.insert(notes.end(), record.notes.begin(), record.notes.end());
+  append(notes, record.notes);
   if (record.source == RunSource::kTrace && v.steps < 3) {
     notes.push_back(fmt::format("only {} traced step{}; three or more tell how far they repeat",
                                 v.steps, v.steps == 1 ? "" : "s"));

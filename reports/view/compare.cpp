@@ -9,6 +9,7 @@
 #include "reports/view/layout.h"
 #include "reports/view/plan_words.h"
 #include "reports/view/views.h"
+#include "sim/base/lookup.h"
 
 namespace foreshard {
 namespace {
@@ -127,7 +128,7 @@ std::string compare_text(const Forecast& a, const Report& ra, const Forecast& b,
   const auto add_table = [&](Lines table) {
     table.front() = paint.bold(table.front());
     if (!lines.empty()) lines.emplace_back();
-    lines.insert(lines.end(), table.begin(), table.end());
+    append(lines, table);
   };
   const auto differences = plan_differences(ra.plan, rb.plan);
   if (differences.empty()) {

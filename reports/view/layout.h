@@ -11,9 +11,6 @@
 namespace foreshard {
 
 using Lines = std::vector<std::string>;
-inline void append(Lines& lines, const Lines& more) {
-  lines.insert(lines.end(), more.begin(), more.end());
-}
 
 enum class Color : std::uint8_t { kNever, kAlways };
 

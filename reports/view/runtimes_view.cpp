@@ -8,6 +8,7 @@
 
 #include "reports/view/layout.h"
 #include "reports/view/views.h"
+#include "sim/base/lookup.h"
 
 namespace foreshard {
 namespace {
@@ -28,7 +29,7 @@ std::vector<NamedSeconds> bars_of(const Forecasts& forecasts) {
          waterfall(forecasts[f].forecast.graph, forecasts[f].forecast.timeline)) {
       auto at = std::ranges::find(bars, bar.what, &NamedSeconds::what);
       if (at == bars.end()) {
-        at = bars.insert(bars.end(), {bar.what, std::vector<double>(forecasts.size(), 0)});
+        at = bars.insert(at, {bar.what, std::vector<double>(forecasts.size(), 0)});
       }
       at->seconds[f] += bar.time.seconds();
     }
@@ -104,7 +105,7 @@ std::vector<WireBytes> wire_bytes(const EventGraph& graph) {
     const double passes = row.kind == EventKind::kAllReduce ? 2 : 1;
     const std::string name = to_string(row.kind);
     auto at = std::ranges::find(list, name, &WireBytes::collective);
-    if (at == list.end()) at = list.insert(list.end(), {name, 0, 0});
+    if (at == list.end()) at = list.insert(at, {name, 0, 0});
     ++at->calls;
     if (ranks > 1) at->bytes += passes * as_double(work.bytes.count()) * (ranks - 1) / ranks;
   }
@@ -118,7 +119,7 @@ std::string runtimes_text(const Forecasts& forecasts, Color color) {
     std::vector<std::string> block = aligned(table);
     block.front() = paint.bold(block.front());
     if (!lines.empty()) lines.emplace_back();
-    lines.insert(lines.end(), block.begin(), block.end());
+    append(lines, block);
   };
   add_table(figures(forecasts));
   add_table(bar_table(forecasts));

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "sim/base/config_tree.h"
+#include "sim/base/lookup.h"
 #include "sim/base/spelling.h"
 #include "sim/base/text_file.h"
 #include "sim/base/unit_strings.h"
@@ -253,7 +254,7 @@ std::vector<std::string> ConfigNode::keys() const {
 
 void ConfigNode::allow_only(std::span<const std::string_view> allowed) const {
   for (const ConfigItem& item : items()) {
-    if (std::ranges::find(allowed, item.key) != allowed.end()) continue;
+    if (contains(allowed, item.key)) continue;
     const std::vector<std::string> words = to_strings(allowed);
     throw ConfigError(item.value.key_location(), fmt::format("unknown key {}", quote(item.key)),
                       "one of " + join(words), nearest_spelling(item.key, words));
@@ -300,9 +301,7 @@ bool ConfigNode::as_bool() const {
   if (text == "false") return false;
   constexpr std::string_view kTrue[] = {"yes", "Yes", "on", "On", "True", "TRUE", "1"};
   constexpr std::string_view kFalse[] = {"no", "No", "off", "Off", "False", "FALSE", "0"};
-  const auto is_in = [text](const auto& words) {
-    return std::ranges::find(words, text) != std::end(words);
-  };
+  const auto is_in = [text](const auto& words) { return contains(words, text); };
   throw error(quote(text) + " is not a boolean", expected,
               is_in(kTrue)    ? "true"
               : is_in(kFalse) ? "false"

@@ -10,6 +10,7 @@
 #include "sim/base/config.h"
 #include "sim/base/config_tree.h"
 #include "sim/base/json_document.h"
+#include "sim/base/lookup.h"
 
 namespace foreshard {
 namespace {
@@ -100,13 +101,13 @@ class JsonHandler final : public nlohmann::json_sax<nlohmann::json> {
   bool parse_error(std::size_t bytes_read, const std::string& /*token*/,
                    const nlohmann::detail::exception& error) override {
     const std::string_view message = error.what();
-    if (message.find("unexpected end of input") != std::string_view::npos) {
+    if (contains(message, "unexpected end of input")) {
       throw ConfigError(builder_.location(cursor_.mark_of(text_.size())),
                         "the JSON text ends too early", "a complete file; is it truncated?");
     }
     const ConfigMark mark =
         cursor_.mark_of(std::min(bytes_read == 0 ? 0 : bytes_read - 1, text_.size()));
-    if (message.find("expected end of input") != std::string_view::npos) {
+    if (contains(message, "expected end of input")) {
       throw ConfigError(builder_.location(mark), "something follows the JSON value",
                         "one value per file");
     }
@@ -161,7 +162,7 @@ std::string with_numbers_for_infinities(std::string_view text) {
 ConfigNode parse_json(std::string_view text, std::string_view file_name) {
   text = checked_text(text, file_name, kMaxJsonBytes);
   std::string changed;
-  if (text.find("Infinity") != std::string_view::npos) {
+  if (contains(text, "Infinity")) {
     text = changed = with_numbers_for_infinities(text);
   }
   JsonHandler handler(text, file_name);

@@ -16,6 +16,7 @@
 
 #include "sim/base/config.h"
 #include "sim/base/config_tree.h"
+#include "sim/base/lookup.h"
 #include "sim/base/spelling.h"
 
 namespace foreshard {
@@ -178,7 +179,7 @@ void YamlHandler::fail(const YAML::Exception& error) const {
   };
   const ConfigMark mark = to_mark(error.mark);
   const std::string_view text = line(error.mark.line);
-  if (text.substr(0, text.find_first_not_of(" \t")).find('\t') != std::string_view::npos ||
+  if (contains(text.substr(0, text.find_first_not_of(" \t")), '\t') ||
       error.msg == YAML::ErrorMsg::TAB_IN_INDENTATION) {
     throw ConfigError(builder_.location(mark), "a tab in the indentation", "spaces");
   }

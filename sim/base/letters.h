@@ -7,6 +7,7 @@
 #include <string_view>
 
 #include "sim/base/integers.h"
+#include "sim/base/lookup.h"
 
 namespace foreshard {
 
@@ -40,8 +41,7 @@ std::size_t skip(std::string_view text, std::size_t at, Is is) {
 }
 
 inline bool has_any(std::string_view text, std::initializer_list<std::string_view> words) {
-  return std::ranges::any_of(words,
-                             [&](std::string_view word) { return text.find(word) != text.npos; });
+  return std::ranges::any_of(words, [&](std::string_view word) { return contains(text, word); });
 }
 
 // What stands in front of the separator, which leaves `text` with it; all where there is none.

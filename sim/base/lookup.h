@@ -1,8 +1,12 @@
-// Tables in place of switches.
+// Tables in place of switches; contains and append, which C++23 has and C++20 lacks.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
+#include <functional>
 #include <initializer_list>
+#include <ranges>
+#include <string_view>
 #include <utility>
 
 namespace foreshard {
@@ -22,6 +26,34 @@ constexpr Value value_of(Key key, const std::pair<Key, Value> (&table)[rows], Va
     if (each == key) return value;
   }
   return otherwise;
+}
+template <typename Map>
+typename Map::mapped_type value_of(const Map& map, const auto& key,
+                                   typename Map::mapped_type otherwise) {
+  const auto found = map.find(key);
+  return found == map.end() ? otherwise : found->second;
+}
+
+template <typename Range, typename Value, typename Projection = std::identity>
+requires(!std::convertible_to<const Range&, std::string_view>) constexpr bool contains(
+    const Range& range, const Value& value, Projection of = {}) {
+  return std::ranges::find(range, value, of) != std::ranges::end(range);
+}
+constexpr bool contains(std::string_view text, std::string_view part) {
+  return text.find(part) != text.npos;
+}
+constexpr bool contains(std::string_view text, char letter) {
+  return text.find(letter) != text.npos;
+}
+
+template <typename List, typename Range>
+requires(!std::convertible_to<List&, std::string_view>) constexpr void append(List& list,
+                                                                              const Range& more) {
+  list.insert(list.end(), std::ranges::begin(more), std::ranges::end(more));
+}
+template <typename List>
+void append(List& list, std::initializer_list<typename List::value_type> more) {
+  list.insert(list.end(), more);
 }
 
 }  // namespace foreshard

@@ -270,8 +270,8 @@ void CollectiveModel::apply(CollectiveOperation operation, double bytes,
     const double ranks = as_double(fabric_.system.ranks());
     const double busbw = std::exp(line_at(sweep->log_bytes, sweep->log_busbw, at));
     price.seconds = busbw_factor(operation, ranks) * bytes / busbw;
-    const bool is_point = std::any_of(sweep->log_bytes.begin(), sweep->log_bytes.end(),
-                                      [&](double x) { return std::abs(x - at) < kSameSize; });
+    const bool is_point = std::ranges::any_of(
+        sweep->log_bytes, [&](double x) { return std::abs(x - at) < kSameSize; });
     price.evidence = same && is_point ? Evidence::kMeasured : Evidence::kInterpolated;
     return;
   }

@@ -141,16 +141,16 @@ double clock_factor(const Calibration& calibration, const Gpu& gpu) {
 // is named or PyTorch chooses; the next older one that the GPU can run where the profile lacks it.
 std::string known_kernel(const Calibration& calibration, const std::string& wanted) {
   const auto has = [&](std::string_view name) {
-    return std::any_of(calibration.attention.begin(), calibration.attention.end(),
-                       [&](const AttentionCurve& curve) { return curve.kernel == name; });
+    return std::ranges::any_of(calibration.attention,
+                               [&](const AttentionCurve& curve) { return curve.kernel == name; });
   };
   std::vector<std::string> names = {wanted};
   if (wanted == "sdpa_flash") names = {calibration.sdpa_kernel};
-  if (wanted == "fa4") names.insert(names.end(), {"cudnn", "fa3"});
-  if (wanted == "fa3") names.insert(names.end(), {"cudnn", "fa2"});
-  if (wanted == "cudnn") names.insert(names.end(), {"fa3", "fa2"});
+  if (wanted == "fa4") append(names, {"cudnn", "fa3"});
+  if (wanted == "fa3") append(names, {"cudnn", "fa2"});
+  if (wanted == "cudnn") append(names, {"fa3", "fa2"});
   if (wanted == "fa1" || wanted == "triton") names.emplace_back("fa2");
-  names.insert(names.end(), {calibration.sdpa_preferred, calibration.sdpa_kernel});
+  append(names, {calibration.sdpa_preferred, calibration.sdpa_kernel});
   for (const std::string& name : names) {
     if (has(name)) return name;
   }

@@ -60,7 +60,7 @@ bool is_norm_or_loss(MemoryClass kind) {
 
 class Counter {
  public:
-  void add(HostCall call, std::int64_t count) { counts_[static_cast<std::size_t>(call)] += count; }
+  void add(HostCall call, std::int64_t count) { counts_[at(call)] += count; }
   const HostCounts& counts() const { return counts_; }
 
  private:
@@ -128,7 +128,7 @@ EngineCalls engine_calls(const EventGraph& graph, const Work& work, const HostCu
     if (kernel.kind == KernelKind::kAttention) {
       sum.python += forward ? kEngineAttention : kEngineBackwardAttention;
     } else if (kernel.kind != KernelKind::kGemm) {
-      sum.python += kEngineTimes * curve.calls[static_cast<std::size_t>(call_of(kernel))];
+      sum.python += kEngineTimes * curve.calls[at(call_of(kernel))];
     } else {
       const double others = static_cast<double>(kernel.groups - 1);
       const double casts = kernel.fp8 && graph.host.cast_launches > 0 ? (forward ? 1 : 0.5) : 0;
@@ -199,7 +199,7 @@ HostSeconds host_seconds(const EventGraph& graph, const Work& work, const HostCu
   }
   const HostCounts counts = host_calls(graph, work);
   const auto of = [&](HostCall call) {
-    const auto i = static_cast<std::size_t>(call);
+    const auto i = at(call);
     return static_cast<double>(counts[i]) * curve.calls[i];
   };
   double all = std::inner_product(counts.begin(), counts.end(), curve.calls.begin(), 0.0);

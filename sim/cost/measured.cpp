@@ -241,7 +241,7 @@ void ShapeCorrection::add(const Kernel& kernel, double ratio) {
 
 ShapeCorrection ShapeCorrection::without(std::size_t index) const {
   ShapeCorrection rest = *this;
-  rest.points_.erase(rest.points_.begin() + static_cast<std::ptrdiff_t>(index));
+  rest.points_.erase(rest.points_.begin() + index);
   return rest;
 }
 

@@ -17,7 +17,7 @@ namespace {
 
 constexpr NcclVersion k226{2, 26, 0};
 
-std::size_t index_of(NcclProtocol protocol) { return static_cast<std::size_t>(protocol); }
+std::size_t index_of(NcclProtocol protocol) { return at(protocol); }
 
 int floor_log2(std::int64_t value) {
   return static_cast<int>(std::bit_width(static_cast<std::uint64_t>(value))) - 1;
@@ -277,7 +277,7 @@ int NcclModel::channels_for(const Entry& entry, double bytes) const {
 NcclModel::Choice NcclModel::choose(CollectiveOperation collective, double bytes) const {
   Choice best;
   const Entry* chosen = nullptr;
-  const Entries& entries = entries_[static_cast<std::size_t>(collective)];
+  const Entries& entries = entries_[at(collective)];
   for (std::size_t i = 0; i < entries.count; ++i) {
     const Entry& candidate = entries.list[i];
     const NcclCost cost = at_size(collective, candidate, bytes);

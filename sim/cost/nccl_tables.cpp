@@ -13,10 +13,10 @@ constexpr NcclVersion k230{2, 30, 0};
 using ByNodes = std::array<double, 3>;
 
 double of_nodes(const ByNodes& values, std::int64_t nodes) {
-  return values[static_cast<std::size_t>(std::min<std::int64_t>(nodes, 3) - 1)];
+  return values[at(std::min<std::int64_t>(nodes, 3) - 1)];
 }
 
-std::size_t row_of(GpuGeneration generation) { return static_cast<std::size_t>(generation); }
+std::size_t row_of(GpuGeneration generation) { return at(generation); }
 
 constexpr std::array<ByNodes, 4> kLlCaps = {
     {{39, 39, 20.4}, {87.7, 22.5, 19}, {141, 45, 35}, {282, 90, 70}}};
@@ -127,7 +127,7 @@ double nccl_tree_correction(NcclProtocol protocol, double bytes) {
   if (bytes < 64) return 1;
   const int index = std::ilogb(bytes / 64);
   if (index > 22) return 1;
-  return kFactors[static_cast<std::size_t>(protocol)][static_cast<std::size_t>(index)];
+  return kFactors[at(protocol)][at(index)];
 }
 
 std::span<const double> nccl_speeds_inside(GpuGeneration generation) {

@@ -1,5 +1,6 @@
 #include "sim/graph/optimizer_state.h"
 
+#include "sim/base/lookup.h"
 #include "sim/base/units.h"
 
 namespace foreshard {
@@ -46,7 +47,7 @@ std::vector<StateTensor> optimizer_state(const Optimizer& optimizer, const Param
 }
 
 bool decays(const ParameterSpec& parameter) {
-  return !parameter.is_norm && parameter.name.find("bias") == std::string::npos;
+  return !parameter.is_norm && !contains(parameter.name, "bias");
 }
 
 Bytes checkpoint_bytes(const ModelSpec& model, const Plan& plan) {

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "sim/base/error.h"
+#include "sim/base/lookup.h"
 #include "sim/graph/axes/rank_part.h"
 #include "sim/graph/layer_collectives.h"
 #include "sim/graph/layers/given_mask.h"
@@ -237,9 +238,8 @@ void StepBuilder::add_communicators(PostForwardGroups groups) {
     if (unit.reshard.kind != Reshard::Kind::kGroup) continue;
     // fully_shard cuts the mesh's rows: neighbours in the shard group stay together.
     const GroupShape group{unit.reshard.group, mesh.shard_stride()};
-    const bool known =
-        std::any_of(list.begin() + static_cast<std::ptrdiff_t>(first_small), list.end(),
-                    [&](const Communicator& c) { return c.group == group; });
+    const bool known = std::any_of(list.begin() + first_small, list.end(),
+                                   [&](const Communicator& c) { return c.group == group; });
     if (!known) list.push_back({"post_forward", group, groups == PostForwardGroups::kOfEachUnit});
   }
   if (!mesh.is_plain() || plan_.step_frame != StepFrame::kPlain || mesh.pp > 1) add_axes();
@@ -345,7 +345,7 @@ std::int32_t StepBuilder::add_work(EventKind kind, const UnitWork& cost, Flops f
                .communicator = cost.communicator,
                .hooks = static_cast<std::uint16_t>(std::min(pending_hooks_, kHookSteps - 1)),
                .kernels_begin = static_cast<std::uint32_t>(graph_.kernels.size())};
-  graph_.kernels.insert(graph_.kernels.end(), cost.kernels.begin(), cost.kernels.end());
+  append(graph_.kernels, cost.kernels);
   work.kernels_end = static_cast<std::uint32_t>(graph_.kernels.size());
   work.launches = static_cast<std::uint16_t>(
       std::clamp<std::int64_t>(std::max(cost.launches, std::ssize(cost.kernels)), 1, 65535));

@@ -7,6 +7,7 @@
 #include <algorithm>
 
 #include "sim/base/error.h"
+#include "sim/base/lookup.h"
 #include "sim/graph/step_builder.h"
 
 namespace foreshard {
@@ -162,7 +163,7 @@ void StepBuilder::write_again(const Place& b, const Place& c, std::int32_t times
   }
   for (std::size_t k = 0; k < added; ++k) {
     for (std::size_t i = 0; i < actions; ++i) unit[i].target += strides[i];
-    graph_.actions.insert(graph_.actions.end(), unit.begin(), unit.end());
+    append(graph_.actions, unit);
   }
   graph_.buffers.resize(c.buffers + buffers * added);
   Buffer* buffer = graph_.buffers.data() + c.buffers;

@@ -156,8 +156,8 @@ class FreeBlocks {
     }
     const auto added = static_cast<std::uint32_t>(classes_.size());
     classes_.push_back({size, 0, {}});
-    sizes_.insert(sizes_.begin() + static_cast<std::ptrdiff_t>(position), size);
-    class_at_.insert(class_at_.begin() + static_cast<std::ptrdiff_t>(position), added);
+    sizes_.insert(sizes_.begin() + position, size);
+    class_at_.insert(class_at_.begin() + position, added);
     filled_.resize((sizes_.size() + kWord - 1) / kWord, 0);
     for (std::size_t p = position; p < sizes_.size(); ++p) {
       classes_[class_at_[p]].position = p;

@@ -66,7 +66,7 @@ inline std::size_t product_step(const LayerPhaseProgram& phase) {
       while (a < step.actions_end && !allocates(a)) ++a;
       if (a == step.actions_end) return begin;
       for (std::size_t tile = a; tile < step.actions_end && allocates(tile); ++tile) {
-        const auto behind = phase.actions.begin() + static_cast<std::ptrdiff_t>(tile);
+        const auto behind = phase.actions.begin() + tile;
         const auto end = phase.actions.begin() + step.actions_end;
         if (std::find(behind, end, -phase.actions[tile]) != end) a = tile;
       }

@@ -6,6 +6,7 @@
 #include <algorithm>
 
 #include "sim/base/error.h"
+#include "sim/base/lookup.h"
 #include "sim/memory/memory_actions.h"
 
 namespace foreshard {
@@ -21,7 +22,7 @@ class Replay {
         buffers_.push_back({slot.category, Stream::kCompute, e.unit, slot.bytes, -1, false});
       }
     }
-    buffers_.insert(buffers_.end(), graph.buffers.begin(), graph.buffers.end());
+    append(buffers_, graph.buffers);
   }
 
   void allocate(std::int32_t id) {

@@ -14,6 +14,7 @@
 
 #include "sim/base/error.h"
 #include "sim/base/hash.h"
+#include "sim/base/lookup.h"
 #include "sim/memory/memory_actions.h"
 
 namespace foreshard {
@@ -139,7 +140,7 @@ class OpeningsOf {
       const Buffer buffer = buffer_of(t);
       if (!is_shard(t) || buffer.unit < 0 || buffer.on_host) continue;
       const std::string& name = graph_.units[at(buffer.unit)].name;
-      const int place = buffer.unit == 0 ? 2 : name.find("layers.") == std::string::npos ? 1 : 0;
+      const int place = buffer.unit == 0 ? 2 : !contains(name, "layers.") ? 1 : 0;
       units[{place, buffer.unit}].push_back(t);
     }
     std::map<std::int32_t, std::int32_t> whole_of;  // of shards
@@ -220,7 +221,7 @@ class OpeningsOf {
     }
     if (shards.empty()) return false;
     const auto is_root = [&](std::int32_t t) { return buffer_of(t).unit == 0; };
-    std::stable_partition(shards.begin(), shards.end(), [&](auto t) { return !is_root(t); });
+    std::ranges::stable_partition(shards, [&](auto t) { return !is_root(t); });
     for (const std::int32_t t : shards) {
       const Unit& unit = graph_.units[at(buffer_of(t).unit)];
       if (unit.shard_numel == 0) continue;

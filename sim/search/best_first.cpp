@@ -215,7 +215,7 @@ class BestFirst {
       const std::size_t i = waiting[k].place;
       if (places_.outcome(i).verdict == Verdict::kSimulated) ranked.insert(places_.rank(i));
     }
-    waiting.erase(waiting.begin(), waiting.begin() + static_cast<std::ptrdiff_t>(size));
+    waiting.erase(waiting.begin(), waiting.begin() + size);
   }
 
   Places& places_;

@@ -11,6 +11,7 @@
 #include <algorithm>
 #include <tuple>
 
+#include "sim/base/lookup.h"
 #include "sim/search/axes.h"
 #include "sim/search/judge.h"
 #include "sim/search/knobs.h"
@@ -113,7 +114,7 @@ class Layers {
       return rank(a) < rank(b);
     });
     if (groups.size() > kMostGroups) groups.resize(kMostGroups);
-    choices.reshards.insert(choices.reshards.end(), groups.begin(), groups.end());
+    append(choices.reshards, groups);
     std::ranges::stable_sort(
         choices.reshards, [](const Reshard& a, const Reshard& b) { return order(a) < order(b); });
     return choices;
@@ -167,7 +168,7 @@ SearchSpace with_all_knobs(SearchSpace space, const Cluster& cluster,
                            const std::vector<std::string>& fixed) {
   for (const std::string& key : knob_keys()) {
     const bool is_there =
-        std::ranges::find(fixed, key) != fixed.end() ||
+        contains(fixed, key) ||
         std::ranges::any_of(space.knobs, [&](const KnobAxis& axis) { return axis.key == key; });
     // Inside one node all places are alike.
     const bool matters =

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 
+#include "sim/base/lookup.h"
 #include "sim/spec/checks/plan_check.h"
 
 namespace foreshard {
@@ -149,9 +150,7 @@ std::optional<KnobAxis> knob_axis(std::string_view key, const Plan& base) {
 
 SearchSpace with_free_knobs(SearchSpace space, const ModelSpec& model,
                             const std::vector<std::string>& fixed) {
-  const auto is_fixed = [&](std::string_view key) {
-    return std::ranges::find(fixed, key) != fixed.end();
-  };
+  const auto is_fixed = [&](std::string_view key) { return contains(fixed, key); };
   for (const std::string& key : free_knob_keys()) {
     if (is_fixed(key) || !is_read(key, space.base.runtime.kind)) continue;
     KnobAxis axis = *knob_axis(key, space.base);

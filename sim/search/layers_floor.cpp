@@ -9,6 +9,7 @@
 #include <numeric>
 #include <tuple>
 
+#include "sim/base/lookup.h"
 #include "sim/graph/pipeline/stages.h"
 #include "sim/memory/memory_actions.h"
 #include "sim/search/bounds.h"
@@ -232,7 +233,7 @@ StageSamples::Sample measured(const ModelSpec& whole, Plan sample, const CostMod
   ModelSpec model = whole;
   model.order.assign(whole.order.begin(), first);
   for (std::int64_t s = runs.empty() ? 1 : 0; s < kSampled; ++s) {
-    model.order.insert(model.order.end(), blocks.begin(), blocks.end());
+    append(model.order, blocks);
   }
   model.order.insert(model.order.end(), last, whole.order.end());
   Plan of_rank = at_pipeline_rank(sample, static_cast<std::int64_t>(place));

@@ -25,6 +25,7 @@
 #include <string>
 
 #include "sim/base/error.h"
+#include "sim/base/lookup.h"
 
 namespace foreshard {
 namespace {
@@ -591,7 +592,7 @@ struct SimulatedStep {
       const std::int64_t left =
           runs ? std::max<std::int64_t>(0, head.work - (now - head.since) * head.rate) : head.work;
       const bool tells_when = !runs || fold == Fold::kSkips;
-      list.insert(list.end(), {runs, left, runs ? head.rate : 0, tells_when ? head.when - now : 0});
+      append(list, {runs, left, runs ? head.rate : 0, tells_when ? head.when - now : 0});
     }
     for (std::size_t c = 0; c < graph.communicators.size(); ++c) {
       const EventId next = queue[c];
@@ -601,7 +602,7 @@ struct SimulatedStep {
     list.push_back(run - oldest);
     for (EventId row = std::max(oldest, 0); row < repeats.end(); ++row) {
       const std::int64_t ended = ahead(end[at(row)]);
-      if (ended != 0 && (ended > 0 || row < run)) list.insert(list.end(), {row - run, ended});
+      if (ended != 0 && (ended > 0 || row < run)) append(list, {row - run, ended});
     }
   }
 

@@ -115,7 +115,7 @@ class ConfParser {
         fail("For roundups, the divisions has to be power of 2 or 0 to disable roundup");
       }
       if (is_rest) {
-        std::fill(divisions.begin() + static_cast<std::ptrdiff_t>(last), divisions.end(), value);
+        std::fill(divisions.begin() + last, divisions.end(), value);
       } else {
         if (!is_power_of_two(from)) fail("For roundups, the intervals have to be power of 2");
         const auto index = std::min(at(std::bit_width(static_cast<std::uint64_t>(from)) - 1),

@@ -3,15 +3,15 @@
 #include <algorithm>
 #include <string>
 
+#include "sim/base/lookup.h"
 #include "sim/spec/model_spec.h"
 
 namespace foreshard {
 
 // Whether the layer attends by latents, by the names of models/parameter_names.h.
 inline bool has_latents(const LayerSpec& layer) {
-  return std::ranges::any_of(layer.parameters, [](const ParameterSpec& p) {
-    return p.name.find("kv_a_") != std::string::npos;
-  });
+  return std::ranges::any_of(layer.parameters,
+                             [](const ParameterSpec& p) { return contains(p.name, "kv_a_"); });
 }
 
 // Queries, keys and values are views of one tensor, whose gradient is put together from theirs.

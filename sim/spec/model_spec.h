@@ -32,6 +32,10 @@
 
 namespace foreshard {
 
+// The number of a tensor, or of a parameter, of a layer.
+using Index = std::int16_t;
+using Indices = std::vector<Index>;
+
 // Element type of a tensor inside a layer. kCompute is the plan's parameter dtype.
 enum class ElementType : std::uint8_t { kCompute, kFp32, kBf16, kInt64, kByte };
 
@@ -260,21 +264,18 @@ struct Operation {
   std::string name;
   OperationKind kind = OperationKind::kElementwise;
   Function function = Function::kAdd;
-  std::vector<std::int16_t>
-      inputs;  // activations read; gradients flow to them in reverse order of this list
-  std::vector<std::int16_t> outputs;  // activations written; the first one carries the gradient
-  std::vector<std::int16_t> saved;    // kept for backward
-  std::vector<std::int16_t>
-      parameters;  // weights read; each receives a gradient, allocated before the input's
-  std::vector<std::int16_t>
-      released;  // dropped once this operation was issued (Python's references end here)
+  Indices inputs;      // activations read; gradients flow to them in reverse order of this list
+  Indices outputs;     // activations written; the first one carries the gradient
+  Indices saved;       // kept for backward
+  Indices parameters;  // weights read; each receives a gradient, allocated before the input's
+  Indices released;    // dropped once this operation was issued (Python's references end here)
   // Allocated in backward just before the last input's gradient and freed right after it; one extra
   // kernel reads and writes them once (the cloned conjugate of a rotary table; dq, dk, dv before
   // they are concatenated for a fused projection; the zeros that an index's gradient is put into).
-  std::vector<std::int16_t> backward_temporaries;
+  Indices backward_temporaries;
   // What the kernels need for themselves: allocated behind the outputs (backward: behind the
   // inputs' gradients) and freed with the operation. Its time is the kernels'.
-  std::vector<std::int16_t> forward_workspace, backward_workspace;
+  Indices forward_workspace, backward_workspace;
   std::int64_t n = 0, k = 0;      // GEMM: output and inner width; m is the number of tokens
   std::int64_t rows = 1;          // GEMM: times as many rows (a token goes to several experts)
   std::int64_t split = 1;         // GEMM: of as many ranks, each multiplies its part of the rows

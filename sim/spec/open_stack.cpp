@@ -15,6 +15,7 @@
 #include <sstream>
 
 #include "sim/base/embedded.h"
+#include "sim/base/lookup.h"
 #include "sim/spec/checks/plan_check.h"
 #include "sim/spec/fsdp2_version.h"
 #include "sim/spec/plan_keys.h"
@@ -64,8 +65,7 @@ const StackUsage* usage_of(const PlanDocument& document) {
   for (const StackUsage& usage : all) {
     const auto& kinds = usage.runtimes;
     if (usage.trainer == (document.trainer.empty() ? "none" : document.trainer) &&
-        std::ranges::find(kinds, runtime.kind) != kinds.end() &&
-        (!usage.before || minor < *usage.before)) {
+        contains(kinds, runtime.kind) && (!usage.before || minor < *usage.before)) {
       return &usage;
     }
   }

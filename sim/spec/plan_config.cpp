@@ -15,6 +15,7 @@
 #include <utility>
 
 #include "sim/base/letters.h"
+#include "sim/base/lookup.h"
 #include "sim/base/spelling.h"
 #include "sim/spec/plan_keys.h"
 #include "sim/spec/plan_values.h"
@@ -92,9 +93,9 @@ void require_known(const Written& assignment) {
   std::vector<std::string> known;
   for (const PlanKey& k : plan_key_table()) known.emplace_back(k.path);
   for (const std::string_view above : names_below("")) {
-    if (std::ranges::find(known, above) == known.end()) known.emplace_back(above);
+    if (!contains(known, above)) known.emplace_back(above);
   }
-  if (std::ranges::find(known, key) != known.end()) return;
+  if (contains(known, key)) return;
   std::string near = nearest_spelling(key, known);
   const std::string last = "." + std::string(key.substr(key.rfind('.') + 1));
   for (const std::string& path : known) {  // "shard" for mesh.shard, "adapters.rank" for lora.rank
@@ -174,10 +175,9 @@ std::string yaml_string(const std::string& text) {
       "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_./@+-";
   static constexpr std::string_view kWords[] = {"true", "false", "yes", "no", "on",
                                                 "off",  "null",  "y",   "n",  "none"};
-  const bool starts_plain =
-      !text.empty() && std::string_view("@+-.").find(text[0]) == std::string_view::npos;
+  const bool starts_plain = !text.empty() && !contains(std::string_view("@+-."), text[0]);
   const bool is_number = text.find_first_not_of("0123456789.+-eExXinfaINFA_") == std::string::npos;
-  const bool is_word = std::ranges::find(kWords, lower(text)) != std::end(kWords);
+  const bool is_word = contains(kWords, lower(text));
   if (starts_plain && !is_number && !is_word &&
       text.find_first_not_of(kPlain) == std::string::npos) {
     return text;

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "sim/base/embedded.h"
+#include "sim/base/lookup.h"
 #include "sim/spec/keys/key_rows.h"
 
 namespace foreshard {
@@ -38,7 +39,7 @@ Json PlanKey::write(const Plan& plan) const {
 std::span<const PlanKey> plan_key_table() {
   static const std::vector<PlanKey> table = [] {
     std::vector<PlanKey> keys(shape_keys().begin(), shape_keys().end());
-    keys.insert(keys.end(), compute_keys().begin(), compute_keys().end());
+    append(keys, compute_keys());
     const auto place =
         std::ranges::find_if(keys, [](const PlanKey& k) { return k.path == "host_sync"; });
     keys.insert(place, library_keys().begin(), library_keys().end());

@@ -8,6 +8,7 @@
 #include <numeric>
 #include <utility>
 
+#include "sim/base/lookup.h"
 #include "sim/spec/checks/plan_check.h"
 #include "sim/spec/fsdp2_version.h"
 #include "sim/spec/gpu_generation.h"
@@ -279,7 +280,7 @@ void resolve_trainer(const PlanDocument& document, const ModelSpec& model, Plan&
   const Preset* trainer = find_preset(PresetKind::kTrainer, document.trainer);
   if (trainer == nullptr) return;
   const std::vector<RuntimeKind>& runtimes = trainer->runtimes;
-  if (std::ranges::find(runtimes, plan.runtime.kind) == runtimes.end()) {
+  if (!contains(runtimes, plan.runtime.kind)) {
     const ConfigError error(document.given.at("trainer").location,
                             fmt::format("{0} trains with {1}; nearest plan: runtime: {1}, or "
                                         "trainer: none",

@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "sim/base/lookup.h"
 #include "sim/base/parse.h"
 #include "sim/base/spelling.h"
 #include "sim/spec/checks/plan_check.h"
@@ -16,8 +17,7 @@ namespace {
 
 // Where `word` starts a number, what is meant is a number, right or wrong.
 bool looks_like_number(std::string_view word) {
-  return !word.empty() &&
-         (std::string_view("+-.0123456789").find(word[0]) != std::string_view::npos);
+  return !word.empty() && (contains(std::string_view("+-.0123456789"), word[0]));
 }
 
 ConfigError wrong_word(const ConfigNode& node, const std::string& expected,
@@ -296,7 +296,7 @@ std::vector<std::string> read_lora_targets(const ConfigNode& node) {
     if (target.empty() || target == Lora::kAllLinear) {
       throw element.error("this is no module", kExpected);
     }
-    if (std::ranges::find(targets, target) != targets.end()) {
+    if (contains(targets, target)) {
       throw element.error("the module stands twice", kExpected);
     }
     targets.push_back(std::move(target));

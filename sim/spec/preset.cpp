@@ -14,6 +14,7 @@
 #include <span>
 
 #include "sim/base/embedded.h"
+#include "sim/base/lookup.h"
 #include "sim/base/parse.h"
 #include "sim/base/spelling.h"
 #include "sim/spec/checks/capabilities.h"
@@ -80,7 +81,7 @@ bool trains_with(const EmbeddedFile& file, RuntimeKind runtime) {
   const std::string_view text = file.content;
   const std::size_t begin = text.find(kKey) + kKey.size();
   const std::string_view line = text.substr(begin, text.find('\n', begin) - begin);
-  return line.find(to_string(runtime)) != std::string_view::npos;
+  return contains(line, to_string(runtime));
 }
 
 class PresetFile {
@@ -109,7 +110,7 @@ std::string read_name(PresetKind kind, const ConfigNode& node, const std::string
   if (name == "none") return "";
   std::vector<std::string> names = {"none"};
   for (const PresetFile& each : files_of(kind)) names.emplace_back(name_of(each.file()));
-  if (std::ranges::find(names, name) != names.end()) return name;
+  if (contains(names, name)) return name;
   throw node.error(fmt::format("{} is no {}", quote(node.as_string()),
                                kind == PresetKind::kStack ? "stack" : "trainer"),
                    fmt::format("one of {}", fmt::join(names, ", ")), nearest_spelling(name, names));
@@ -169,7 +170,7 @@ std::vector<const Preset*> presets_of(PresetKind kind, RuntimeKind runtime) {
   for (PresetFile& each : files_of(kind)) {
     if (!trains_with(each.file(), runtime)) continue;
     const std::vector<RuntimeKind>& all = each.preset().runtimes;
-    if (std::ranges::find(all, runtime) != all.end()) list.push_back(&each.preset());
+    if (contains(all, runtime)) list.push_back(&each.preset());
   }
   return list;
 }

@@ -83,7 +83,7 @@ BENCHMARK(BM_BuildGraph);
 void BM_BuildOf(benchmark::State& state) {
   constexpr std::array kRuntimes = {RuntimeKind::kFsdp2, RuntimeKind::kFsdp1, RuntimeKind::kDdp,
                                     RuntimeKind::kZero1, RuntimeKind::kZero2, RuntimeKind::kZero3};
-  const RuntimeKind kind = kRuntimes[static_cast<std::size_t>(state.range(0))];
+  const RuntimeKind kind = kRuntimes[at(state.range(0))];
   const ModelSpec model = load_zoo_model("gpt3-175b");
   Plan plan = gpt3_plan();
   plan.runtime = {kind, newest_version(kind)};
@@ -158,7 +158,7 @@ BENCHMARK(BM_PlanToMemoryAndTime);
 // memory and time.
 void BM_DataParallelPlan(benchmark::State& state) {
   constexpr std::array kRuntimes = {RuntimeKind::kDdp, RuntimeKind::kZero1, RuntimeKind::kZero2};
-  const RuntimeKind kind = kRuntimes[static_cast<std::size_t>(state.range(0))];
+  const RuntimeKind kind = kRuntimes[at(state.range(0))];
   Plan plan = gpt3_plan();
   plan.runtime = {kind, newest_version(kind)};
   plan.reduce_dtype = DType::kBf16;

@@ -93,9 +93,7 @@ TEST(Profiles, OlderOnesLackClasses) {
   json["memory"].erase("generated_norm");
   json["memory"].erase("eager_norm_forward");
   const Calibration old = parse_calibration(to_text(json), "p.json");
-  const auto fraction = [&](MemoryClass which) {
-    return old.memory[static_cast<std::size_t>(which)].fraction;
-  };
+  const auto fraction = [&](MemoryClass which) { return old.memory[at(which)].fraction; };
   EXPECT_EQ(fraction(MemoryClass::kGeneratedNorm), fraction(MemoryClass::kNormForward));
   EXPECT_EQ(fraction(MemoryClass::kEagerNormForward), fraction(MemoryClass::kElementwise));
 }

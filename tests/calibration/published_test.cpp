@@ -8,6 +8,7 @@
 #include <string>
 
 #include "sim/base/error.h"
+#include "sim/base/lookup.h"
 
 namespace foreshard {
 namespace {
@@ -56,8 +57,8 @@ TEST(Published, ChipNames) {
 TEST(Published, RowsAreThere) {
   const std::vector<GemmRow> rows = gemm_rows(list_machines());
   const auto count = [&](std::string_view gpu, GemmType type) {
-    return std::count_if(rows.begin(), rows.end(),
-                         [&](const GemmRow& row) { return row.gpu == gpu && row.type == type; });
+    return std::ranges::count_if(
+        rows, [&](const GemmRow& row) { return row.gpu == gpu && row.type == type; });
   };
   EXPECT_EQ(count("h100-sxm", GemmType::k16Bit), 1120);
   EXPECT_EQ(count("gb300", GemmType::k16Bit), 864);
@@ -130,7 +131,7 @@ TEST(Published, NoticeNamesEverySource) {
       // "owner/repository:path", "aiconfigurator:path", an address, or a title.
       const std::string name =
           source.starts_with("http") ? source : source.substr(0, source.find(':'));
-      if (text.find(name) == std::string::npos) missing.insert(name);
+      if (!contains(text, name)) missing.insert(name);
     }
   }
   for (const std::string& name : missing) ADD_FAILURE() << "NOTICE does not name " << name;

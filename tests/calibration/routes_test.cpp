@@ -393,8 +393,7 @@ TEST(RoutesByHand, WhatAStoppedGroupLeavesGoesToTheOthers) {
   expect_gigabytes(found.groups[0].network / kGiga, 5);
   expect_gigabytes(found.groups[1].network / kGiga, 5);
   for (std::size_t g = 2; g < 8; ++g) expect_gigabytes(found.groups[g].network / kGiga, 15);
-  EXPECT_GT(found.used[2 * static_cast<std::size_t>(found.groups[2].narrowest_network.wire)],
-            0.999F);
+  EXPECT_GT(found.used[2 * at(found.groups[2].narrowest_network.wire)], 0.999F);
 }
 
 // --- what is no graph ---

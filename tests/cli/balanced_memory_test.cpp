@@ -8,6 +8,7 @@
 
 #include "planner/job.h"
 #include "sim/base/error.h"
+#include "sim/base/lookup.h"
 #include "sim/graph/training_step.h"
 #include "sim/memory/memory_actions.h"
 #include "sim/memory/memory_profile.h"
@@ -55,7 +56,7 @@ std::vector<std::string> every_word() {
     if (key.path.starts_with("runtime") || key.path.starts_with("mesh")) continue;
     const std::string start = std::string(key.path) + "=";
     if (key.type.kind == PlanKeyType::Kind::kFlag) {
-      words.insert(words.end(), {start + "true", start + "false"});
+      append(words, {start + "true", start + "false"});
     }
     for (std::size_t w = 0; w < key.type.words; ++w) words.push_back(start + key.type.word(w));
   }
@@ -118,7 +119,7 @@ bool swings_hold(const EventGraph& graph) {
         kind == Kind::kKeep) {
       continue;
     }
-    const LayerExecution& e = graph.executions[static_cast<std::size_t>(action.target)];
+    const LayerExecution& e = graph.executions[at(action.target)];
     const MemorySwing said = swing_of(phase_of(graph.program(e), action), action);
     Swing steps{graph, {}};
     visit_action(graph, action, steps);

@@ -9,6 +9,7 @@
 #include <tuple>
 #include <vector>
 
+#include "sim/base/lookup.h"
 #include "sim/spec/fsdp2_version.h"
 #include "tests/cli/program.h"
 
@@ -308,7 +309,7 @@ TEST(NullGpu, AGraphIsLaunchedAgainAndAgain) {
   EXPECT_EQ(report["capture"]["launches"], 2);
   EXPECT_EQ(report["memory"]["peak_allocated_bytes"]["value"], 3 * (2 << 20));
   const std::string rows = run("schedule --capture c --cluster 1xh100").out;
-  EXPECT_EQ(std::count(rows.begin(), rows.end(), '\n'), 2) << rows;  // the head and one row
+  EXPECT_EQ(std::ranges::count(rows, '\n'), 2) << rows;  // the head and one row
   expect_says(rows, "2147483648");
 }
 
@@ -427,14 +428,13 @@ TEST(NullGpu, PlantedFaultsAreFound) {
   for (std::string name; names >> name; ++faults) {
     const Outcome wrong = checked(name + " wrong");
     EXPECT_EQ(wrong.exit_code, 5) << name;
-    const bool is_capture = name.find("capture") != std::string::npos ||
-                            name.find("outside") != std::string::npos ||
+    const bool is_capture = contains(name, "capture") || contains(name, "outside") ||
                             name.find("joined") == name.size() - 6;
-    const char* const kind = name == "freed_blocks_joined"             ? "handed out"
-                             : is_capture                              ? "capture"
-                             : name.find("free") != std::string::npos  ? "handed out"
-                             : name.find("again") != std::string::npos ? "written while"
-                                                                       : "used before it is made";
+    const char* const kind = name == "freed_blocks_joined" ? "handed out"
+                             : is_capture                  ? "capture"
+                             : contains(name, "free")      ? "handed out"
+                             : contains(name, "again")     ? "written while"
+                                                           : "used before it is made";
     expect_says(wrong.err, kind);
     const Outcome right = checked(name + " right");
     EXPECT_EQ(right.exit_code, 0) << name << right.err;

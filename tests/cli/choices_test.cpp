@@ -10,6 +10,7 @@
 #include "planner/changes.h"
 #include "planner/job_search.h"
 #include "planner/remedy.h"
+#include "sim/base/lookup.h"
 #include "sim/memory/outside_allocator.h"
 #include "tests/cli/program.h"
 
@@ -20,7 +21,7 @@ class Draws {
  public:
   template <typename T>
   T of(std::initializer_list<T> values) {
-    return *(values.begin() + static_cast<std::ptrdiff_t>(random_() % values.size()));
+    return *(values.begin() + (random_() % values.size()));
   }
 
  private:
@@ -80,7 +81,7 @@ bool any_combination_holds(const Job& job) {
     for (std::size_t k = 0; k < knobs.size(); ++k) {
       if ((mask >> k & 1) == 0) continue;
       const Assignments& value = knobs[k].values.back();
-      changes.insert(changes.end(), value.begin(), value.end());
+      append(changes, value);
     }
     const auto other = changed_job(job, changes);
     if (!other) continue;
@@ -188,7 +189,7 @@ TEST(Choices, TheEngineIsToldOfTheAttentionThatPytorchPrefers) {
         .model = "llama-3.2-1b", .cluster = cluster, .runtime = runtime, .sequence = "2048"};
     if (*assignment != '\0') options.assignments.push_back({assignment});
     const auto all = costly_assignments(load_job(options));
-    return std::find(all.begin(), all.end(), Assignments{"attention=cudnn"}) != all.end();
+    return contains(all, Assignments{"attention=cudnn"});
   };
   EXPECT_TRUE(names_cudnn("8xh100", "native", ""));
   EXPECT_FALSE(names_cudnn("8xh100", "native", "attention=flash"));

@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "sim/base/lookup.h"
 #include "tests/cli/program.h"
 
 namespace foreshard {
@@ -60,7 +61,7 @@ void expect_refused(const std::string& make, const std::vector<const char*>& say
     expect_says(outcome.err, name);
     expect_no_crash(outcome);
     bool is_said = false;
-    for (const char* each : says) is_said = is_said || outcome.err.find(each) != std::string::npos;
+    for (const char* each : says) is_said = is_said || contains(outcome.err, each);
     EXPECT_TRUE(is_said) << outcome.err;
   }
 }
@@ -82,7 +83,7 @@ TEST(Files, FoldersAreNoFiles) {
 TEST(Files, FilesThatAreTooLargeSaySo) {
   write_temporary("table.csv", "gpu,m,n,k,tflops\nH100,64,64,64,1\n");
   for (const Reader& reader : kReaders) {
-    if (std::string(reader.arguments).find("--run") != std::string::npos) continue;
+    if (contains(std::string(reader.arguments), "--run")) continue;
     const std::string name = std::string("odd") + reader.ending;
     std::string arguments = reader.arguments;
     arguments.replace(arguments.find('@'), 1, name);

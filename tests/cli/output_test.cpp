@@ -5,6 +5,7 @@
 #include <string>
 
 #include "reports/view/layout.h"
+#include "sim/base/lookup.h"
 #include "tests/cli/program.h"
 
 namespace foreshard::output_test {
@@ -44,7 +45,7 @@ TEST(Output, AReaderThatLeavesEarlyIsNoFailure) {
 
 TEST(Output, Colours) {
   const auto is_coloured = [](const std::string& line) {
-    return shell(line + kJob).out.find('\x1b') != std::string::npos;
+    return contains(shell(line + kJob).out, '\x1b');
   };
   EXPECT_FALSE(is_coloured("\"$F\" predict"));
   EXPECT_TRUE(is_coloured("\"$F\" predict --color always"));

@@ -8,6 +8,7 @@
 #include <map>
 #include <set>
 
+#include "sim/base/lookup.h"
 #include "tests/support/temporary_folder.h"
 
 namespace foreshard {
@@ -36,8 +37,7 @@ std::string kind_of(const nlohmann::ordered_json& document) {
   const std::string id = document.at("schema");  // foreshard.NAME/1
   const std::size_t begin = id.find('.') + 1;
   const std::string name = id.substr(begin, id.find('/') - begin);
-  const auto shared = kShared.find(name);
-  return shared == kShared.end() ? name : shared->second;
+  return value_of(kShared, name, name);
 }
 
 // The keys that a document of this name cannot lack: of the schema, and of those of its
@@ -110,7 +110,7 @@ std::string comparable(const Outcome& outcome) {
 }
 
 std::size_t lines_of(std::string_view text) {
-  return static_cast<std::size_t>(std::count(text.begin(), text.end(), '\n'));
+  return static_cast<std::size_t>(std::ranges::count(text, '\n'));
 }
 
 void expect_says(std::string_view text, std::string_view part) {

@@ -6,6 +6,7 @@
 
 #include "calibration/machines.h"
 #include "sim/base/error.h"
+#include "sim/base/lookup.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   const std::string_view text(reinterpret_cast<const char*>(data), size);
@@ -14,8 +15,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   } catch (const foreshard::Error&) {  // what a bad file is for
   }
   // A spec that is no path: those would read files.
-  if (size < 64 && text.find('/') == std::string_view::npos &&
-      text.find('.') == std::string_view::npos) {
+  if (size < 64 && !contains(text, '/') && !contains(text, '.')) {
     try {
       foreshard::load_cluster(text);
     } catch (const foreshard::Error&) {

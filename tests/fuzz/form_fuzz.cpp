@@ -5,6 +5,7 @@
 #include <cstdlib>
 
 #include "cli/http/form.h"
+#include "sim/base/lookup.h"
 #include "tests/fuzz/scratch.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
@@ -16,7 +17,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   expect_answer_or_refusal([&] {
     for (const HttpFile& file : read_body(text.substr(0, end), body).files) {
       const std::string name = plain_file_name(file.name, "file");
-      if (name.empty() || name.find('/') != std::string::npos || name[0] == '.') std::abort();
+      if (name.empty() || contains(name, '/') || name[0] == '.') std::abort();
     }
   });
   return 0;

@@ -6,6 +6,7 @@
 
 #include "calibration/machines.h"
 #include "interop/network/topology_import.h"
+#include "sim/base/lookup.h"
 #include "sim/spec/cluster.h"
 #include "tests/fuzz/scratch.h"
 
@@ -17,7 +18,7 @@ bool names_thousands(std::string_view text) {
   int digits = 0;
   for (const char c : text) {
     digits = c >= '0' && c <= '9' ? digits + 1 : 0;
-    if (digits > kMostDigits && text.find('[') != std::string_view::npos) return true;
+    if (digits > kMostDigits && contains(text, '[')) return true;
   }
   return false;
 }

@@ -11,6 +11,7 @@
 
 #include "interop/hf/hf_config.h"
 #include "sim/base/error.h"
+#include "sim/base/lookup.h"
 
 namespace foreshard {
 namespace {
@@ -31,15 +32,15 @@ using Shapes = std::map<std::string, std::vector<std::int64_t>>;
 // Experts are one tensor per matrix here, in other orders than there, and Mixtral's modules are
 // named as transformers 4 names them: the sum holds them.
 bool is_of_experts(const std::string& name) {
-  return name.find(".experts.") != std::string::npos || name.ends_with(".mlp.gate.weight") ||
-         name.find("block_sparse_moe.") != std::string::npos;
+  return contains(name, ".experts.") || name.ends_with(".mlp.gate.weight") ||
+         contains(name, "block_sparse_moe.");
 }
 
 Shapes shapes_of(const ModelSpec& model) {
   Shapes shapes;
   std::size_t block = 0;
   for (const LayerInstance& layer : model.order) {
-    const LayerSpec& kind = model.kinds[static_cast<std::size_t>(layer.kind)];
+    const LayerSpec& kind = model.kinds[at(layer.kind)];
     const bool is_block = kind.role == LayerRole::kBlock;
     const std::string prefix =
         is_block ? model.block_prefix + "." + std::to_string(block++) + "." : "";

@@ -59,8 +59,8 @@ TEST(TrainingEvidence, CausesOfProductsAddUp) {
   borrowed.gpu.key = "h100-96gb-500w";
   measured.gpu.architecture = borrowed.gpu.architecture = "hopper";
   Calibration known = load_profile("h100-sxm"), moved = known;
-  known.spread[static_cast<std::size_t>(Factor::kGemm)].log_sd = 0.04;
-  moved.spread[static_cast<std::size_t>(Factor::kGemm)].log_sd = 0.18;
+  known.spread[at(Factor::kGemm)].log_sd = 0.04;
+  moved.spread[at(Factor::kGemm)].log_sd = 0.18;
   TrainingEvidence evidence = {
       .names = {"gemm h100"}, .prior_log_sd = {0.04}, .prior_log_mean = {0}};
   const auto gemm_sd = [&](const Cluster& cluster, const Calibration& calibration,
@@ -84,14 +84,14 @@ TEST(TrainingEvidence, HostsAndNetworksAreASitesOwn) {
   const auto name = [&](Factor factor, const char* site) {
     const FactorCauses causes =
         causes_of(cluster, calibration, {"fa2", 128, GemmLibrary::kCurrent, site});
-    return causes.at(static_cast<std::size_t>(factor)).front().name;
+    return causes.at(at(factor)).front().name;
   };
   EXPECT_EQ(name(Factor::kGemm, "LF"), name(Factor::kGemm, ""));
   EXPECT_EQ(name(Factor::kHost, "LF"), "host LF");
   EXPECT_EQ(name(Factor::kInterNode, "LF"), "inter_node LF");
   const std::vector<std::string>& known = training_evidence().names;
   for (const Factor factor : {Factor::kHost, Factor::kInterNode}) {
-    EXPECT_EQ(std::count(known.begin(), known.end(), name(factor, "")), 0);
+    EXPECT_EQ(std::ranges::count(known, name(factor, "")), 0);
   }
 }
 
@@ -100,7 +100,7 @@ TEST(TrainingEvidence, CardsOfOneChipShareTheirKernels) {
   forty.gpu.key = "a100-40gb";
   eighty.gpu.key = "a100-80gb";
   const Calibration calibration = load_profile("a100-80gb");
-  constexpr auto kAttention = static_cast<std::size_t>(Factor::kAttention);
+  constexpr auto kAttention = at(Factor::kAttention);
   const auto attention = [&](const Cluster& cluster, const char* kernel, std::int64_t head_dim) {
     return causes_of(cluster, calibration, {kernel, head_dim}).at(kAttention).front().name;
   };

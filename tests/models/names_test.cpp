@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "models/zoo.h"
+#include "sim/base/lookup.h"
 
 namespace foreshard {
 namespace {
@@ -102,9 +103,8 @@ TEST(NamesTest, NearMissesNameTheFamily) {
 TEST(NamesTest, FiltersAreNamesInPart) {
   const auto qwen = zoo_names_with("qwen");
   EXPECT_GE(qwen.size(), 20U);
-  EXPECT_TRUE(std::all_of(qwen.begin(), qwen.end(), [](const std::string& name) {
-    return name.find("qwen") != std::string::npos;
-  }));
+  EXPECT_TRUE(
+      std::ranges::all_of(qwen, [](const std::string& name) { return contains(name, "qwen"); }));
   EXPECT_EQ(zoo_names_with("70B").size(), 5U);
   EXPECT_EQ(zoo_names_with("Llama-3.1"),
             (std::vector<std::string>{"llama-3.1-8b", "llama-3.1-70b", "llama-3.1-405b"}));

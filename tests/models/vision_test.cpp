@@ -26,7 +26,7 @@ namespace {
 
 const LayerSpec& kind_of(const ModelSpec& model, std::string_view layer) {
   for (const LayerInstance& instance : model.order) {
-    if (instance.name == layer) return model.kinds[static_cast<std::size_t>(instance.kind)];
+    if (instance.name == layer) return model.kinds[at(instance.kind)];
   }
   throw std::logic_error("no such layer");
 }
@@ -154,14 +154,13 @@ TEST(VisionTest, WordsWaitForTheImages) {
   const LayerExecution& tower = graph.executions[1];
   EXPECT_EQ(model.order[1].name, "vision.embedding");
   EXPECT_EQ(graph.buffer(tower.first_buffer).bytes, Bytes(2 * 1024 * 4096));
-  const auto merge = std::find_if(model.order.begin(), model.order.end(),
-                                  [](const LayerInstance& layer) { return layer.name == "merge"; });
-  const LayerExecution& execution =
-      graph.executions[static_cast<std::size_t>(merge - model.order.begin())];
+  const auto merge = std::ranges::find_if(
+      model.order, [](const LayerInstance& layer) { return layer.name == "merge"; });
+  const LayerExecution& execution = graph.executions[at(merge - model.order.begin())];
   EXPECT_EQ(execution.joined, 1);
   const std::vector<std::int32_t>& actions = graph.program(execution).forward.actions;
   const std::int32_t frees = -(LayerPhaseProgram::kWaiting + 1);
-  EXPECT_EQ(std::count(actions.begin(), actions.end(), frees), 1);
+  EXPECT_EQ(std::ranges::count(actions, frees), 1);
 }
 
 // Pixels in fp32, words and labels as 64 bit integers: a class per image, a word per position.
@@ -219,9 +218,8 @@ TEST(VisionTest, EveryBufferIsAllocatedAndFreedInTurn) {
       EXPECT_EQ(balance.wrong, 0);
       for (const auto& [buffer, count] : balance.alive) {
         if (buffer < graph.first_own_buffer) {
-          EXPECT_EQ(count, 0)
-              << graph.buffer_name(buffer) << " of "
-              << model.order[static_cast<std::size_t>(graph.execution_of(buffer)->layer)].name;
+          EXPECT_EQ(count, 0) << graph.buffer_name(buffer) << " of "
+                              << model.order[at(graph.execution_of(buffer)->layer)].name;
         }
       }
     }
@@ -233,7 +231,7 @@ TEST(VisionTest, AFrozenTowerKeepsNothing) {
   const auto [model, plan] = resolved("llava-1.5-7b", {"frozen=[tower]"});
   const LayerPrograms programs(model, plan);
   for (std::int32_t l = 1; l <= 25; ++l) {
-    EXPECT_TRUE(model.order[static_cast<std::size_t>(l)].name.starts_with("vision.")) << l;
+    EXPECT_TRUE(model.order[at(l)].name.starts_with("vision.")) << l;
     EXPECT_EQ(programs.at(l, Recompute::kNone)->saved_bytes().count(), 0) << l;
     EXPECT_TRUE(programs.at(l, Recompute::kNone)->backward.actions.empty()) << l;
   }
@@ -250,8 +248,8 @@ TEST(VisionTest, TheUnreadBlockOfLlavaIsNeverTrained) {
   EXPECT_EQ(model.order[25].name, "vision.layers.23");
   EXPECT_TRUE(kind_of(model, "vision.layers.23").unread);
   EXPECT_EQ(last.saved_bytes().count(), 0);
-  EXPECT_TRUE(std::all_of(last.weight_gradients.begin(), last.weight_gradients.end(),
-                          [](std::int32_t slot) { return slot < 0; }));
+  EXPECT_TRUE(
+      std::ranges::all_of(last.weight_gradients, [](std::int32_t slot) { return slot < 0; }));
   EXPECT_GT(last.forward.flops.count(), 0);
   EXPECT_EQ(last.backward.flops.count(), 0);
 }

@@ -8,6 +8,7 @@
 
 #include "models/layers/variants.h"
 #include "models/zoo.h"
+#include "sim/base/lookup.h"
 #include "sim/spec/model_spec.h"
 
 namespace foreshard {
@@ -42,7 +43,7 @@ RC_GTEST_PROP(Windows, FlopsAreThoseOfThePairs, ()) {
 
 const AttentionShape* attention_of(const ModelSpec& model, const std::string& kind) {
   for (const LayerSpec& layer : model.kinds) {
-    if (layer.name.find(kind) == std::string::npos || layer.role != LayerRole::kBlock) continue;
+    if (!contains(layer.name, kind) || layer.role != LayerRole::kBlock) continue;
     for (const Operation& op : layer.operations) {
       if (op.kind == OperationKind::kAttention) return &op.attention;
     }

@@ -54,7 +54,7 @@ TEST(ZooTest, MultiTokenPredictionIsABlockAndARowOfLogitsMore) {
   };
   const auto kind = [](const ModelSpec& of, std::size_t behind) -> const LayerSpec& {
     const LayerInstance& layer = of.order[of.order.size() - behind];
-    return of.kinds[static_cast<std::size_t>(layer.kind)];
+    return of.kinds[at(layer.kind)];
   };
   // Behind the last block stand norm, head and loss.
   EXPECT_EQ(numel(kind(model, 4)) - numel(kind(plain, 4)), 7168 * 2 * 7168 + 2 * 7168);

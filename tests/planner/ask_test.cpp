@@ -21,8 +21,8 @@ Questions asked(const std::vector<std::string>& set, const std::string& runtime 
 }
 
 const NextFact* find(const Questions& questions, const std::string& name) {
-  const auto found = std::find_if(questions.facts.begin(), questions.facts.end(),
-                                  [&](const NextFact& fact) { return fact.name == name; });
+  const auto found = std::ranges::find_if(questions.facts,
+                                          [&](const NextFact& fact) { return fact.name == name; });
   return found == questions.facts.end() ? nullptr : &*found;
 }
 

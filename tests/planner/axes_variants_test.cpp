@@ -48,9 +48,8 @@ TEST(TensorParallel, BlocksOfAnEncoderAndADecoderAreCutAlike) {
   for (const LayerSpec& layer : part_of_rank(job.model, job.resolved.plan).kinds) {
     if (layer.role != LayerRole::kBlock) continue;
     const auto count = [&](CollectiveKind kind) {
-      return static_cast<int>(
-          std::count_if(layer.operations.begin(), layer.operations.end(),
-                        [&](const Operation& op) { return op.collective.kind == kind; }));
+      return static_cast<int>(std::ranges::count_if(
+          layer.operations, [&](const Operation& op) { return op.collective.kind == kind; }));
     };
     found.emplace_back(count(CollectiveKind::kAllGather), count(CollectiveKind::kReduceScatter));
   }
@@ -193,9 +192,7 @@ TEST(AxesVariants, AreLeftAloneWhereAPlanHoldsWithout) {
 // dozen draws: each is two searches.
 TEST(AxesVariants, TheWinnerIsNeverWorseAndWhatPredictSays) {
   std::mt19937 random{27};
-  const auto draw = [&](auto values) {
-    return *(values.begin() + static_cast<std::ptrdiff_t>(random() % values.size()));
-  };
+  const auto draw = [&](auto values) { return *(values.begin() + (random() % values.size())); };
   using Words = std::vector<std::string>;
   for (int i = 0; i < 12; ++i) {
     const auto [model, sequence] =

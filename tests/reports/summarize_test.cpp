@@ -6,6 +6,7 @@
 #include "reports/accuracy/evidence.h"
 #include "reports/view/views.h"
 #include "sim/base/embedded.h"
+#include "sim/base/lookup.h"
 #include "sim/spec/checks/plan_check.h"
 #include "tests/reports/random_plans.h"
 #include "tests/support/fixtures.h"
@@ -91,8 +92,8 @@ TEST(Summarize, NearCapacity) {
     return summarize(f, CostModel(cluster, round_calibration()), 0);
   };
   const auto doubted = [](const Report& r) {
-    return std::any_of(r.warnings.begin(), r.warnings.end(), [](const std::string& warning) {
-      return warning.find("time is unreliable") != std::string::npos;
+    return std::ranges::any_of(r.warnings, [](const std::string& warning) {
+      return contains(warning, "time is unreliable");
     });
   };
   EXPECT_NEAR(with_memory(1).fit_probability, 0.5, 1e-3);
@@ -113,7 +114,7 @@ TEST(Summarize, OneTinyAssumedKernelDoesNotTaintTheStep) {
   calibration.host.evidence = Evidence::kMeasured;
   calibration.contention.evidence = Evidence::kMeasured;
   const auto evidence_with = [&](MemoryClass assumed) {
-    calibration.memory[static_cast<std::size_t>(assumed)].evidence = Evidence::kAssumed;
+    calibration.memory[at(assumed)].evidence = Evidence::kAssumed;
     const CostModel costs(round_cluster(8), calibration);
     Plan plan = tiny_plan();
     plan.batch = {1024, 16, 1};  // enough work per row for the host not to be the bottleneck

@@ -84,8 +84,7 @@ CostModel round_costs(std::int64_t gpus) {
 }
 
 std::int64_t count(const EventGraph& graph, EventKind kind) {
-  return std::count_if(graph.rows.begin(), graph.rows.end(),
-                       [&](const Row& row) { return row.kind == kind; });
+  return std::ranges::count_if(graph.rows, [&](const Row& row) { return row.kind == kind; });
 }
 
 std::vector<std::string> text_lines(const std::string& text) {

@@ -3,6 +3,8 @@
 
 #include <cmath>
 
+#include "sim/base/lookup.h"
+
 namespace foreshard {
 
 namespace attention_fits {
@@ -19,7 +21,7 @@ Rows pick(const Rows& rows, std::string_view source_part, std::string_view kerne
   Rows picked;
   for (const AttentionRow& row : rows) {
     if (row.kernel == kernel && row.head_dim == head_dim && row.pass == pass &&
-        row.source.find(source_part) != std::string::npos) {
+        contains(row.source, source_part)) {
       picked.push_back(row);
     }
   }

@@ -24,6 +24,7 @@
 #include <tuple>
 
 #include "calibration/fit/least_squares.h"
+#include "sim/base/lookup.h"
 #include "tools/profiles/attention_fits.h"
 #include "tools/profiles/published_fit.h"
 
@@ -352,7 +353,7 @@ std::map<std::string, MaskRatio> mask_ratios(const std::vector<Chip>& chips) {
   for (const ReadAttention& read : read_attention_rows(table, machines)) {
     const AttentionRow& row = read.row;
     const bool is_chart = read.problem.empty() && row.gpu == h100.key && row.head_dim == 128 &&
-                          row.source.find(kForwardChart) != std::string::npos;
+                          contains(row.source, kForwardChart);
     if (is_chart) (row.causal ? causal : full)[row.kernel].push_back(row);
   }
   std::map<std::string, MaskRatio> ratios;

@@ -13,6 +13,7 @@
 #include <string_view>
 
 #include "calibration/fit/least_squares.h"
+#include "sim/base/lookup.h"
 #include "tools/profiles/published_fit.h"
 
 namespace foreshard {
@@ -77,12 +78,10 @@ HeatCurve blackwell_heat(const HeatCurve& hopper, double sustained) {
   return curve;
 }
 
-bool is_blackwell(std::string_view machine) {
-  return std::ranges::find(kBlackwells, machine) != kBlackwells.end();
-}
+bool is_blackwell(std::string_view machine) { return contains(kBlackwells, machine); }
 
 bool has_heat(const Gpu& gpu, const std::vector<Machine>& machines) {
-  return std::any_of(machines.begin(), machines.end(), [&](const Machine& machine) {
+  return std::ranges::any_of(machines, [&](const Machine& machine) {
     const Gpu& seen = machine.node.gpu;
     return machine.key == "h100-sxm" && gpu.architecture == seen.architecture &&
            gpu.multiprocessors == seen.multiprocessors && gpu.peak_bf16 == seen.peak_bf16;

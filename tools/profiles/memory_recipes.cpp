@@ -31,6 +31,7 @@
 #include <algorithm>
 
 #include "calibration/fit/least_squares.h"
+#include "sim/base/lookup.h"
 #include "tools/profiles/published_fit.h"
 
 namespace foreshard {
@@ -55,7 +56,7 @@ using MemoryRows = std::vector<MemoryRow>;
 MemoryRows pick(const MemoryRows& rows, std::string_view operation) {
   MemoryRows picked;
   for (const MemoryRow& row : rows) {
-    if (row.operation.find(operation) != std::string::npos) picked.push_back(row);
+    if (contains(row.operation, operation)) picked.push_back(row);
   }
   return picked;
 }
@@ -72,7 +73,7 @@ FitError error_on(std::string what, const MemoryCurve& curve, const MemoryRows& 
 }
 
 MemoryRows joined(MemoryRows a, const MemoryRows& b) {
-  a.insert(a.end(), b.begin(), b.end());
+  append(a, b);
   return a;
 }
 
@@ -215,9 +216,7 @@ void add_elementwise(const MemoryRows& rows, const Gpu& gpu, Collector& out) {
   for (const char* operation : {"residual add", "SwiGLU forward (liger)"}) {
     const MemoryRows held = pick(own, operation);
     MemoryRows rest = own;
-    std::erase_if(rest, [&](const MemoryRow& row) {
-      return row.operation.find(operation) != std::string::npos;
-    });
+    std::erase_if(rest, [&](const MemoryRow& row) { return contains(row.operation, operation); });
     if (held.empty() || rest.empty()) continue;
     out.out_of_sample(
         error_on(fmt::format("left out: {}", operation), fit_memory(rest, gpu), held, gpu));

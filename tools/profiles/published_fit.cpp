@@ -22,6 +22,7 @@
 #include "calibration/profile.h"
 #include "calibration/profile_store.h"
 #include "sim/base/error.h"
+#include "sim/base/lookup.h"
 #include "sim/base/quantile.h"
 #include "sim/cost/nccl_tables.h"
 
@@ -174,9 +175,6 @@ struct Biases {
 Biases all_biases(const std::vector<ChipFits>& chips, const std::vector<Machine>& machines,
                   const std::map<std::string, CatalogueGemm, std::less<>>& gemm) {
   Biases all;
-  const auto append = [](std::vector<double>& to, const std::vector<double>& from) {
-    to.insert(to.end(), from.begin(), from.end());
-  };
   for (const Machine& machine : machines) {
     append(is_amd(machine.node.gpu) ? all.gemm_amd : all.gemm,
            gemm_biases(gemm.at(machine.key).bf16));
@@ -239,9 +237,8 @@ std::array<FactorSpread, kFactors> spreads_of(const Machine& machine, const Chip
 
 bool is_own_chip(const Machine& machine, const Chip& chip) {
   return machine.key.starts_with(chip.name) && machine.node.node.gpus > 1 &&
-         machine.key.find("pcie") == std::string::npos &&
-         machine.key.find("nvl") == std::string::npos &&
-         machine.key.find("96gb") == std::string::npos;
+         !contains(machine.key, "pcie") && !contains(machine.key, "nvl") &&
+         !contains(machine.key, "96gb");
 }
 
 PublishedFit assemble(const Machine& machine, const ChipFits& own, const CatalogueGemm& gemm,

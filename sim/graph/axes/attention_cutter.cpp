@@ -2,6 +2,7 @@
 #include <utility>
 
 #include "sim/base/integers.h"
+#include "sim/base/lookup.h"
 #include "sim/graph/axes/layer_part.h"
 #include "sim/spec/latent_attention.h"
 
@@ -61,7 +62,7 @@ void AttentionCutter::ring(const Operation& op) {
 
 void AttentionCutter::replace_read(Operation& op, Index from, Index to) {
   for (Indices* list : {&op.inputs, &op.saved}) std::replace(list->begin(), list->end(), from, to);
-  if (std::find(op.released.begin(), op.released.end(), from) != op.released.end()) {
+  if (contains(op.released, from)) {
     op.released.push_back(to);
   }
 }

@@ -13,13 +13,11 @@
 namespace foreshard {
 namespace {
 
-using Index = std::int16_t;
-using Indices = std::vector<Index>;
 using Operations = std::vector<Operation>;
 
 template <typename Is>
 Operations::iterator find_op(LayerSpec& layer, const Is& is) {
-  return std::find_if(layer.operations.begin(), layer.operations.end(), is);
+  return std::ranges::find_if(layer.operations, is);
 }
 
 bool is_first(const Indices& list, Index t) { return !list.empty() && list.front() == t; }
@@ -67,7 +65,7 @@ LayerSpec weigh_in_activation(LayerSpec layer) {
   const auto activation = find_op(layer, makes(inner));
   if (narrows == end || activation == end) return layer;
   const Index narrow = narrows->outputs.front();
-  TensorSpec factor = layer.tensors[static_cast<std::size_t>(scores)];
+  TensorSpec factor = layer.tensors[at(scores)];
   factor.name += "_cast";
   factor.type = ElementType::kCompute;
   layer.tensors.push_back(std::move(factor));
@@ -166,16 +164,15 @@ std::int64_t received_rows(const ExpertParallel& how, ExpertGroup group, std::in
   }
   const bool counted = static_cast<std::int64_t>(how.counts.size()) == group.experts;
   if (!counted && how.zipf == 0) return sent;
-  std::vector<double> shares(static_cast<std::size_t>(group.ranks), 0);
+  std::vector<double> shares(at(group.ranks), 0);
   for (std::int64_t e = 0; e < group.experts; ++e) {
     const std::int64_t rank = counted ? e * group.ranks / group.experts : e % group.ranks;
-    shares[static_cast<std::size_t>(rank)] +=
-        counted ? static_cast<double>(how.counts[static_cast<std::size_t>(e)])
-                : std::pow(static_cast<double>(e + 1), -how.zipf);
+    shares[at(rank)] += counted ? static_cast<double>(how.counts[at(e)])
+                                : std::pow(static_cast<double>(e + 1), -how.zipf);
   }
   const double sum = std::accumulate(shares.begin(), shares.end(), 0.0);
   if (sum <= 0) return sent;
-  const double most = *std::max_element(shares.begin(), shares.end()) / sum;
+  const double most = *std::ranges::max_element(shares) / sum;
   return std::llround(most * static_cast<double>(sent) * static_cast<double>(group.ranks));
 }
 

@@ -3,6 +3,7 @@
 
 #include "sim/base/error.h"
 #include "sim/base/integers.h"
+#include "sim/base/lookup.h"
 #include "sim/graph/axes/layer_cutter.h"
 #include "sim/graph/axes/layer_part.h"
 
@@ -17,8 +18,8 @@ constexpr const char* kOffsets = "offsets";
 
 ExpertCutter::ExpertCutter(LayerPart& part)
     : part_(part),
-      counts_rows_(std::any_of(part.source.tensors.begin(), part.source.tensors.end(),
-                               [](const TensorSpec& each) { return each.name == kCounts; })) {}
+      counts_rows_(std::ranges::any_of(
+          part.source.tensors, [](const TensorSpec& each) { return each.name == kCounts; })) {}
 
 bool ExpertCutter::cut(Operation& op) {
   if (routes()) {
@@ -59,7 +60,7 @@ bool ExpertCutter::cut_mixture(Operation& op) {
     part_.layer.operations.push_back(std::move(op));
     part_.reduce(result, part, /*has_returned=*/true);
     Indices& made = part_.layer.operations.back().released;
-    part_.held.insert(part_.held.end(), made.begin(), made.end());
+    append(part_.held, made);
     made.clear();
     mixture_ = {};
     return true;
@@ -80,7 +81,7 @@ bool ExpertCutter::cut_mixture(Operation& op) {
     part_.place(result, Placement::kWhole);
   } else if (op.n > 1) {
     const Index own = part_.own_input(op.inputs.front(), op.part);
-    std::replace(op.saved.begin(), op.saved.end(), op.inputs.front(), own);
+    std::ranges::replace(op.saved, op.inputs.front(), own);
     op.inputs.front() = own;
     op.n /= part_.tp;
     weight.shape[0] /= part_.tp;
@@ -109,21 +110,16 @@ void ExpertCutter::offset_rows(const Operation& indexed) {
 }
 
 void ExpertCutter::mark_rows(const Operation& op) {
-  const auto is_row = [&](Index t) {
-    return std::find(mixture_.rows.begin(), mixture_.rows.end(), t) != mixture_.rows.end();
-  };
+  const auto is_row = [&](Index t) { return contains(mixture_.rows, t); };
   // What comes back is put in its place among all rows.
-  const auto came_back = [&](Index t) {
-    return std::find(mixture_.returned.begin(), mixture_.returned.end(), t) !=
-           mixture_.returned.end();
-  };
-  if (std::any_of(op.inputs.begin(), op.inputs.end(), came_back)) {
-    mixture_.returned.insert(mixture_.returned.end(), op.outputs.begin(), op.outputs.end());
+  const auto came_back = [&](Index t) { return contains(mixture_.returned, t); };
+  if (std::ranges::any_of(op.inputs, came_back)) {
+    append(mixture_.returned, op.outputs);
     return;
   }
   const bool begins = op.name == "argsort" || op.name == "histc";
   if (op.function == Function::kScatterAdd || op.part > 0) return;
-  if (!begins && std::none_of(op.inputs.begin(), op.inputs.end(), is_row)) return;
+  if (!begins && std::ranges::none_of(op.inputs, is_row)) return;
   // Rows are taken out of all tokens, and so their gradient is put into zeros of all.
   static const Indices kWholeZeros;
   const bool takes_rows = op.function == Function::kGather && op.inputs.front() == mixture_.whole;
@@ -220,9 +216,8 @@ Operation& ExpertCutter::route(Index from, Index to, bool waits) {
 void ExpertCutter::dispatch(const Operation& first) {
   constexpr std::int64_t kAlignment = 8;
   // `first` may be a cast of the rows, in front of what the experts multiply.
-  const Operation& product =
-      *std::find_if(part_.source.operations.begin(), part_.source.operations.end(),
-                    [](const Operation& op) { return op.groups > 1; });
+  const Operation& product = *std::ranges::find_if(
+      part_.source.operations, [](const Operation& op) { return op.groups > 1; });
   routing_ = {};
   routing_.open = true;
   routing_.part = first.part;
@@ -294,7 +289,7 @@ Index ExpertCutter::receive(Index rows, Index counts, std::int64_t groups, Indic
     share_rows(rows, shared, CollectiveKind::kAllGather, CollectiveKind::kReduceScatter);
     rows = shared;
   }
-  ended.insert(ended.end(), {sent, received});
+  append(ended, {sent, received});
   return rows;
 }
 
@@ -320,7 +315,7 @@ void ExpertCutter::permute(Index rows, Index counts, Indices ended) {
   permute.saved = {order};
   permute.released = {places};
   if (whole != rows) permute.released.push_back(whole);
-  permute.released.insert(permute.released.end(), ended.begin(), ended.end());
+  append(permute.released, ended);
   routing_.order = order;
   // The module holds it until its next forward, which torchtitan's frame follows.
   if (exchanges() && part_.plan.step_frame != StepFrame::kPlain) {
@@ -387,7 +382,7 @@ void ExpertCutter::combine() {
   Operation& last = part_.layer.operations.back();
   const Index result = routing_.made;
   const Index own = fixed("expert rows", routing_.padded * routing_.width);
-  std::replace(last.outputs.begin(), last.outputs.end(), result, own);
+  std::ranges::replace(last.outputs, result, own);
   last.released.push_back(find(kOffsets));  // a local, as what the last product reads
   part_.layer.tensors[at(result)] = part_.source.tensors[at(result)];
   if (sends_tokens(part_.plan)) part_.layer.tensors[at(result)].per_token = routing_.width;

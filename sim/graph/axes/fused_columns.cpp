@@ -5,24 +5,22 @@
 #include <vector>
 
 #include "sim/base/integers.h"
+#include "sim/base/lookup.h"
 #include "sim/graph/axes/layer_cutter.h"
 #include "sim/spec/latent_attention.h"
 
 namespace foreshard {
 namespace {
 
-using Index = std::int16_t;
-using Indices = std::vector<Index>;
-
 // Of one weight, or of as many as there are experts.
 bool is_plain_product(const LayerSpec& layer, const Operation& op) {
   return op.kind == OperationKind::kGemm && !op.packed && op.inputs.size() == 1 &&
          op.outputs.size() == 1 &&
          layer.parameters[at(op.parameters.front())].shape.size() == (op.groups > 1 ? 3 : 2) &&
-         std::none_of(op.parameters.begin(), op.parameters.end(),
-                      [&](Index p) { return layer.parameters[at(p)].tied; }) &&
+         std::ranges::none_of(op.parameters,
+                              [&](Index p) { return layer.parameters[at(p)].tied; }) &&
          // (What experts read is a module of its own.)
-         std::none_of(layer.operations.begin(), layer.operations.end(), [&](const Operation& rows) {
+         std::ranges::none_of(layer.operations, [&](const Operation& rows) {
            return rows.name == "gather_rows" && rows.inputs.front() == op.outputs.front();
          });
 }
@@ -45,7 +43,7 @@ void append_rows(LayerSpec& layer, const Operation& from, const Operation& into)
 }
 
 void erase_parameters(LayerSpec& layer, Indices gone) {
-  std::sort(gone.begin(), gone.end());
+  std::ranges::sort(gone);
   for (auto p = gone.rbegin(); p != gone.rend(); ++p) {
     layer.parameters.erase(layer.parameters.begin() + *p);
   }
@@ -68,10 +66,10 @@ std::vector<Operation> take_out_like(LayerSpec& layer, std::size_t first) {
     }
     if (o + 1 < layer.operations.size()) {
       Indices& released = layer.operations[o + 1].released;
-      released.insert(released.end(), op.released.begin(), op.released.end());
+      append(released, op.released);
     }
     taken.push_back(std::move(op));
-    layer.operations.erase(layer.operations.begin() + static_cast<std::ptrdiff_t>(o));
+    layer.operations.erase(layer.operations.begin() + o);
   }
   return taken;
 }
@@ -94,7 +92,7 @@ LayerSpec fuse_columns(LayerSpec layer) {
     TensorSpec wide = layer.tensors[at(product.outputs.front())];
     for (const Operation& other : others) {
       append_rows(layer, other, product);
-      gone.insert(gone.end(), other.parameters.begin(), other.parameters.end());
+      append(gone, other.parameters);
       product.n += other.n;
       wide.per_token += layer.tensors[at(other.outputs.front())].per_token;
       wide.name += "_" + layer.tensors[at(other.outputs.front())].name;
@@ -104,8 +102,7 @@ LayerSpec fuse_columns(LayerSpec layer) {
     split.inputs = {static_cast<Index>(layer.tensors.size() - 1)};
     product.outputs = split.inputs;
     split.released = split.inputs;
-    layer.operations.insert(layer.operations.begin() + static_cast<std::ptrdiff_t>(o) + 1,
-                            std::move(split));
+    layer.operations.insert(layer.operations.begin() + o + 1, std::move(split));
   }
   erase_parameters(layer, std::move(gone));
   return layer;
@@ -135,11 +132,10 @@ LayerSpec unpack_attention(LayerSpec layer) {
     attention.backward_temporaries.clear();
     for (Operation& op : layer.operations) {
       if (std::erase(op.released, packed) == 0) continue;
-      op.released.insert(op.released.end(), split.outputs.begin(), split.outputs.end());
+      append(op.released, split.outputs);
       split.released = split.inputs;
     }
-    layer.operations.insert(layer.operations.begin() + static_cast<std::ptrdiff_t>(o++),
-                            std::move(split));
+    layer.operations.insert(layer.operations.begin() + (o++), std::move(split));
   }
   return layer;
 }

@@ -6,6 +6,7 @@
 
 #include "sim/base/error.h"
 #include "sim/base/integers.h"
+#include "sim/base/lookup.h"
 #include "sim/graph/axes/layer_part.h"
 
 namespace foreshard {
@@ -100,7 +101,7 @@ class Cutter {
     Indices ended = std::exchange(part_.held, {});
     cut(op);
     Indices& released = part_.layer.operations.back().released;
-    released.insert(released.end(), ended.begin(), ended.end());
+    append(released, ended);
   }
 
   void cut(const Operation& old) {
@@ -108,8 +109,7 @@ class Cutter {
     for (Indices* list : {&op.inputs, &op.saved}) {
       std::replace(list->begin(), list->end(), part_.renamed.first, part_.renamed.second);
     }
-    if (std::find(op.released.begin(), op.released.end(), part_.renamed.first) !=
-        op.released.end()) {
+    if (contains(op.released, part_.renamed.first)) {
       op.released.push_back(part_.renamed.second);
     }
     for (Indices* list : {&op.inputs, &op.saved}) {
@@ -249,7 +249,7 @@ class Cutter {
     is_part[at(made)] = true;
     for (const Operation& op : part_.source.operations) {
       const auto reads = [&](Index t) { return is_part[at(t)]; };
-      const bool reads_part = std::any_of(op.inputs.begin(), op.inputs.end(), reads);
+      const bool reads_part = std::ranges::any_of(op.inputs, reads);
       if (reads_part && op.view) {
         for (Index t : op.outputs) is_part[at(t)] = true;
       } else if (reads_part && op.kind == OperationKind::kNorm) {
@@ -257,8 +257,7 @@ class Cutter {
       } else if (reads_part) {
         latent.is_split = true;
       }
-      const bool reads_normed = normed != kNone && std::find(op.inputs.begin(), op.inputs.end(),
-                                                             normed) != op.inputs.end();
+      const bool reads_normed = normed != kNone && contains(op.inputs, normed);
       if (reads_normed && op.kind == OperationKind::kGemm) latent.is_normed = true;
     }
     return latent;
@@ -322,7 +321,7 @@ class Cutter {
     if (expands && part_.tp > 1) {
       if (placement == Placement::kSequence) {
         const Index own = op.inputs.front();
-        std::replace(op.inputs.begin(), op.inputs.end(), own, part_.gather(own, op.part));
+        std::ranges::replace(op.inputs, own, part_.gather(own, op.part));
       }
       placement = Placement::kFeature;
     }

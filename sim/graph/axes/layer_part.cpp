@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "sim/base/integers.h"
+#include "sim/base/lookup.h"
 
 namespace foreshard {
 
@@ -103,9 +104,7 @@ Index LayerPart::view_of_slices(Index t, std::int8_t part) {
   return each;
 }
 
-bool LayerPart::is_gathered(Index t) const {
-  return std::find(gathered.begin(), gathered.end(), t) != gathered.end();
-}
+bool LayerPart::is_gathered(Index t) const { return contains(gathered, t); }
 
 Index LayerPart::own_input(Index t, std::int8_t part) {
   const Index same = add_tensor(whole(t, " of each rank"), Placement::kWhole);
@@ -120,14 +119,14 @@ void LayerPart::reduce(Index result, std::int8_t part, bool has_returned) {
   Operation& product = layer.operations.back();
   const Index partial = add_tensor(layer.tensors[at(result)], Placement::kWhole);
   layer.tensors[at(partial)].name += " (summand)";
-  std::replace(product.outputs.begin(), product.outputs.end(), result, partial);
+  std::ranges::replace(product.outputs, result, partial);
   const Indices released = has_returned ? Indices() : std::exchange(product.released, {});
   const bool in_fp8 = gathers_in_fp8(product);
   if (in_fp8) product.fp8_gradients = tp;
   place(result, sequence ? Placement::kSequence : Placement::kWhole);
   Operation& op = move(partial, result, part);
   op.released = {partial};
-  op.released.insert(op.released.end(), released.begin(), released.end());
+  append(op.released, released);
   if (sequence) {
     // The engine's parts are rows of tokens, Megatron-Core's first dimension is positions:
     // neither needs copies.
@@ -147,7 +146,7 @@ void LayerPart::reduce_and_add(Index result, Index bias, std::int8_t part) {
   const Index sum = add_tensor(std::move(spec), Placement::kWhole);
   known[at(sum)] = false;
   Operation& product = layer.operations.back();
-  std::replace(product.outputs.begin(), product.outputs.end(), result, sum);
+  std::ranges::replace(product.outputs, result, sum);
   Indices released = std::exchange(product.released, {});
   reduce(sum, part);
   place(result, places[at(sum)]);
@@ -157,7 +156,7 @@ void LayerPart::reduce_and_add(Index result, Index bias, std::int8_t part) {
   op.parameters = {bias};
   of_last().rows = slices;
   op.released = {sum};
-  op.released.insert(op.released.end(), released.begin(), released.end());
+  append(op.released, released);
   layer.parameters[at(bias)].partial = tp > 1;
 }
 

@@ -12,9 +12,6 @@
 
 namespace foreshard {
 
-using Index = std::int16_t;
-using Indices = std::vector<Index>;
-
 struct LayerPart {
   static constexpr Index kNone = -1;
 

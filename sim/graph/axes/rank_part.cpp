@@ -27,13 +27,12 @@
 #include <utility>
 
 #include "sim/base/error.h"
+#include "sim/base/lookup.h"
 #include "sim/graph/axes/layer_cutter.h"
 #include "sim/spec/latent_attention.h"
 
 namespace foreshard {
 namespace {
-
-using Index = std::int16_t;
 
 // Modules register what is inside them before the block registers its norms, DeepSeek's between
 // attention and feed-forward layer (torchtitan 0.2.2 models/*/model/model.py), a mixture its
@@ -42,22 +41,19 @@ using Index = std::int16_t;
 void order_as_registered(LayerSpec& layer) {
   if (layer.role != LayerRole::kBlock) return;
   const auto is_direct = [](const ParameterSpec& p) {
-    return std::count(p.name.begin(), p.name.end(), '.') == 1;
+    return std::ranges::count(p.name, '.') == 1;
   };
   // Norms of heads come first in their module (models/qwen3/model/model.py).
   const auto is_of_heads = [](const ParameterSpec& p) {
-    return p.is_norm && (p.name.find("q_norm") != std::string::npos ||
-                         p.name.find("k_norm") != std::string::npos);
+    return p.is_norm && (contains(p.name, "q_norm") || contains(p.name, "k_norm"));
   };
   const bool norms_come_between = has_latents(layer);
-  const auto is_fed_forward = [](const ParameterSpec& p) {
-    return p.name.find("mlp.") != std::string::npos;
-  };
-  std::vector<Index> order(layer.parameters.size());
+  const auto is_fed_forward = [](const ParameterSpec& p) { return contains(p.name, "mlp."); };
+  Indices order(layer.parameters.size());
   for (std::size_t i = 0; i < order.size(); ++i) order[i] = static_cast<Index>(i);
-  std::stable_sort(order.begin(), order.end(), [&](Index a, Index b) {
+  std::ranges::stable_sort(order, [&](Index a, Index b) {
     const auto rank = [&](Index i) {
-      const ParameterSpec& p = layer.parameters[static_cast<std::size_t>(i)];
+      const ParameterSpec& p = layer.parameters[at(i)];
       if (is_of_heads(p)) return 0;
       if (is_direct(p)) return norms_come_between ? 2 : 5;
       if (!is_fed_forward(p)) return 1;
@@ -66,21 +62,21 @@ void order_as_registered(LayerSpec& layer) {
     return rank(a) < rank(b);
   });
   const auto is_named = [&](std::size_t i, std::string_view word) {
-    const std::string& name = layer.parameters[static_cast<std::size_t>(order[i])].name;
-    return name.find(word) != std::string::npos;
+    const std::string& name = layer.parameters[at(order[i])].name;
+    return contains(name, word);
   };
   for (std::size_t i = 0; i + 1 < order.size(); ++i) {
     if (is_named(i, "up_proj") && is_named(i + 1, "down_proj")) std::swap(order[i], order[i + 1]);
   }
   std::vector<ParameterSpec> sorted;
-  std::vector<Index> place(order.size());
+  Indices place(order.size());
   for (std::size_t i = 0; i < order.size(); ++i) {
-    place[static_cast<std::size_t>(order[i])] = static_cast<Index>(i);
-    sorted.push_back(std::move(layer.parameters[static_cast<std::size_t>(order[i])]));
+    place[at(order[i])] = static_cast<Index>(i);
+    sorted.push_back(std::move(layer.parameters[at(order[i])]));
   }
   layer.parameters = std::move(sorted);
   for (Operation& op : layer.operations) {
-    for (Index& p : op.parameters) p = place[static_cast<std::size_t>(p)];
+    for (Index& p : op.parameters) p = place[at(p)];
   }
 }
 
@@ -110,7 +106,7 @@ void cut_kinds(const ModelSpec& model, const Plan& plan, const Visit& visit) {
   std::map<std::tuple<std::size_t, Placement, Placement>, Placement> outputs;
   std::vector<Placement> handed_on;  // by the layers so far
   for (const LayerInstance& instance : model.order) {
-    const auto kind = static_cast<std::size_t>(instance.kind);
+    const auto kind = at(instance.kind);
     const LayerSpec& layer = model.kinds[kind];
     const auto place = static_cast<std::int32_t>(handed_on.size());
     // Stages hand on what blocks do.
@@ -120,8 +116,7 @@ void cut_kinds(const ModelSpec& model, const Plan& plan, const Visit& visit) {
                               : place == 0          ? Placement::kWhole
                                                     : handed_on.back();
     const Placement joined =
-        layer.joins < 0 ? Placement::kWhole
-                        : handed_on[static_cast<std::size_t>(chain_joined_at(model, place)) - 1];
+        layer.joins < 0 ? Placement::kWhole : handed_on[at(chain_joined_at(model, place)) - 1];
     const std::tuple key(kind, arrives, joined);
     if (const auto known = outputs.find(key); known != outputs.end()) {
       handed_on.push_back(known->second);
@@ -149,10 +144,9 @@ bool cuts_layers(const Plan& plan) {
 }
 
 bool has_shared_table(const ModelSpec& part) {
-  return part.tied_embeddings &&
-         std::any_of(part.kinds.begin(), part.kinds.end(), [](const LayerSpec& layer) {
-           return std::any_of(layer.parameters.begin(), layer.parameters.end(),
-                              [](const ParameterSpec& p) { return p.tied; });
+  return part.tied_embeddings && std::ranges::any_of(part.kinds, [](const LayerSpec& layer) {
+           return std::ranges::any_of(layer.parameters,
+                                      [](const ParameterSpec& p) { return p.tied; });
          });
 }
 
@@ -199,13 +193,13 @@ SlicesOfPart slices_of_part(const ModelSpec& model, const Plan& plan) {
 
 void divide_loss(ModelSpec& model) {
   for (LayerSpec& layer : model.kinds) {
-    const bool has_gradient_already = std::any_of(layer.operations.begin(), layer.operations.end(),
-                                                  [](const Operation& op) { return op.in_place; });
+    const bool has_gradient_already =
+        std::ranges::any_of(layer.operations, [](const Operation& op) { return op.in_place; });
     if (layer.role != LayerRole::kLoss || layer.operations.size() < 2 || has_gradient_already)
       continue;
     const Index sum = layer.output;
-    TensorSpec divided = layer.tensors[static_cast<std::size_t>(sum)];
-    layer.tensors[static_cast<std::size_t>(sum)].name = kUndividedLoss;
+    TensorSpec divided = layer.tensors[at(sum)];
+    layer.tensors[at(sum)].name = kUndividedLoss;
     layer.tensors.push_back(std::move(divided));
     layer.output = static_cast<Index>(layer.tensors.size() - 1);
     Operation op = {

@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <vector>
 
+#include "sim/base/lookup.h"
 #include "sim/graph/axes/layer_cutter.h"
 
 namespace foreshard {
@@ -17,7 +18,7 @@ class Modules {
   explicit Modules(const LayerSpec& block)
       : ops_(block.operations), made_by_(block.tensors.size()) {
     for (std::size_t o = 0; o < ops_.size(); ++o) {
-      for (const std::int16_t t : ops_[o].outputs) made_by_[static_cast<std::size_t>(t)] = o + 1;
+      for (const std::int16_t t : ops_[o].outputs) made_by_[at(t)] = o + 1;
     }
     attention_ = all_that([](const Operation& op) { return op.kind == OperationKind::kAttention; });
     products_ = all_that([](const Operation& op) { return op.kind == OperationKind::kGemm; });
@@ -63,7 +64,7 @@ class Modules {
     return marks;
   }
   Marks none() const { return Marks(ops_.size()); }
-  static bool any(const Marks& marks) { return std::ranges::find(marks, true) != marks.end(); }
+  static bool any(const Marks& marks) { return contains(marks, true); }
   static Marks both(Marks a, const Marks& b) {
     for (std::size_t o = 0; o < a.size(); ++o) a[o] = a[o] && b[o];
     return a;
@@ -80,7 +81,7 @@ class Modules {
   template <typename Visit>
   void each_source(std::size_t o, const Visit& visit) const {
     for (const std::int16_t t : ops_[o].inputs) {
-      if (const std::size_t maker = made_by_[static_cast<std::size_t>(t)]; maker > 0) {
+      if (const std::size_t maker = made_by_[at(t)]; maker > 0) {
         visit(maker - 1);
       }
     }

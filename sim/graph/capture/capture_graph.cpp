@@ -27,6 +27,7 @@
 #include <unordered_map>
 
 #include "sim/base/error.h"
+#include "sim/base/lookup.h"
 #include "sim/graph/capture/captured_kernel.h"
 
 namespace foreshard {
@@ -239,7 +240,7 @@ class Builder {
         if (event == events_.end()) break;
         std::vector<EventId>& waits = pending_[call.stream];
         if (event->second.first != kNoEvent) waits.push_back(event->second.first);
-        waits.insert(waits.end(), event->second.second.begin(), event->second.second.end());
+        append(waits, event->second.second);
         break;
       }
       case CallKind::kHostWait:
@@ -263,10 +264,7 @@ class Builder {
     return std::exchange(graph_launches_, std::uint16_t{0});
   }
 
-  EventId latest_of(std::int64_t stream) const {
-    const auto it = latest_.find(stream);
-    return it == latest_.end() ? kNoEvent : it->second;
-  }
+  EventId latest_of(std::int64_t stream) const { return value_of(latest_, stream, kNoEvent); }
 
   void add_kernel(Phase phase, const CapturedCall& call, const Kernel& kernel,
                   CapturedGraph::Launch launch) {
@@ -375,7 +373,7 @@ class Builder {
   }
 
   void flush_actions() {
-    graph().actions.insert(graph().actions.end(), actions_.begin(), actions_.end());
+    append(graph().actions, actions_);
     actions_.clear();
     graph().details.back().actions_end = static_cast<std::uint32_t>(graph().actions.size());
   }

@@ -104,7 +104,7 @@ const std::vector<KernelClass>& kernel_classes() {
 
 const KernelClass* class_of(std::string_view name) {
   for (const KernelClass& row : kernel_classes()) {
-    if (name.find(row.name) != std::string_view::npos) return &row;
+    if (contains(name, row.name)) return &row;
   }
   return nullptr;
 }
@@ -162,7 +162,7 @@ double first_element_bytes(std::string_view name) {
 double element_bytes(std::string_view name) {
   std::array<bool, 9> seen{};
   // Loads and stores that cast have a half precision on one side, whatever they compute in.
-  if (name.find("WithCast") != std::string_view::npos) seen[2] = true;
+  if (contains(name, "WithCast")) seen[2] = true;
   // BinaryFunctor<BFloat16, BFloat16, BFloat16, MulFunctor<float>>: what it computes in comes last.
   if (const std::size_t functor = name.find("naryFunctor<"); functor != std::string_view::npos) {
     std::size_t end = functor;
@@ -171,7 +171,7 @@ double element_bytes(std::string_view name) {
     name = name.substr(functor, end - functor);
   }
   for (const auto& [type, size] : kTypes) {
-    if (name.find(type) != std::string_view::npos) seen[static_cast<std::size_t>(size)] = true;
+    if (contains(name, type)) seen[static_cast<std::size_t>(size)] = true;
   }
   double sum = 0, count = 0;
   for (std::size_t size = 0; size < seen.size(); ++size) {
@@ -196,7 +196,7 @@ std::int64_t functor_arrays(std::string_view name) {
                                                                   {"CompareFunctor<", 3},
                                                                   {"FillFunctor<", 1}};
   for (const auto& [part, arrays] : kKnown) {
-    if (functor.find(part) != std::string_view::npos) return arrays;
+    if (contains(functor, part)) return arrays;
   }
   constexpr std::string_view kLambda = "{lambda(";
   const std::size_t lambda = functor.rfind(kLambda);
@@ -269,8 +269,7 @@ Kernel attention(const KernelClass& row, std::string_view name, const CapturedCa
     k.m = v[1];
     k.heads = v[2];
     // Is_dropout, Is_causal
-    k.causal = name.find(">, false, true") != std::string_view::npos ||
-               name.find(">, true, true") != std::string_view::npos;
+    k.causal = contains(name, ">, false, true") || contains(name, ">, true, true");
   } else {  // memory-efficient: tile of queries x head size; heads, batch
     const std::size_t aligned = name.find("aligned_");
     const std::int64_t tile =
@@ -279,7 +278,7 @@ Kernel attention(const KernelClass& row, std::string_view name, const CapturedCa
     k.heads = v[1];
     k.m = v[2];
     k.k = 64;
-    k.fp32 = name.find("_f32_") != std::string_view::npos;
+    k.fp32 = contains(name, "_f32_");
   }
   return k;
 }
@@ -306,7 +305,7 @@ Kernel product(std::string_view name, const CapturedCall& call) {
   k.k = std::max<std::int64_t>(1, v[2]);
   const std::int64_t batch = std::max<std::int64_t>(1, v[3]);
   // Of torch._grouped_mm each has a weight of its own; a batch is priced as its rows together.
-  (name.find("GroupProblemShape") != std::string_view::npos ? k.groups : k.m) *= batch;
+  (contains(name, "GroupProblemShape") ? k.groups : k.m) *= batch;
   k.fp32 = v[4] == 0 || v[4] == 1;
   k.fp8 = v[4] == 28 || v[4] == 29;
   const std::int64_t rows = k.m * k.groups;
@@ -336,7 +335,7 @@ Kernel convolution(const KernelClass& row, std::string_view name, const Captured
   // product of its own.
   constexpr std::int64_t kWideGroup = 64;
   constexpr double kTap = 0.42;
-  const bool is_filter = name.find("filter") != name.npos;
+  const bool is_filter = contains(name, "filter");
   const bool in_groups = v[4] > 1;
   if (in_groups && v[is_filter ? 1 : 2] < kWideGroup) {
     const std::int64_t outputs_and_taps = v[is_filter ? 2 : 1] * v[3];
@@ -399,7 +398,7 @@ Kernel cudnn_attention(std::string_view name, const CapturedCall& call) {
 }
 
 Kernel library_call(std::string_view name, const CapturedCall& call) {
-  if (name.find("attention") != std::string_view::npos) return cudnn_attention(name, call);
+  if (contains(name, "attention")) return cudnn_attention(name, call);
   Kernel k = {.bytes = Bytes(call.values[0])};
   if (const KernelClass* const row = class_of(name); row != nullptr) {
     if (row->kind == KernelKind::kGemm || row->binds_threads) return convolution(*row, name, call);
@@ -409,8 +408,8 @@ Kernel library_call(std::string_view name, const CapturedCall& call) {
   }
   // Of a recurrent layer: of each time step its own.
   k.kernels = std::max<std::int64_t>(1, call.values[1]);
-  k.memory_class = name.find("backward") == std::string_view::npos ? MemoryClass::kNormForward
-                                                                   : MemoryClass::kNormBackward;
+  k.memory_class =
+      !contains(name, "backward") ? MemoryClass::kNormForward : MemoryClass::kNormBackward;
   return k;
 }
 
@@ -423,7 +422,7 @@ void set_strided(std::string_view name, const CapturedCall& call, Kernel& k) {
   const auto& v = call.values;
   const std::int64_t known = functor_arrays(name);
   const double arrays = as_double(known > 0 ? known : std::clamp<std::int64_t>(v[10], 1, 4));
-  const bool casts = name.find("gpu_kernel_impl<") != std::string_view::npos;
+  const bool casts = contains(name, "gpu_kernel_impl<");
   const double each = kElement + kIndex * arrays * as_double(v[13]) + (casts ? kCast * arrays : 0);
   k.memory_class = MemoryClass::kElementwise;
   k.bytes = Bytes(v[11]);
@@ -433,7 +432,7 @@ void set_strided(std::string_view name, const CapturedCall& call, Kernel& k) {
 void set_reduced(std::string_view name, const CapturedCall& call, Kernel& k) {
   constexpr double kByte = 0.275, kLeast = 0.5, kFew = 2 * kBusyMultiprocessors;
   const auto& v = call.values;
-  const bool in_columns = name.find("reduce_kernel<128, 4") != std::string_view::npos;
+  const bool in_columns = contains(name, "reduce_kernel<128, 4");
   const double wave = in_columns ? 6e6 : 2.4e6;
   const double blocks = as_double(v[0] * v[1] * v[2]), threads = as_double(v[3] * v[4] * v[5]);
   const double elements = as_double(v[11]) / as_double(v[13]);
@@ -454,18 +453,18 @@ void set_layer_norm(std::string_view name, const CapturedCall& call, Kernel& k) 
   const auto& v = call.values;
   const double size = first_element_bytes(name), elements = as_double(v[9]) / size;
   const bool half = size == 2;
-  if (name.find("vectorized_layer_norm") != name.npos) {
+  if (contains(name, "vectorized_layer_norm")) {
     k.flops = operations_of((half ? 900 : 1350) * as_double(v[0]) + (half ? 1.62 : 2.2) * elements);
-  } else if (name.find("layer_norm_grad_input_kernel_v") != name.npos) {
+  } else if (contains(name, "layer_norm_grad_input_kernel_v")) {
     k.flops = operations_of(680 * as_double(v[0]) + (half ? 1.33 : 2.1) * elements);
-  } else if (name.find("GammaBeta") != name.npos && v[1] == 1) {
+  } else if (contains(name, "GammaBeta") && v[1] == 1) {
     k.flops = operations_of(4400 * elements / as_double(32 * v[0]));
   }
 }
 
 void set_busy(std::string_view name, const CapturedCall& call, Kernel& k) {
   const auto& v = call.values;
-  const auto has = [&](std::string_view part) { return name.find(part) != name.npos; };
+  const auto has = [&](std::string_view part) { return contains(name, part); };
   if (v[11] > 0 && has("gpu_kernel_impl")) return set_strided(name, call, k);
   if (v[11] > 0 && has("reduce_kernel<")) return set_reduced(name, call, k);
   constexpr double kRolled = 4.4, kCatDimension = 0.68, kCat = 0.5, kUnrolled = 0.9, kCast = 0.95;
@@ -528,7 +527,7 @@ std::string_view attention_kernel_of(std::string_view kernel) {
       {"fmha", "efficient"},
       {"flash", "fa2"}};
   for (const auto& [part, word] : kKernels) {
-    if (kernel.find(part) != kernel.npos) return word;
+    if (contains(kernel, part)) return word;
   }
   return "";
 }

@@ -13,6 +13,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "sim/base/lookup.h"
 #include "sim/graph/ddp/ddp_builder.h"
 #include "sim/graph/runtimes.h"
 
@@ -283,7 +284,7 @@ void Ddp::reduce_used_map() {
 void Ddp::reduce_delayed() {
   reduce_used_map();
   for (const DdpBucket& bucket : buckets_) {
-    ready_.insert(ready_.end(), bucket.parameters.begin(), bucket.parameters.end());
+    append(ready_, bucket.parameters);
   }
   copy_in();
   for (std::size_t b = 0; b < buckets_.size(); ++b) all_reduce(b);

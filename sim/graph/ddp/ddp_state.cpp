@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "sim/base/error.h"
+#include "sim/base/lookup.h"
 #include "sim/graph/ddp/ddp_builder.h"
 #include "sim/graph/optimizer_state.h"
 #include "sim/graph/runtimes.h"
@@ -57,7 +58,7 @@ std::vector<DdpBucket> Ddp::buckets_of(bool rebuilt) const {
   if (!options().bucket_cap_mb) limits.insert(limits.begin(), kFirstBucketBytes);
   if (rebuilt) {
     std::vector<std::int32_t> order = ready_order();
-    order.insert(order.end(), unused_.begin(), unused_.end());
+    append(order, unused_);
     return assign_buckets(parameters(), order, limits);
   }
   if (rebuilds()) limits = {std::numeric_limits<std::int64_t>::max()};
@@ -196,7 +197,7 @@ void Ddp::optimizer(bool stepped) {
 // first group are the parameters that decay, matrices (trainer.py, create_optimizer).
 void Ddp::adafactor() {
   std::vector<std::int32_t> order = stepped();
-  std::stable_partition(order.begin(), order.end(), [&](std::int32_t p) {
+  std::ranges::stable_partition(order, [&](std::int32_t p) {
     const LayerSpec& layer = spec_of(parameter(p).layer);
     return layer.parameters[at(parameter(p).index)].shape.size() > 1;
   });

@@ -46,12 +46,11 @@ void GradientHooks::list_parameters() {
       const auto place = at(first_place_[i - 1]);
       const std::size_t end = parameters_.size(), last_place = number_in_layer_.size();
       parameters_.resize(2 * end - first);
-      std::copy_n(parameters_.begin() + static_cast<std::ptrdiff_t>(first), end - first,
-                  parameters_.begin() + static_cast<std::ptrdiff_t>(end));
+      std::copy_n(parameters_.begin() + first, end - first, parameters_.begin() + end);
       for (std::size_t p = end; p < parameters_.size(); ++p) parameters_[p].layer = l;
       number_in_layer_.resize(2 * last_place - place);
-      std::copy_n(number_in_layer_.begin() + static_cast<std::ptrdiff_t>(place), last_place - place,
-                  number_in_layer_.begin() + static_cast<std::ptrdiff_t>(last_place));
+      std::copy_n(number_in_layer_.begin() + place, last_place - place,
+                  number_in_layer_.begin() + last_place);
       continue;
     }
     const std::vector<ParameterSpec>& own = spec_of(l).parameters;

@@ -102,7 +102,7 @@ class GradientHooks : public StepBuilder {
 
   std::vector<Parameter> parameters_;
   std::vector<std::int32_t> first_parameter_;  // of each layer; a repeated call's is its module's
-  std::vector<std::int16_t> number_in_layer_;  // of its parameters, from first_place_ on
+  Indices number_in_layer_;                    // of its parameters, from first_place_ on
   std::vector<std::int32_t> first_place_;
   std::vector<std::int32_t> ready_order_;
   std::vector<EventId> flights_;  // of the calls of the phase that runs

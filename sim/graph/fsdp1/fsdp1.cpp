@@ -80,8 +80,7 @@ EventGraph Fsdp1::build() {
     dry_ = false;
   }
   Carried before = std::move(carried_);
-  before.free_events.erase(before.free_events.begin(),
-                           before.free_events.begin() + static_cast<std::ptrdiff_t>(queue_head_));
+  before.free_events.erase(before.free_events.begin(), before.free_events.begin() + queue_head_);
   queue_head_ = 0;
   begin(before);
   persistent_memory();
@@ -95,9 +94,7 @@ EventGraph Fsdp1::build() {
 }
 
 void Fsdp1::begin(const Carried& carried) {
-  std::vector<FreeEvent> left(
-      carried.free_events.begin() + static_cast<std::ptrdiff_t>(queue_head_),
-      carried.free_events.end());
+  std::vector<FreeEvent> left(carried.free_events.begin() + queue_head_, carried.free_events.end());
   carried_ = carried;
   carried_.free_events = std::move(left);
   queue_head_ = 0;
@@ -356,9 +353,8 @@ LibraryStep Fsdp1::record(Carried& carried, LibraryWatch::Modules modules, Libra
   std::int64_t shards = 0;
   for (const Handle& h : handles_) shards += h.size.shard * master_size();
   run.facts["shard_bytes"] = shards;
-  std::vector<FreeEvent> left(
-      carried_.free_events.begin() + static_cast<std::ptrdiff_t>(queue_head_),
-      carried_.free_events.end());
+  std::vector<FreeEvent> left(carried_.free_events.begin() + queue_head_,
+                              carried_.free_events.end());
   carried = {carried_.step + 1, carried_.pre_forward_order, std::move(left)};
   step.graph = finish();
   return step;

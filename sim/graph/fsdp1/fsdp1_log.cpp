@@ -16,7 +16,7 @@ Fsdp1Log::Fsdp1Log(const Fsdp1& builder, LibraryWatch::Modules modules)
     if (spec.role == LayerRole::kHead && !spec.parameters.empty() && spec.parameters[0].tied) {
       kind.modules.front().name = "lm_head";
     }
-    std::vector<std::int16_t> owner(spec.parameters.size(), -1);
+    Indices owner(spec.parameters.size(), -1);
     for (std::size_t m = 0; m < kind.modules.size(); ++m) {
       for (const std::int16_t p : kind.modules[m].parameters) {
         owner[at(p)] = static_cast<std::int16_t>(m);

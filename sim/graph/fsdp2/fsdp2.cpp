@@ -14,6 +14,7 @@
 #include <utility>
 
 #include "sim/base/error.h"
+#include "sim/base/lookup.h"
 #include "sim/graph/fsdp2/fsdp2_builder.h"
 #include "sim/graph/fsdp2/fsdp2_repeat.h"
 #include "sim/graph/fsdp2/fsdp2_scope.h"
@@ -573,7 +574,7 @@ void Fsdp2::root_post_backward_final_callback() {
   if (logging_) log_here("root_post_backward_begin");
   std::vector<std::int32_t> states;
   if (root() >= 0) states.push_back(root());
-  states.insert(states.end(), visits_.begin(), visits_.end());
+  append(states, visits_);
   const auto is_left_over = [&](const Group& g, std::int32_t u) {
     if (version_.leftovers == Leftovers::kAll) return g.state != Training::kPostBackward;
     if (g.unsharded) return true;

@@ -9,6 +9,7 @@
 #include <string>
 #include <utility>
 
+#include "sim/base/lookup.h"
 #include "sim/graph/axes/layer_cutter.h"
 #include "sim/graph/axes/rank_part.h"
 #include "sim/graph/fsdp2/fsdp2_builder.h"
@@ -173,7 +174,7 @@ void Fsdp2::cut_batch() {
   cut(whole_labels());
   cut(row * plan_.batch.micro_batch);
   const std::vector<std::int32_t> part = block_mask(plan_.batch.sequence / cp);
-  batch_parts_.insert(batch_parts_.end(), part.begin(), part.end());
+  append(batch_parts_, part);
   free_all(mask);
   StepBuilder::free(positions);
   StepBuilder::free(order);

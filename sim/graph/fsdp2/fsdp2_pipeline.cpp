@@ -20,6 +20,7 @@
 #include <utility>
 
 #include "sim/base/error.h"
+#include "sim/base/lookup.h"
 #include "sim/graph/fsdp2/fsdp2_builder.h"
 #include "sim/graph/fsdp2/fsdp2_scope.h"
 
@@ -115,9 +116,7 @@ bool Fsdp2::keeps_gradient(const PipelineAction& action) const {
   return action.kind == Kind::kInputGrad && action.stage > 0 && !is_local(action.stage - 1);
 }
 
-bool Fsdp2::is_local(std::int32_t stage) const {
-  return std::ranges::find(stages_, stage, &Stage::stage) != stages_.end();
-}
+bool Fsdp2::is_local(std::int32_t stage) const { return contains(stages_, stage, &Stage::stage); }
 
 void Fsdp2::run_pipeline() {
   unshards_ahead_ = std::ranges::any_of(pipeline_rows(), [](const PipelineRow& row) {

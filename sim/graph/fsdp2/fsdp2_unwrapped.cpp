@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "sim/base/lookup.h"
 #include "sim/graph/fsdp2/fsdp2_builder.h"
 
 namespace foreshard {
@@ -102,7 +103,7 @@ void Fsdp2::step_plain_gradients() {
         }
       }
       const std::vector<std::int32_t> sums = sum_plain_gradients();
-      made.insert(made.end(), sums.begin(), sums.end());
+      append(made, sums);
     }
     free_all(made);
   }

@@ -7,14 +7,15 @@
 
 #include <algorithm>
 
+#include "sim/base/lookup.h"
 #include "sim/graph/layers/layer_kernels.h"
 
 namespace foreshard {
 namespace {
 
 // Whether it is new there.
-bool insert(std::vector<std::int16_t>& set, std::int16_t t) {
-  if (std::ranges::find(set, t) != set.end()) return false;
+bool insert(Indices& set, std::int16_t t) {
+  if (contains(set, t)) return false;
   set.push_back(t);
   return true;
 }
@@ -49,7 +50,7 @@ void FusedRegion::forward(const Operation& op, const Sizes& bytes, LayerPhasePro
   enter(op);
   std::int64_t moved = 0;
   for (const std::int16_t t : op.inputs) {
-    const bool made_here = std::ranges::find(written_, t) != written_.end();
+    const bool made_here = contains(written_, t);
     if (!made_here && insert(read_, t)) moved += size(bytes, t);
   }
   for (const std::int16_t t : op.outputs) {

@@ -28,7 +28,7 @@ class FusedRegion {
   // still to be summed, and `saved`.
   struct Derivative {
     std::int64_t parts = 1;
-    const std::vector<std::int16_t>& saved;
+    const Indices& saved;
     std::vector<InputGradient> gradients;
   };
   void backward(const Operation& op, const Derivative& derivative, const Sizes& bytes,
@@ -41,8 +41,8 @@ class FusedRegion {
   static constexpr std::size_t kNone = SIZE_MAX;
   std::int16_t region_ = -1;
   std::size_t kernel_ = kNone;
-  std::vector<std::int16_t> read_;     // tensors
-  std::vector<std::int16_t> written_;  // forward: tensors; backward: tensors whose gradient it is
+  Indices read_;     // tensors
+  Indices written_;  // forward: tensors; backward: tensors whose gradient it is
 };
 
 }  // namespace foreshard

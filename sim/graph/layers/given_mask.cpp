@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "sim/base/lookup.h"
 #include "sim/base/units.h"
 
 namespace foreshard {
@@ -16,7 +17,7 @@ std::vector<std::int64_t> kept_masks(const ModelSpec& model, const Plan& plan) {
     if (plan.recompute.at(block++) != Recompute::kFull) continue;
     for (const TensorSpec& tensor : layer.tensors) {
       const bool is_mask = tensor.name.starts_with(kGivenMask);
-      if (!is_mask || std::ranges::find(names, tensor.name) != names.end()) continue;
+      if (!is_mask || contains(names, tensor.name)) continue;
       names.push_back(tensor.name);
       const std::int64_t count = elements(tensor, plan.batch.micro_batch, plan.batch.sequence);
       const std::int64_t size = tensor.type == ElementType::kByte    ? 1
@@ -31,7 +32,7 @@ std::vector<std::int64_t> kept_masks(const ModelSpec& model, const Plan& plan) {
 
 bool adds_sinusoids(const ModelSpec& model) {
   return std::ranges::any_of(model.kinds, [](const LayerSpec& layer) {
-    return std::ranges::find(layer.tensors, kSinusoids, &TensorSpec::name) != layer.tensors.end();
+    return contains(layer.tensors, kSinusoids, &TensorSpec::name);
   });
 }
 

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 
+#include "sim/base/lookup.h"
 #include "sim/graph/layers/column_sums.h"
 
 namespace foreshard {
@@ -74,7 +75,7 @@ void LayerAutograd::find_border() {
   border_ = layer_.output;
   for (std::size_t o = operations(); o-- > 0;) {
     const Operation& op = operation(o);
-    if (is_alias(op) && std::ranges::find(op.outputs, border_) != op.outputs.end()) {
+    if (is_alias(op) && contains(op.outputs, border_)) {
       border_ = op.inputs.front();
     }
   }
@@ -133,11 +134,10 @@ bool LayerAutograd::is_unread(std::size_t o) const {
   const Operation& op = operation(o);
   return !node_[o] && op.gradient == GradientRule::kOwn && !is_flat() && !op.saved.empty() &&
          !op.view && !op.outputs.empty() &&
-         std::any_of(op.inputs.begin(), op.inputs.end(),
-                     [&](Index t) { return needs_gradient(t); });
+         std::ranges::any_of(op.inputs, [&](Index t) { return needs_gradient(t); });
 }
 
-const LayerAutograd::Indices& LayerAutograd::saves(std::size_t o) const {
+const Indices& LayerAutograd::saves(std::size_t o) const {
   static const Indices kNothing;
   const Operation& op = operation(o);
   if (!node_[o]) return kNothing;
@@ -154,20 +154,20 @@ std::size_t LayerAutograd::first_inside() const {
   return o;
 }
 
-LayerAutograd::Indices LayerAutograd::checkpoint_inputs() const {
+Indices LayerAutograd::checkpoint_inputs() const {
   Indices inputs;
   bool casts_input = false;
   for (std::size_t o = 0; o < operations() && !inside(o); ++o) {
     const Operation& op = operation(o);
     inputs.push_back(op.outputs.front());
-    casts_input |= std::ranges::find(op.inputs, Index{0}) != op.inputs.end();
+    casts_input |= contains(op.inputs, Index{0});
   }
   if (!casts_input) inputs.insert(inputs.begin(), Index{0});
   if (layer_.joins >= 0) inputs.push_back(layer_.joins);  // an argument, too
   return inputs;
 }
 
-LayerAutograd::Index LayerAutograd::reentrant_output() const {
+Index LayerAutograd::reentrant_output() const {
   const bool is_block = is_checkpointed() && options_.recompute == Recompute::kFull && !is_flat();
   if (!options_.reentrant || !is_block) return -1;
   std::size_t last = operations() - 1;

@@ -34,9 +34,6 @@ std::vector<TensorElement> element_types(const LayerSpec& layer, const CastedLay
 
 class LayerAutograd {
  public:
-  using Index = std::int16_t;  // of a tensor or a parameter of the layer
-  using Indices = std::vector<Index>;
-
   // Throws Error(kInvalidInput) when sizes overflow.
   LayerAutograd(const LayerSpec& layer, const ProgramOptions& options);
   LayerAutograd(const LayerAutograd&) = delete;

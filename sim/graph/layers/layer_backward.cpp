@@ -24,8 +24,6 @@
 namespace foreshard {
 namespace {
 
-using Index = LayerAutograd::Index;
-using Indices = LayerAutograd::Indices;
 using Slots = LayerProgramWriter::Slots;
 
 constexpr std::int32_t kNoGradient = -1;
@@ -720,7 +718,7 @@ class Backward {
   Slots dying_;  // they go when autograd's engine is done with the node
   struct InRegions {
     bool runs = false;                // the node that runs is in a region
-    std::vector<Index> made_by;       // tensors: the region that makes it; -1
+    Indices made_by;                  // tensors: the region that makes it; -1
     std::vector<std::int64_t> parts;  // of their gradients, which the region sums
   } regions_;
   std::int32_t held_ = kNoGradient;  // by a node of several collectives, until its last

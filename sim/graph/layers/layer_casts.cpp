@@ -7,8 +7,6 @@
 namespace foreshard {
 namespace {
 
-using Index = std::int16_t;
-
 class Inserter {
  public:
   Inserter(const LayerSpec& layer, const ProgramOptions& options)
@@ -31,7 +29,7 @@ class Inserter {
       if (enters && op.kind != OperationKind::kEmbedding) {
         cast(op.inputs.front(), options_.compute, 0);
       }
-      for (std::vector<Index>* tensors : {&op.inputs, &op.saved, &op.released}) {
+      for (Indices* tensors : {&op.inputs, &op.saved, &op.released}) {
         for (Index& t : *tensors) t = renamed_[at(t)];
       }
       const Index result = op.outputs.empty() ? Index{-1} : op.outputs.front();
@@ -69,7 +67,7 @@ class Inserter {
   const ProgramOptions& options_;
   LayerSpec layer_;
   std::vector<std::optional<DType>> casts_;
-  std::vector<Index> renamed_;
+  Indices renamed_;
 };
 
 DType wider(DType a, DType b) {

@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "sim/base/lookup.h"
 #include "sim/graph/layers/fused_region.h"
 #include "sim/graph/layers/given_mask.h"
 #include "sim/graph/layers/layer_kernels.h"
@@ -17,8 +18,6 @@
 namespace foreshard {
 namespace {
 
-using Index = LayerAutograd::Index;
-using Indices = LayerAutograd::Indices;
 using Slots = LayerProgramWriter::Slots;
 
 class Forward {
@@ -146,7 +145,7 @@ class Forward {
     if (!graph_.options().keeps_read || graph_.is_saved(t)) return true;
     for (std::size_t o = 0; o < graph_.operations(); ++o) {
       const Operation& op = graph_.operation(o);
-      if (!is_kept(op) && std::ranges::find(op.inputs, t) != op.inputs.end()) return true;
+      if (!is_kept(op) && contains(op.inputs, t)) return true;
     }
     return false;
   }

@@ -23,6 +23,7 @@
 #include <algorithm>
 
 #include "sim/base/integers.h"
+#include "sim/base/lookup.h"
 
 namespace foreshard {
 namespace {
@@ -48,7 +49,7 @@ MemoryClass class_of(Function function, Pass pass) {
   }
 }
 
-std::int64_t total_bytes(const KernelCounts& counts, const std::vector<std::int16_t>& tensors) {
+std::int64_t total_bytes(const KernelCounts& counts, const Indices& tensors) {
   std::int64_t sum = 0;
   for (std::int16_t t : tensors) sum += counts.bytes[at(t)];
   return sum;
@@ -448,10 +449,6 @@ void mark_heads(const Operation& op, std::size_t begin, LayerPhaseProgram& phase
   }
 }
 
-bool has(const std::vector<std::int16_t>& tensors, std::int16_t t) {
-  return std::ranges::find(tensors, t) != tensors.end();
-}
-
 // Whether an input is a part of wider rows (a chunk of gate and up), or one value stands for a row
 // (a factor of each, or the mask that sets rows of other ranks' experts to zero, in place), or what
 // is added is broadcast (a mask to the heads).
@@ -464,7 +461,7 @@ bool reads_parts_of_rows(const KernelCounts& counts, const Operation& op) {
   }
   return std::ranges::any_of(op.inputs, [&](std::int16_t t) {
     return std::ranges::any_of(counts.layer.operations, [&](const Operation& other) {
-      return other.view && other.outputs.size() > 1 && has(other.outputs, t);
+      return other.view && other.outputs.size() > 1 && contains(other.outputs, t);
     });
   });
 }
@@ -502,8 +499,7 @@ void mark_widening_casts(const KernelCounts& counts, const Operation& op, std::s
 // A loop over the groups launches each of the operation's kernels once for every group.
 void launch_one_by_one(const Operation& op, std::size_t begin, LayerPhaseProgram& phase) {
   if (!op.one_by_one) return;
-  const std::vector<Kernel> whole(phase.kernels.begin() + static_cast<std::ptrdiff_t>(begin),
-                                  phase.kernels.end());
+  const std::vector<Kernel> whole(phase.kernels.begin() + begin, phase.kernels.end());
   phase.kernels.resize(begin);
   for (Kernel kernel : whole) {
     kernel.groups = 1;
@@ -528,8 +524,7 @@ void launch_in_tiles(const KernelCounts& counts, const Operation& op, std::size_
   const std::int64_t tile = counts.bytes[at(op.backward_workspace.front())] / (element * op.n);
   const std::int64_t tiles = tile > 0 ? (rows + tile - 1) / tile : 1;
   if (tiles == 1) return;
-  const std::vector<Kernel> whole(phase.kernels.begin() + static_cast<std::ptrdiff_t>(begin),
-                                  phase.kernels.end());
+  const std::vector<Kernel> whole(phase.kernels.begin() + begin, phase.kernels.end());
   phase.kernels.resize(begin);
   const std::int64_t part = (rows + tiles - 1) / tiles;
   for (std::int64_t t = 0; t < tiles; ++t) {

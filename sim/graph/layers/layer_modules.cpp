@@ -4,6 +4,8 @@
 
 #include <algorithm>
 
+#include "sim/base/lookup.h"
+
 namespace foreshard {
 namespace {
 
@@ -55,13 +57,12 @@ ModuleSpans::ModuleSpans(const LayerSpec& layer)
       first_(modules_.size(), layer.operations.size()),
       last_(modules_.size(), 0) {
   const auto owner_of = [&](std::int16_t parameter) {
-    const auto owner = std::ranges::find_if(modules_, [&](const LayerModule& m) {
-      return std::ranges::find(m.parameters, parameter) != m.parameters.end();
-    });
+    const auto owner = std::ranges::find_if(
+        modules_, [&](const LayerModule& m) { return contains(m.parameters, parameter); });
     return owner == modules_.end() ? -1 : static_cast<int>(owner - modules_.begin());
   };
   for (std::size_t o = 0; o < layer.operations.size(); ++o) {
-    const std::vector<std::int16_t>& weights = layer.operations[o].parameters;
+    const Indices& weights = layer.operations[o].parameters;
     module_of_.push_back(weights.empty() ? std::int16_t{-1}
                                          : static_cast<std::int16_t>(owner_of(weights.front())));
     for (std::int16_t each : around(o)) {
@@ -72,8 +73,8 @@ ModuleSpans::ModuleSpans(const LayerSpec& layer)
   }
 }
 
-std::vector<std::int16_t> ModuleSpans::around(std::size_t operation) const {
-  std::vector<std::int16_t> modules;
+Indices ModuleSpans::around(std::size_t operation) const {
+  Indices modules;
   if (modules_.empty()) return modules;
   for (std::int16_t m = module_of_[operation]; m >= 0; m = modules_[at(m)].parent) {
     modules.push_back(m);
@@ -81,14 +82,14 @@ std::vector<std::int16_t> ModuleSpans::around(std::size_t operation) const {
   return modules;
 }
 
-std::vector<std::int16_t> ModuleSpans::beginning(std::size_t operation) const {
-  std::vector<std::int16_t> modules = around(operation);
+Indices ModuleSpans::beginning(std::size_t operation) const {
+  Indices modules = around(operation);
   std::erase_if(modules, [&](auto m) { return first_[at(m)] != operation; });
   return modules;
 }
 
-std::vector<std::int16_t> ModuleSpans::ending(std::size_t operation) const {
-  std::vector<std::int16_t> modules = around(operation);
+Indices ModuleSpans::ending(std::size_t operation) const {
+  Indices modules = around(operation);
   std::erase_if(modules, [&](auto m) { return last_[at(m)] != operation; });
   return modules;
 }

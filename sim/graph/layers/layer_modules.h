@@ -17,7 +17,7 @@ namespace foreshard {
 struct LayerModule {
   std::string name;          // within the layer; the whole name where the layer is no block
   std::int16_t parent = -1;  // into the list, before this one; -1: the layer itself
-  std::vector<std::int16_t> parameters;  // its own, not those of modules inside
+  Indices parameters;        // its own, not those of modules inside
 };
 
 // In the order of registration: the first parameter's first, outer modules before inner ones. For
@@ -32,14 +32,14 @@ class ModuleSpans {
   ModuleSpans() = default;  // of a layer without modules
   explicit ModuleSpans(const LayerSpec& layer);
   // Modules, as in modules_of(layer), whose first (last) operation this is; inner ones first.
-  std::vector<std::int16_t> beginning(std::size_t operation) const;
-  std::vector<std::int16_t> ending(std::size_t operation) const;
+  Indices beginning(std::size_t operation) const;
+  Indices ending(std::size_t operation) const;
 
  private:
-  std::vector<std::int16_t> around(std::size_t operation) const;
+  Indices around(std::size_t operation) const;
 
   std::vector<LayerModule> modules_;
-  std::vector<std::int16_t> module_of_;    // operations: whose weights it reads; -1: no module's
+  Indices module_of_;                      // operations: whose weights it reads; -1: no module's
   std::vector<std::size_t> first_, last_;  // modules
 };
 

@@ -65,7 +65,7 @@ class Finisher {
     }
     std::vector<bool> seen(parts, false);
     for (std::size_t i = program_.weight_gradients.size(); i-- > 0;) {
-      const auto p = static_cast<LayerAutograd::Index>(i);
+      const auto p = static_cast<Index>(i);
       const std::int32_t slot = program_.weight_gradients[i];
       if (slot == LayerProgramWriter::kNoSlot || graph_.parameter(p).tied) continue;
       LayerPhaseProgram* phase = &program_.free_ignored_gradients;
@@ -130,8 +130,8 @@ class Finisher {
 
   Bytes slot_bytes(std::int32_t slot) const {
     if (slot >= LayerPhaseProgram::kEarlierGradient) {
-      return allocated_size(graph_.gradient_bytes(
-          static_cast<LayerAutograd::Index>(slot - LayerPhaseProgram::kEarlierGradient)));
+      return allocated_size(
+          graph_.gradient_bytes(static_cast<Index>(slot - LayerPhaseProgram::kEarlierGradient)));
     }
     if (slot >= LayerPhaseProgram::kWaiting) {
       return allocated_size(graph_.bytes(graph_.layer().joins));

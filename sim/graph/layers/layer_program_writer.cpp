@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "sim/base/error.h"
+#include "sim/base/lookup.h"
 
 namespace foreshard {
 
@@ -101,11 +102,11 @@ void LayerProgramWriter::add_hook(LayerHook::Kind kind, std::int16_t what) {
   phase_->hooks.push_back({kind, what, empty_segment()});
 }
 
-void LayerProgramWriter::enter_modules(const std::vector<std::int16_t>& modules) {
+void LayerProgramWriter::enter_modules(const Indices& modules) {
   for (auto m = modules.rbegin(); m != modules.rend(); ++m) add_hook(LayerHook::Kind::kEnter, *m);
 }
 
-void LayerProgramWriter::exit_modules(const std::vector<std::int16_t>& modules) {
+void LayerProgramWriter::exit_modules(const Indices& modules) {
   for (std::int16_t m : modules) add_hook(LayerHook::Kind::kExit, m);
 }
 
@@ -245,7 +246,7 @@ LayerProgramWriter::Slots LayerProgramWriter::referred_slots() const {
     if (s == kNoStorage || s == 0) continue;
     const Storage& each = storages_[at(s)];
     if (each.references == 0 || each.slot == kOutputSlot || each.slot == kWaitingSlot) continue;
-    if (std::ranges::find(slots, each.slot) == slots.end()) slots.push_back(each.slot);
+    if (!contains(slots, each.slot)) slots.push_back(each.slot);
   }
   return slots;
 }
@@ -266,8 +267,7 @@ void LayerProgramWriter::pop(Index t) {
 void LayerProgramWriter::drop_kept() {
   std::vector<Function> operators;
   for (const Operation& op : graph_.layer().operations) {
-    if (!op.outputs.empty() && is_kept(op.outputs.front()) &&
-        std::ranges::find(operators, op.function) == operators.end()) {
+    if (!op.outputs.empty() && is_kept(op.outputs.front()) && !contains(operators, op.function)) {
       operators.push_back(op.function);
     }
   }

@@ -13,8 +13,6 @@ namespace foreshard {
 
 class LayerProgramWriter {
  public:
-  using Index = LayerAutograd::Index;
-  using Indices = LayerAutograd::Indices;
   using Slots = std::vector<std::int32_t>;
 
   static constexpr std::int32_t kNoSlot = -1;
@@ -51,8 +49,8 @@ class LayerProgramWriter {
   void begin_segment(std::int8_t part);
   void add_hook(LayerHook::Kind kind, std::int16_t what);
   // Given inner ones first, as ModuleSpans lists them.
-  void enter_modules(const std::vector<std::int16_t>& modules);
-  void exit_modules(const std::vector<std::int16_t>& modules);
+  void enter_modules(const Indices& modules);
+  void exit_modules(const Indices& modules);
   static LayerStep begin_step(LayerStep::Kind kind, std::size_t operation);
   void end_step(LayerStep step);
 

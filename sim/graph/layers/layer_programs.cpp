@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "sim/base/error.h"
+#include "sim/base/lookup.h"
 #include "sim/graph/axes/rank_part.h"
 #include "sim/graph/layers/given_mask.h"
 #include "sim/graph/layers/layer_autograd.h"
@@ -18,8 +19,6 @@
 
 namespace foreshard {
 namespace {
-
-using Index = std::int16_t;
 
 // A tied head has no weight of its own.
 bool is_frozen(const ModelSpec& model, const Plan& plan, const LayerSpec& layer,
@@ -188,7 +187,7 @@ bool leaves_gradient(const LayerSpec& layer) {
   std::size_t readers = 0;
   bool leaves = false;
   for (const Operation& op : layer.operations) {
-    if (std::ranges::find(op.inputs, Index{0}) == op.inputs.end()) continue;
+    if (!contains(op.inputs, Index{0})) continue;
     ++readers;
     leaves = op.collective_backward.kind != CollectiveKind::kNone && !op.collective_backward.waits;
   }
@@ -204,7 +203,7 @@ bool keeps_unsharded(const Plan& plan) {
 std::int64_t narrowed_elements(const LayerSpec& layer, const Plan& plan) {
   const Operation* reader = nullptr;
   for (const Operation& op : layer.operations) {
-    if (std::ranges::find(op.inputs, Index{0}) == op.inputs.end()) continue;
+    if (!contains(op.inputs, Index{0})) continue;
     if (reader != nullptr) return 0;
     reader = &op;
   }

@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "sim/base/lookup.h"
 #include "sim/graph/layers/layer_kernels.h"
 #include "sim/graph/layers/layer_phases.h"
 
@@ -59,7 +60,7 @@ class Ring {
       free(sum);
     }
     for (const Slots& rest : {received_keys(), packing_, step_out_}) {
-      ended.insert(ended.end(), rest.begin(), rest.end());
+      append(ended, rest);
     }
     return ended;
   }
@@ -128,8 +129,7 @@ class Ring {
     free(both);
     Slots ended = {flat_, held, statistics};
     std::erase(ended, LayerProgramWriter::kNoSlot);
-    for (const Slots& rest : {received_keys(), made, sums, packing_})
-      ended.insert(ended.end(), rest.begin(), rest.end());
+    for (const Slots& rest : {received_keys(), made, sums, packing_}) append(ended, rest);
     return ended;
   }
 
@@ -168,9 +168,8 @@ class Ring {
   }
   bool is_part(std::int16_t t) const {
     const std::vector<Operation>& all = graph_.layer().operations;
-    return std::any_of(all.begin(), all.end(), [t](const Operation& op) {
-      return op.view && op.outputs.size() > 1 &&
-             std::find(op.outputs.begin(), op.outputs.end(), t) != op.outputs.end();
+    return std::ranges::any_of(all, [t](const Operation& op) {
+      return op.view && op.outputs.size() > 1 && contains(op.outputs, t);
     });
   }
   // Side by side, before every step but the last; only the first are gathered.

@@ -19,7 +19,6 @@
 namespace foreshard {
 namespace {
 
-using Index = LayerAutograd::Index;
 using Slots = LayerProgramWriter::Slots;
 
 class WeightBackward {
@@ -60,7 +59,7 @@ class WeightBackward {
 
  private:
   Index first_parameter(std::size_t o) const {
-    const std::vector<Index>& list = graph_.operation(o).parameters;
+    const Indices& list = graph_.operation(o).parameters;
     return list.empty() ? Index{0} : list.front();
   }
 

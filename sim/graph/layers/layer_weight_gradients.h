@@ -29,7 +29,6 @@ class WeightGradients {
   LayerProgramWriter::Slots take_added() { return std::exchange(added_, {}); }
 
  private:
-  using Index = LayerAutograd::Index;
   struct Fresh {  // made by the node that runs
     Index parameter;
     std::int32_t slot;
@@ -45,7 +44,7 @@ class WeightGradients {
   LayerProgramWriter& writer_;
   const LayerAutograd& graph_;
   std::vector<Fresh> fresh_;
-  std::vector<Index> settled_;       // to be stored next
+  Indices settled_;                  // to be stored next
   LayerProgramWriter::Slots added_;  // to a gradient that exists
   LayerProgramWriter::Slots again_;
 };

@@ -58,7 +58,7 @@ class Pipeline {
     first.host_waits = first.host_copies = false;
     first.actions_end = place.actions;
     first.kernels_end = place.kernels;
-    phase_.segments.insert(phase_.segments.begin() + static_cast<std::ptrdiff_t>(segment), first);
+    phase_.segments.insert(phase_.segments.begin() + segment, first);
     const auto shift = [&](std::uint16_t& at) {
       if (at > segment) ++at;
     };

@@ -87,7 +87,7 @@ class DeltaRuleKernels {
     keys_ = checked_multiply(rows, shape.state) * element;
     values_ = checked_multiply(rows, shape.head_dim) * element;
     row_ = rows * kFp32;
-    decays_ = counts.bytes[static_cast<std::size_t>(op.inputs[3])];
+    decays_ = counts.bytes[at(op.inputs[3])];
     by_channel_ = decays_ > row_;
     pairs_ = checked_multiply(rows, shape.chunk) * element;
     states_ = checked_multiply(chunks, checked_multiply(shape.inner(), shape.state)) * element;

@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "sim/base/error.h"
+#include "sim/base/lookup.h"
 #include "sim/graph/pipeline/pipeline.h"
 
 namespace foreshard {
@@ -47,14 +48,9 @@ class Writer {
     next(forward, Kind::kForward, true);
     next(backward, Kind::kBackward);
   }
-  int count(int stage, Kind kind) const {
-    const auto found = counts_.find({stage, kind});
-    return found == counts_.end() ? 0 : found->second;
-  }
+  int count(int stage, Kind kind) const { return value_of(counts_, std::pair{stage, kind}, 0); }
   bool has_weights() const { return !left_.empty(); }
-  bool has_weights_of(int stage) const {
-    return std::ranges::find(left_, stage, &PipelineAction::stage) != left_.end();
-  }
+  bool has_weights_of(int stage) const { return contains(left_, stage, &PipelineAction::stage); }
 
   PipelineOrder order() && { return std::move(order_); }
 

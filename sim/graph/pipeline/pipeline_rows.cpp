@@ -7,16 +7,13 @@
 
 #include "sim/base/error.h"
 #include "sim/base/integers.h"
+#include "sim/base/lookup.h"
 #include "sim/graph/pipeline/pipeline.h"
 
 namespace foreshard {
 namespace {
 
 using Kind = PipelineAction::Kind;
-
-bool contains(const std::vector<int>& list, int value) {
-  return std::ranges::find(list, value) != list.end();
-}
 
 // Whether the action at i stands inside a pair.
 bool ends_pair(const PipelineOrder& order, std::size_t i) {

@@ -13,6 +13,7 @@
 // keeps its memory from the next gather until compute has passed.
 #include <algorithm>
 
+#include "sim/base/lookup.h"
 #include "sim/graph/zero/zero3_builder.h"
 
 namespace foreshard {
@@ -92,7 +93,7 @@ void Zero3::gather_group(Parameters group, bool small_group, bool coalesced) {
                          plan_.zero.stage3_use_all_reduce_for_fetch_params;
   handle.first_member = static_cast<std::uint32_t>(members_.size());
   handle.members = handle.registered = static_cast<std::int32_t>(group.size());
-  members_.insert(members_.end(), group.begin(), group.end());
+  append(members_, group);
   for (const std::int32_t p : group) at(handle_of_, p) = index;
   if (ranks == 1) {  // nothing to gather: the partition is the parameter
     handle.coalesced = handle.by_all_reduce = false;

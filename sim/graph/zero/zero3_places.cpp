@@ -6,6 +6,7 @@
 // tensor: after the block and its last modules were entered.
 #include <algorithm>
 
+#include "sim/base/lookup.h"
 #include "sim/graph/zero/zero3_script.h"
 
 namespace foreshard {
@@ -18,9 +19,8 @@ using Kind = Zero3Place::Kind;
 void Zero3Script::go_to(std::vector<Zero3Place>& places, EventKind phase, std::int32_t target) {
   std::vector<std::int32_t> path;  // from the target up
   for (std::int32_t c = target; c >= 0; c = parent_of(c)) path.push_back(c);
-  while (current_ >= 0 && std::ranges::find(path, current_) == path.end()) {
-    if (phase == EventKind::kForward ||
-        modules[static_cast<std::size_t>(current_)].has_input_gradient) {
+  while (current_ >= 0 && !contains(path, current_)) {
+    if (phase == EventKind::kForward || modules[at(current_)].has_input_gradient) {
       places.push_back({Kind::kExit, phase, 0, -1, current_});
     }
     current_ = parent_of(current_);
@@ -47,8 +47,7 @@ void Zero3Script::write_hook(std::vector<Zero3Place>& places, EventKind phase, s
     places.push_back({Kind::kEnter, phase, hook.segment, layer, module});
     return;
   }
-  const bool leaves =
-      phase != EventKind::kBackward || modules[static_cast<std::size_t>(module)].has_input_gradient;
+  const bool leaves = phase != EventKind::kBackward || modules[at(module)].has_input_gradient;
   if (leaves) places.push_back({Kind::kExit, phase, hook.segment, layer, module});
 }
 
@@ -148,10 +147,10 @@ void Zero3Script::write_backward_layer(std::int32_t layer) {
   backward.push_back({Kind::kPhaseEnd, kPhase, end, layer, -1});
   if (!block) return;
   const std::int32_t module = module_of(layer, -1);
-  if (modules[static_cast<std::size_t>(module)].is_leaf) {
+  if (modules[at(module)].is_leaf) {
     backward.push_back({Kind::kLeafGradients, kPhase, end, layer, module});
   }
-  if (modules[static_cast<std::size_t>(module)].has_input_gradient) {
+  if (modules[at(module)].has_input_gradient) {
     backward.push_back({Kind::kExit, kPhase, end, layer, module});
   }
 }

@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "sim/base/error.h"
+#include "sim/base/lookup.h"
 #include "sim/graph/torch_words.h"
 #include "sim/spec/checks/plan_check.h"
 
@@ -160,7 +161,7 @@ bool Zero3Script::is_fed_with_gradient(std::int32_t layer, const LayerModule& mo
   }
   for (const Operation& op : spec_of(layer).operations) {
     if (op.parameters.empty() || op.parameters.front() != module.parameters.front()) continue;
-    const bool reads_input = std::ranges::find(op.inputs, 0) != op.inputs.end();
+    const bool reads_input = contains(op.inputs, 0);
     return op.kind != OperationKind::kEmbedding && !reads_input;
   }
   return true;
@@ -201,7 +202,7 @@ void Zero3Script::add_layer_modules(std::int32_t layer) {
   }
   // Parameters of one module have to stand together in `owned`.
   for (std::size_t i = 0; i < spec.parameters.size(); ++i) {
-    const bool has_module = spec.parameters[i].name.find('.') != std::string::npos;
+    const bool has_module = contains(spec.parameters[i].name, '.');
     if (!leaf && has_module && !is_read_aside(layer)) continue;
     const std::int32_t module = block ? module_of(layer, -1) : 0;
     FORESHARD_CHECK(

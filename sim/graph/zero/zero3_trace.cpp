@@ -6,6 +6,7 @@
 
 #include <utility>
 
+#include "sim/base/lookup.h"
 #include "sim/graph/zero/zero3_coordinator.h"
 
 namespace foreshard {
@@ -21,7 +22,7 @@ class Tracer {
 
   Zero3Trace::Range put(Zero3Trace::Parameters list) {
     const std::uint32_t begin = end();
-    trace_.lists.insert(trace_.lists.end(), list.begin(), list.end());
+    append(trace_.lists, list);
     return {begin, end()};
   }
 

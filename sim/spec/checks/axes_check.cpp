@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <string>
 
+#include "sim/base/lookup.h"
 #include "sim/spec/checks/capabilities.h"
 #include "sim/spec/checks/plan_runtime_check.h"
 #include "sim/spec/fsdp2_version.h"
@@ -427,7 +428,7 @@ Problem problem_of_pipeline(const Plan& plan, const ModelSpec& model) {
 std::optional<PlanProblem> problem_of_runtime_axes(const Plan& plan) {
   const RuntimeAxes axes = axes_of(plan.runtime);
   for (const AskedAxis& asked : asked_axes(plan)) {
-    if (std::ranges::find(axes.keys, asked.key) != axes.keys.end()) continue;
+    if (contains(axes.keys, asked.key)) continue;
     return missing_capability(
         asked.key,
         fmt::format("{}@{} is modelled with the axes {} alone", to_string(plan.runtime.kind),

@@ -10,6 +10,7 @@
 
 #include "sim/base/error.h"
 #include "sim/base/letters.h"
+#include "sim/base/lookup.h"
 #include "sim/base/parse.h"
 #include "sim/spec/checks/plan_check.h"
 #include "sim/spec/fsdp2_version.h"
@@ -153,7 +154,7 @@ Condition::Condition(std::string_view text) {
     FORESHARD_CHECK(term.of_plan != nullptr || term.of_job != nullptr,
                     fmt::format("a condition asks for {}", name));
     term.comparison = comparison.front();
-    if (words.find('.') != std::string_view::npos) term.right_key = plan_value_named(words);
+    if (contains(words, '.')) term.right_key = plan_value_named(words);
     while (!words.empty()) term.right.push_back(constant(cut(words, "|")));
   }
   terms_ = std::make_shared<const std::vector<Term>>(std::move(terms));

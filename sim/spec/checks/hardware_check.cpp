@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <vector>
 
+#include "sim/base/lookup.h"
 #include "sim/spec/checks/plan_check.h"
 #include "sim/spec/checks/plan_runtime_check.h"
 #include "sim/spec/gpu_generation.h"
@@ -40,7 +41,7 @@ const std::vector<KernelSupport>& kernel_support() {
 }
 
 bool lacks(const KernelSupport& support, std::string_view architecture) {
-  return std::ranges::find(support.lacking, architecture) != support.lacking.end();
+  return contains(support.lacking, architecture);
 }
 
 // The newest of flash-attention's kernels that is there, else what PyTorch picks.

@@ -10,6 +10,7 @@
 #include <nlohmann/json.hpp>
 #include <utility>
 
+#include "sim/base/lookup.h"
 #include "sim/base/spelling.h"
 #include "sim/base/unit_strings.h"
 #include "sim/spec/checks/condition.h"
@@ -185,7 +186,7 @@ Problem problem_of_mesh(const Plan& plan, const Cluster& cluster) {
   std::vector<std::string> fitting;
   const auto add = [&](std::int64_t s) {
     std::string text = fmt::format("shard {} x replicate {}", s, cluster.gpus / s);
-    if (std::ranges::find(fitting, text) == fitting.end()) {
+    if (!contains(fitting, text)) {
       fitting.push_back(std::move(text));
     }
   };
@@ -440,7 +441,7 @@ std::vector<std::string> linear_modules(const ModelSpec& model) {
     for (const Operation& op : layer.operations) {
       if (!takes_adapter(layer, op)) continue;
       const std::string name = op.name.substr(op.name.rfind('.') + 1);
-      if (std::ranges::find(names, name) == names.end()) names.push_back(name);
+      if (!contains(names, name)) names.push_back(name);
     }
   }
   return names;

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "sim/base/lookup.h"
 #include "sim/spec/checks/plan_runtime_check.h"
 
 namespace foreshard {
@@ -38,8 +39,7 @@ const ParameterSpec* unused_parameter(const Plan& plan, const ModelSpec& model) 
     for (std::size_t p = 0; p < layer.parameters.size(); ++p) {
       const bool is_read =
           !layer.unread && std::ranges::any_of(layer.operations, [&](const Operation& op) {
-            return std::ranges::find(op.parameters, static_cast<std::int16_t>(p)) !=
-                   op.parameters.end();
+            return contains(op.parameters, static_cast<std::int16_t>(p));
           });
       const ParameterSpec& parameter = layer.parameters[p];
       if (!is_read && !parameter.tied && parameter.trainable && !plan.frozen.any()) {

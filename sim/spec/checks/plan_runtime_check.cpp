@@ -11,6 +11,7 @@
 #include <charconv>
 #include <utility>
 
+#include "sim/base/lookup.h"
 #include "sim/base/spelling.h"
 #include "sim/spec/checks/capabilities.h"
 #include "sim/spec/fsdp2_version.h"
@@ -116,8 +117,8 @@ Problem problem_of_engine_operations(const ModelSpec& model) {
       const AttentionShape& shape = op.attention;
       const bool attends = op.kind == OperationKind::kAttention &&
                            (!shape.causal || shape.values() != shape.head_dim);
-      const bool missing = std::ranges::find(kMissing, op.function) != kMissing.end() || op.view ||
-                           op.groups > 1 || op.rows > 1;
+      const bool missing =
+          contains(kMissing, op.function) || op.view || op.groups > 1 || op.rows > 1;
       if (!missing && !attends) continue;
       return missing_capability("runtime",
                                 fmt::format("the engine has no {} as {} of {} needs it ({})",

@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "sim/base/error.h"
+#include "sim/base/lookup.h"
 
 namespace foreshard {
 namespace {
@@ -202,8 +203,7 @@ class TopologyBuilder {
 
   double fraction(const Place& place) const {
     if (degraded_.empty()) return 1;
-    const auto found = degraded_.find(place);
-    return found == degraded_.end() ? 1 : found->second;
+    return value_of(degraded_, place, 1);
   }
 
   BytesPerSecond part_of(BytesPerSecond rate, const Place& place) const {

@@ -5,6 +5,7 @@
 #include <rapidcheck/gtest.h>
 
 #include "sim/base/error.h"
+#include "sim/base/lookup.h"
 
 namespace foreshard::form_test {
 namespace {
@@ -64,7 +65,7 @@ RC_GTEST_PROP(HttpFormProperty, AnyBytesAreReadOrRefused, (std::string body)) {
   }
   const std::string name = plain_file_name(body, "file");
   RC_ASSERT(!name.empty() && name.front() != '.' && name.size() <= 80U);
-  RC_ASSERT(name.find('/') == std::string::npos);
+  RC_ASSERT(!contains(name, '/'));
 }
 
 TEST(HttpForm, NamesOfFilesKeepTheirEnd) {

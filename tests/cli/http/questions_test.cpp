@@ -5,6 +5,7 @@
 #include <nlohmann/json.hpp>
 
 #include "cli/command_line.h"
+#include "sim/base/lookup.h"
 
 namespace foreshard {
 namespace {
@@ -15,8 +16,7 @@ TEST(HttpQuestions, NoWordNamesAFile) {
     if (!words.contains(command.name)) continue;
     for (const CommandOption& option : command.options) {
       const std::string word = option.names.front().substr(2);
-      if (option.type.find("FILE") == std::string::npos &&
-          option.type.find("DIR") == std::string::npos) {
+      if (!contains(option.type, "FILE") && !contains(option.type, "DIR")) {
         continue;
       }
       if (words[command.name].contains(word)) {

@@ -80,7 +80,7 @@ std::string traced(Factor factor, double times) {
   const CostModel costs = cost_model(job);
   const Forecast made = forecast(job.model, job.resolved.plan, costs);
   FactorDraw draw = costs.center();
-  draw[static_cast<std::size_t>(factor)] *= times;
+  draw[at(factor)] *= times;
   const Timeline timeline = Simulator().simulate(made.graph, costs.price(made.graph, draw));
   return write_temporary("rank-0.trace.json", cuda_trace(made, timeline));
 }

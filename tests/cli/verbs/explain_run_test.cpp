@@ -49,9 +49,8 @@ TEST(ExplainTrace, FindsTheJobAndItsForecastInATraceAlone) {
   EXPECT_GT(json.at("trace").at("collectives").at("compared"), 0);
   // A small model that runs everything again: not to do so gains time.
   const auto& list = json.at("suggestions");
-  const auto found = std::find_if(list.begin(), list.end(), [](const auto& one) {
-    return one.at("set").at(0) == "recompute=none";
-  });
+  const auto found = std::ranges::find_if(
+      list, [](const auto& one) { return one.at("set").at(0) == "recompute=none"; });
   ASSERT_NE(found, list.end());
   const auto& best = *found;
   EXPECT_GT(best.at("gain_s"), 0);

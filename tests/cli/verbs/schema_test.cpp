@@ -15,6 +15,7 @@
 #include "models/yaml/model_yaml.h"
 #include "sim/base/config.h"
 #include "sim/base/embedded.h"
+#include "sim/base/lookup.h"
 #include "sim/spec/plan_config.h"
 #include "sim/spec/plan_keys.h"
 #include "tests/support/temporary_folder.h"
@@ -87,7 +88,7 @@ bool cluster_reader_accepts(const std::string& text) {
 void expect_same_verdicts(const char* schema_name, bool (*reader)(const std::string&),
                           const Texts& good, const Texts& bad) {
   Texts all = good;
-  all.insert(all.end(), bad.begin(), bad.end());
+  append(all, bad);
   const Verdicts verdicts = judge(schema(schema_name), all);
   if (verdicts.is_skipped) GTEST_SKIP() << "needs python3-jsonschema";
   ASSERT_EQ(verdicts.accepted.size(), all.size());
@@ -103,7 +104,7 @@ Texts keys_of(const Json& object, const std::string& prefix) {
   for (const auto& [name, property] : object.at("properties").items()) {
     if (property.contains("properties")) {
       const Texts below = keys_of(property, prefix + name + ".");
-      keys.insert(keys.end(), below.begin(), below.end());
+      append(keys, below);
     } else {
       keys.push_back(prefix + name);
     }
@@ -122,7 +123,7 @@ void expect_complete(const Json& object, const std::string& path) {
 }
 
 Texts sorted(Texts texts) {
-  std::sort(texts.begin(), texts.end());
+  std::ranges::sort(texts);
   return texts;
 }
 
@@ -432,8 +433,7 @@ TEST(Schema, ClusterJudgesAsTheReader) {
           "host_link",     "host_memory_bandwidth", "link_domain",   "storage_bandwidth",
           "pcie_switches", "architecture",          "clock",         "peak_fp8",
           "peak_fp4",      "power_limit",           "price_per_hour"};
-      const bool has_default =
-          std::find(kWithDefault.begin(), kWithDefault.end(), key) != kWithDefault.end();
+      const bool has_default = contains(kWithDefault, key);
       (has_default ? good : bad).push_back(without.dump());
     }
   }

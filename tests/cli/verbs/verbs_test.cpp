@@ -184,8 +184,8 @@ TEST(Verbs, Models) {
   expect_says(ok("models"), "llama-3.1-8b");
   const auto models = json_of(run("models --json")).at("models");
   EXPECT_GE(models.size(), 25U);
-  const auto found = std::find_if(models.begin(), models.end(),
-                                  [](const auto& m) { return m.at("name") == "llama-2-70b"; });
+  const auto found =
+      std::ranges::find_if(models, [](const auto& m) { return m.at("name") == "llama-2-70b"; });
   ASSERT_NE(found, models.end());
   EXPECT_EQ(found->at("parameters"), 68976648192);
   expect_says(ok("models"), "clip-vit-large-patch14");

@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <fstream>
 
+#include "sim/base/lookup.h"
+
 namespace foreshard {
 namespace {
 
@@ -35,9 +37,7 @@ std::string ExecRunTest::write(const std::string& name, const std::string& conte
 
 Words ExecRunTest::command(const Words& words) const {
   Words all = {FORESHARD_EXEC_PROGRAM, "run"};
-  const auto gives = [&](const char* flag) {
-    return std::find(words.begin(), words.end(), flag) != words.end();
-  };
+  const auto gives = [&](const char* flag) { return contains(words, flag); };
   if (!gives("--plan") && !gives("--model")) {
     all = all + Words{"--model", path("model.json"), "--sequence", "16"};
   }
@@ -80,7 +80,7 @@ Words mesh(int shard, int replicate) {
 }
 
 Words operator+(Words words, const Words& more) {
-  words.insert(words.end(), more.begin(), more.end());
+  append(words, more);
   return words;
 }
 

@@ -16,10 +16,6 @@ namespace foreshard {
 using Words = std::vector<std::string>;
 using Variables = std::map<std::string, std::string>;
 
-inline bool contains(const std::string& text, const std::string& part) {
-  return text.find(part) != std::string::npos;
-}
-
 class ExecRunTest : public testing::Test {
  protected:
   ExecRunTest();

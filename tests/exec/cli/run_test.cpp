@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "sim/base/lookup.h"
 #include "tests/exec/cli/run_fixture.h"
 
 namespace foreshard {
@@ -195,7 +196,7 @@ TEST_F(ExecRunTest, ATornNewestCheckpointIsPassedOver) {
   for (const auto& entry : fs::directory_iterator(path("saved"))) {
     if (entry.is_directory()) saved.push_back(entry.path());
   }
-  std::sort(saved.begin(), saved.end());
+  std::ranges::sort(saved);
   ASSERT_EQ(saved.size(), 2U);
   for (const auto& entry : fs::directory_iterator(saved[1])) {
     if (entry.path().extension() == ".safetensors") {

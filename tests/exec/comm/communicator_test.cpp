@@ -49,11 +49,11 @@ std::vector<float> expected_shard(int ranks, int rank, DType wire, std::vector<f
                                   std::size_t elements) {
   std::vector<float> sum = std::move(start);
   for (int from = 0; from < ranks; ++from) {
-    const auto whole = contribution(from, static_cast<std::size_t>(ranks) * elements);
+    const auto whole = contribution(from, at(ranks) * elements);
     const bool first = sum.empty();
     sum.resize(elements);
     for (std::size_t i = 0; i < elements; ++i) {
-      float value = whole[static_cast<std::size_t>(rank) * elements + i];
+      float value = whole[at(rank) * elements + i];
       if (wire == DType::kBf16) value = from_bf16(to_bf16({value})[0]);
       sum[i] = first ? value : sum[i] + value;
     }
@@ -63,7 +63,7 @@ std::vector<float> expected_shard(int ranks, int rank, DType wire, std::vector<f
 
 std::vector<float> reduced(World& world, DType wire, std::size_t elements, SumInto into) {
   GroupCommunicator all(world.connect("all", first_ranks(world.size())));
-  const auto whole = contribution(world.rank(), static_cast<std::size_t>(world.size()) * elements);
+  const auto whole = contribution(world.rank(), at(world.size()) * elements);
   const auto halves = to_bf16(whole);
   const void* data = wire == DType::kBf16 ? static_cast<const void*>(halves.data()) : whole.data();
   std::vector<float> shard(elements, 0.75F);
@@ -76,9 +76,8 @@ TEST(Communicator, AllGatherPutsEveryShardInItsPlace) {
     for (const std::size_t bytes : {0UL, 1UL, 13UL, 4096UL, 3'000'001UL}) {
       for_each_rank(ranks, [&](World& world) {
         GroupCommunicator all(world.connect("all", first_ranks(ranks)));
-        std::vector<std::uint8_t> whole(static_cast<std::size_t>(ranks) * bytes, 255);
-        const auto own = whole.begin() + static_cast<std::ptrdiff_t>(
-                                             static_cast<std::size_t>(world.rank()) * bytes);
+        std::vector<std::uint8_t> whole(at(ranks) * bytes, 255);
+        const auto own = whole.begin() + (at(world.rank()) * bytes);
         std::fill_n(own, bytes, static_cast<std::uint8_t>(world.rank()));
         all.all_gather(whole.data(), bytes);
         for (std::size_t i = 0; i < whole.size(); ++i) ASSERT_EQ(whole[i], i / bytes) << i;
@@ -127,13 +126,13 @@ TEST(Communicator, ContinuingEqualsOneRankThatAddsEverything) {
   }
   for_each_rank(2, [&](World& world) {
     GroupCommunicator all(world.connect("all", {0, 1}));
-    const auto rank = static_cast<std::size_t>(world.rank());
+    const auto rank = at(world.rank());
     std::vector<float> shard(kElements);
     all.reduce_scatter(contributions[rank].data(), DType::kFp32, kElements, shard.data(),
                        SumInto::kOverwrite);
     all.reduce_scatter(contributions[2 + rank].data(), DType::kFp32, kElements, shard.data(),
                        SumInto::kContinue);
-    const auto begin = alone.begin() + static_cast<std::ptrdiff_t>(rank * kElements);
+    const auto begin = alone.begin() + (rank * kElements);
     EXPECT_EQ(bits(shard), bits({begin, begin + static_cast<std::ptrdiff_t>(kElements)}));
   });
 }
@@ -225,7 +224,7 @@ TEST(Communicator, TakesTheScratchThatIsForecast) {
     for (std::size_t i = 0; i < all.size(); ++i) {
       for (const std::size_t less : {0, 1}) {
         GroupCommunicator c(world.connect(fmt::format("{} {}", i, less), first_ranks(kRanks)));
-        std::vector<std::byte> scratch(static_cast<std::size_t>(all[i].bytes) - less);
+        std::vector<std::byte> scratch(at(all[i].bytes) - less);
         std::vector<float> values(std::size_t{kRanks} * kMany);
         c.lend_scratch(scratch);
         if (less == 0) {
@@ -243,10 +242,10 @@ RC_GTEST_PROP(CommunicatorProperty, ReduceScatterThenAllGatherEqualsAllReduce, (
   const auto elements = *rc::gen::inRange<std::size_t>(0, 3000);
   for_each_rank(ranks, [&](World& world) {
     GroupCommunicator all(world.connect("all", first_ranks(ranks)));
-    const auto whole = static_cast<std::size_t>(ranks) * elements;
+    const auto whole = at(ranks) * elements;
     std::vector<float> reduced = contribution(world.rank(), whole);
     std::vector<float> pieces(whole);
-    float* own = pieces.data() + static_cast<std::size_t>(world.rank()) * elements;
+    float* own = pieces.data() + at(world.rank()) * elements;
     all.reduce_scatter(reduced.data(), DType::kFp32, elements, own, SumInto::kOverwrite);
     all.all_gather(pieces.data(), elements * sizeof(float));
     all.all_reduce(reduced);

@@ -15,7 +15,7 @@ TEST(ThreadWorld, GatherGivesEveryTextInRankOrder) {
       const std::vector<std::string> texts = world.gather("topic", own);
       ASSERT_EQ(texts.size(), 3U);
       for (int rank = 0; rank < 3; ++rank) {
-        EXPECT_EQ(texts[static_cast<std::size_t>(rank)], std::to_string(10 * round + rank));
+        EXPECT_EQ(texts[at(rank)], std::to_string(10 * round + rank));
       }
     }
   });

@@ -80,7 +80,7 @@ TEST_P(EveryTransport, MessagesArriveInTheOrderOfTheCalls) {
   transports[1]->exchange({}, receives);
   sender.join();
   EXPECT_EQ(std::string(two, 2) + one + last, "abcz");
-  EXPECT_EQ(std::count(longer.begin(), longer.end(), 'l'), static_cast<std::ptrdiff_t>(kLong));
+  EXPECT_EQ(std::ranges::count(longer, 'l'), static_cast<std::ptrdiff_t>(kLong));
 }
 
 TEST_P(EveryTransport, BothDirectionsAtOnce) {

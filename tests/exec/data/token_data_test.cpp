@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "sim/base/error.h"
+#include "sim/base/lookup.h"
 #include "tests/support/temporary_folder.h"
 
 namespace foreshard::token_data_test {
@@ -49,10 +50,6 @@ std::string error_of(const auto& action) {
   return "no error";
 }
 
-bool contains(const std::string& text, const std::string& part) {
-  return text.find(part) != std::string::npos;
-}
-
 struct Sample {
   std::vector<std::int64_t> tokens;
   std::vector<std::int64_t> labels;
@@ -69,6 +66,9 @@ Sample held_back(const TokenData& data, std::int64_t sample, std::size_t sequenc
   data.read_held_back(sample, result.tokens, result.labels);
   return result;
 }
+
+// One function, as EXPECT_PRED2 takes it.
+bool says(const std::string& text, const std::string& part) { return contains(text, part); }
 
 TEST_F(TokenDataTest, LabelsAreTheNextTokens) {
   const std::string text = text_of(103);
@@ -94,7 +94,7 @@ TEST_F(TokenDataTest, AnEpochHasEveryWindowOnceInAnOrderOfItsOwn) {
   EXPECT_NE(epochs[0], epochs[1]);
   EXPECT_NE(epochs[1], epochs[2]);
   for (const auto& epoch : epochs) {
-    EXPECT_FALSE(std::is_sorted(epoch.begin(), epoch.end()));
+    EXPECT_FALSE(std::ranges::is_sorted(epoch));
     EXPECT_EQ(std::set<std::int64_t>(epoch.begin(), epoch.end()).size(), 100U);
   }
   const TokenData other(folder_ / "a.txt", {.sequence = 10, .vocabulary = 256, .seed = 1});
@@ -193,16 +193,16 @@ TEST_F(TokenDataTest, NamesWhatIsWrong) {
     return error_of([&] { TokenData(path, options); });
   };
   const TokenDataOptions bytes{.sequence = 4, .vocabulary = 256};
-  EXPECT_PRED2(contains, open(folder_ / "none.txt", bytes), "none.txt: no such file");
-  EXPECT_PRED2(contains, open(write("empty.txt", ""), bytes), "empty.txt: is empty");
+  EXPECT_PRED2(says, open(folder_ / "none.txt", bytes), "none.txt: no such file");
+  EXPECT_PRED2(says, open(write("empty.txt", ""), bytes), "empty.txt: is empty");
   fs::create_directory(folder_ / "bare");
-  EXPECT_PRED2(contains, open(folder_ / "bare", bytes), "has no tokens (0 files");
+  EXPECT_PRED2(says, open(folder_ / "bare", bytes), "has no tokens (0 files");
   ASSERT_EQ(::mkfifo((folder_ / "pipe").c_str(), 0600), 0);
-  EXPECT_PRED2(contains, open(folder_ / "pipe", bytes), "neither a regular file nor");
-  EXPECT_PRED2(contains, open(write("short.txt", "abcd"), bytes),
+  EXPECT_PRED2(says, open(folder_ / "pipe", bytes), "neither a regular file nor");
+  EXPECT_PRED2(says, open(write("short.txt", "abcd"), bytes),
                "4 tokens are too few for one sample of 4 + 1");
-  EXPECT_PRED2(contains, open(write("odd.bin", "abc"), bytes), "3 bytes, which is no mult");
-  EXPECT_PRED2(contains,
+  EXPECT_PRED2(says, open(write("odd.bin", "abc"), bytes), "3 bytes, which is no mult");
+  EXPECT_PRED2(says,
                open(write("x.txt",
                           "ab\xC8"
                           "ab"),
@@ -210,19 +210,17 @@ TEST_F(TokenDataTest, NamesWhatIsWrong) {
                "token 2 is 200, but the model's vocabulary has only the ids 0 to "
                "127");
   EXPECT_PRED2(
-      contains,
+      says,
       open(write_ids<std::uint16_t>("x.bin", {1, 2, 50, 4, 5}), {.sequence = 4, .vocabulary = 50}),
       "token 2 is 50");
   EXPECT_PRED2(
-      contains,
-      open(write("six.txt", "abcdef"), {.sequence = 4, .vocabulary = 256, .held_back = 0.1}),
+      says, open(write("six.txt", "abcdef"), {.sequence = 4, .vocabulary = 256, .held_back = 0.1}),
       "beside the 5 tokens that are held back");
   EXPECT_PRED2(
-      contains,
-      open(folder_.path(), {.sequence = 4, .vocabulary = 256, .format = TokenFormat::kU16}),
+      says, open(folder_.path(), {.sequence = 4, .vocabulary = 256, .format = TokenFormat::kU16}),
       "is a folder, which is read as bytes, not as u16");
   const TokenData data(write("many.txt", text_of(41)), bytes);
-  EXPECT_PRED2(contains, error_of([&] { data.check_batch(11); }),
+  EXPECT_PRED2(says, error_of([&] { data.check_batch(11); }),
                "41 tokens to train on are 10 samples of 4, fewer than the 11");
   data.check_batch(10);
   EXPECT_THROW(parse_token_format("u8"), Error);
@@ -233,7 +231,7 @@ TEST_F(TokenDataTest, AFileThatShrinksIsAnErrorAndNoSignal) {
   const fs::path path = write("a.txt", text_of(10000));
   const TokenData data(path, {.sequence = 9, .vocabulary = 256});
   fs::resize_file(path, 5);
-  EXPECT_PRED2(contains, error_of([&] {
+  EXPECT_PRED2(says, error_of([&] {
                  for (std::int64_t i = 0; i < 10; ++i) training(data, i, 9);
                }),
                "it was longer when it was opened");

@@ -23,11 +23,10 @@ TEST(MeasuredGroups, ArePowersOfTwoThatDivideTheWorldAndTheWorld) {
 }
 
 std::vector<Json> measure(int ranks, const DeviceCollectivesRequest& request) {
-  std::vector<Json> rows(static_cast<std::size_t>(ranks));
+  std::vector<Json> rows(at(ranks));
   for_each_rank(ranks, [&](World& world) {
     const auto device = host_accelerator();
-    rows[static_cast<std::size_t>(world.rank())] =
-        measure_device_collectives(*device, world, request);
+    rows[at(world.rank())] = measure_device_collectives(*device, world, request);
   });
   return rows;
 }

@@ -303,9 +303,8 @@ HostileLane HostileGpu::next_lane() {
   }
   if (able.empty()) return -1;
   if (draws_anew_) return able[draw_() % able.size()];
-  return *std::min_element(able.begin(), able.end(), [&](HostileLane a, HostileLane b) {
-    return rank_[index(a)] < rank_[index(b)];
-  });
+  return *std::ranges::min_element(
+      able, [&](HostileLane a, HostileLane b) { return rank_[index(a)] < rank_[index(b)]; });
 }
 
 void HostileGpu::run_one(HostileLane lane) {

@@ -99,7 +99,7 @@ TEST(HostileEngine, RanksThatShareADeviceTrainWithTheSameBits) {
       Engine engine(model, plan, graph, world, {.device = device.get()});
       engine.initialise();
       for (int s = 0; s < 2; ++s) {
-        std::vector<MicroBatch> batches(static_cast<std::size_t>(plan.batch.accumulation));
+        std::vector<MicroBatch> batches(at(plan.batch.accumulation));
         for (std::size_t m = 0; m < batches.size(); ++m) {
           batches[m] =
               batch_of(model, plan,
@@ -109,7 +109,7 @@ TEST(HostileEngine, RanksThatShareADeviceTrainWithTheSameBits) {
         }
         engine.step(s + 1, batches, nullptr);
       }
-      hashes[static_cast<std::size_t>(world.rank())] = engine.parameter_hash();
+      hashes[at(world.rank())] = engine.parameter_hash();
       all.arrive_and_wait();  // nobody gives back what another may still read
     });
     EXPECT_EQ(hashes[0], usual.hash) << "seed " << seed;

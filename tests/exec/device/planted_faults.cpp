@@ -10,6 +10,7 @@
 #include "exec/comm/rank_threads.h"
 #include "exec/device/device_communicators.h"
 #include "exec/engine/schedule.h"
+#include "sim/base/lookup.h"
 #include "sim/graph/training_step.h"
 #include "tests/exec/engine/engine_runs.h"
 
@@ -83,7 +84,7 @@ Trained train_alone(Accelerator& device, const Plan& plan, const EventGraph& gra
   int pending = 0;
   const auto collect = [&] {
     const StepResult result = engine.collect();
-    outcome.losses.insert(outcome.losses.end(), result.losses.begin(), result.losses.end());
+    append(outcome.losses, result.losses);
     outcome.norms.push_back(result.gradient_norm);
     --pending;
   };

@@ -12,6 +12,7 @@
 #include <random>
 #include <vector>
 
+#include "sim/base/lookup.h"
 #include "tests/exec/engine/engine_runs.h"
 
 namespace foreshard {
@@ -43,7 +44,7 @@ TEST(ExactSum, LosesNothing) {
 RC_GTEST_PROP(ExactSumProperty, OrderAndSplitDoNotShow, ()) {
   const auto seed = *rc::gen::inRange(0, 1 << 30);
   std::mt19937 random(static_cast<unsigned>(seed));
-  std::vector<double> values(static_cast<std::size_t>(1 + random() % 1000));
+  std::vector<double> values(at(1 + random() % 1000));
   for (double& value : values) {
     value = std::ldexp(1 + static_cast<double>(random()) / 8e9, static_cast<int>(random() % 10));
   }
@@ -131,11 +132,9 @@ TEST(InitialValues, HaveTheirDistribution) {
   std::size_t matrices = 0;
   for (const auto& [name, values] : run.initial) {
     if (name.ends_with(".bias")) {
-      EXPECT_TRUE(std::all_of(values.begin(), values.end(), [](float v) { return v == 0; }))
-          << name;
-    } else if (name.find(".ln_") != std::string::npos) {
-      EXPECT_TRUE(std::all_of(values.begin(), values.end(), [](float v) { return v == 1; }))
-          << name;
+      EXPECT_TRUE(std::ranges::all_of(values, [](float v) { return v == 0; })) << name;
+    } else if (contains(name, ".ln_")) {
+      EXPECT_TRUE(std::ranges::all_of(values, [](float v) { return v == 1; })) << name;
     } else {
       const double expected = name.ends_with("c_proj.weight") ? 0.02 / std::sqrt(6.0) : 0.02;
       EXPECT_NEAR(deviation(name), expected, 0.05 * expected) << name;

@@ -11,6 +11,7 @@
 #include <string>
 
 #include "sim/base/json.h"
+#include "sim/base/lookup.h"
 #include "tests/exec/cli/run_fixture.h"
 #include "tests/support/temporary_folder.h"
 
@@ -260,9 +261,7 @@ TEST(CudaPlugin, NeedsNothingOfTheProgram) {
   EXPECT_NE(symbols.output.find(" T foreshard_accelerator"), std::string::npos);
   std::istringstream lines(symbols.output);
   for (std::string line; std::getline(lines, line);) {
-    EXPECT_FALSE(line.find(" U ") != std::string::npos &&
-                 line.find("foreshard::") != std::string::npos)
-        << line;
+    EXPECT_FALSE(contains(line, " U ") && contains(line, "foreshard::")) << line;
   }
 }
 

@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <thread>
 
+#include "sim/base/lookup.h"
 #include "tests/exec/launch/child.h"
 
 namespace foreshard {
@@ -18,12 +19,8 @@ using Clock = std::chrono::steady_clock;
 ChildProcess spawn(int ranks, const std::vector<std::string>& words,
                    const std::map<std::string, std::string>& environment = {}) {
   std::vector<std::string> program = {spawn_program(), std::to_string(ranks), rank_program()};
-  program.insert(program.end(), words.begin(), words.end());
+  append(program, words);
   return ChildProcess(program, environment);
-}
-
-bool contains(const std::string& text, const std::string& part) {
-  return text.find(part) != std::string::npos;
 }
 
 // Within two minutes: of a machine that does other things as well.
@@ -41,7 +38,7 @@ TEST(Spawn, LinesOfOtherRanksCarryTheirNumber) {
       << outcome.output;
   EXPECT_TRUE(contains(outcome.output, "[rank 1] rank 1 of 3: ")) << outcome.output;
   EXPECT_TRUE(contains(outcome.output, "[rank 2] rank 2 of 3: ")) << outcome.output;
-  EXPECT_EQ(std::count(outcome.output.begin(), outcome.output.end(), '\n'), 3) << outcome.output;
+  EXPECT_EQ(std::ranges::count(outcome.output, '\n'), 3) << outcome.output;
 }
 
 TEST(Spawn, OneRankNeedsNobody) {

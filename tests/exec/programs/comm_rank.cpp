@@ -70,8 +70,7 @@ void sums(World& world) {
     all.reduce_scatter(whole.data(), DType::kFp32, elements, shard.data(), SumInto::kContinue);
     all.reduce_scatter(whole.data(), DType::kBf16, elements, shard.data(), SumInto::kContinue);
     std::copy(shard.begin(), shard.end(),
-              whole.begin() +
-                  static_cast<std::ptrdiff_t>(static_cast<std::size_t>(world.rank()) * elements));
+              whole.begin() + (static_cast<std::size_t>(world.rank()) * elements));
     all.all_gather(whole.data(), elements * sizeof(float));
     all.all_reduce(whole);
     hash = mix(hash, whole.data(), whole.size() * sizeof(float));
@@ -143,7 +142,7 @@ double median_ms(int repeats, Call call) {
     const std::chrono::duration<double, std::milli> took = std::chrono::steady_clock::now() - start;
     times.push_back(took.count());
   }
-  std::sort(times.begin(), times.end());
+  std::ranges::sort(times);
   return times[times.size() / 2];
 }
 

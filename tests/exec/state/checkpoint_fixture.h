@@ -26,6 +26,7 @@
 #include "exec/state/checkpoint_reader.h"
 #include "sim/base/error.h"
 #include "sim/base/hash.h"
+#include "sim/base/lookup.h"
 #include "tests/support/temporary_folder.h"
 
 namespace foreshard::state_test {
@@ -240,7 +241,7 @@ inline LoadResult load(const std::filesystem::path& path, const TestLayout& layo
   std::mutex mutex;
   result.errors = on_ranks(static_cast<int>(world_size), [&](int rank, World& world) {
     TestRank state = make_rank(layout, rank);
-    for (auto& memory : state.memory) std::fill(memory.begin(), memory.end(), std::byte{0xA5});
+    for (auto& memory : state.memory) std::ranges::fill(memory, std::byte{0xA5});
     const LoadedCheckpoint loaded = load_checkpoint(path, state.state, world);
     const std::int64_t differences = count_differences(state, loaded.progress.step, stored_moments);
     const std::lock_guard lock(mutex);
@@ -248,10 +249,6 @@ inline LoadResult load(const std::filesystem::path& path, const TestLayout& layo
     result.differences += differences;
   });
   return result;
-}
-
-inline bool contains(const std::string& text, const std::string& part) {
-  return text.find(part) != std::string::npos;
 }
 
 inline void write_whole(const std::filesystem::path& path, const std::string& bytes) {
@@ -274,12 +271,15 @@ class CheckpointTest : public testing::Test {
     for (const auto& entry : std::filesystem::directory_iterator(folder_)) {
       if (entry.path().filename() != ".lock") names.push_back(entry.path().filename().string());
     }
-    std::sort(names.begin(), names.end());
+    std::ranges::sort(names);
     return names;
   }
 
   TemporaryFolder root_;
   std::filesystem::path folder_;
 };
+
+// One function, as EXPECT_PRED2 takes it.
+inline bool says(const std::string& text, const std::string& part) { return contains(text, part); }
 
 }  // namespace foreshard::state_test

@@ -11,6 +11,7 @@
 #include "exec/state/checkpoint_index.h"
 #include "exec/state/checkpoint_reader.h"
 #include "exec/state/safetensors.h"
+#include "sim/base/lookup.h"
 #include "tests/exec/state/checkpoint_fixture.h"
 
 namespace foreshard {
@@ -32,11 +33,10 @@ TEST_F(CheckpointTest, EveryLayoutLoadsEveryOther) {
   }
   for (std::size_t from = 0; from < layouts.size(); ++from) {
     const fs::path folder = folder_ / std::to_string(from);
-    EXPECT_EQ(save(folder, layouts[from], 3),
-              Strings(static_cast<std::size_t>(layouts[from].shards)));
+    EXPECT_EQ(save(folder, layouts[from], 3), Strings(at(layouts[from].shards)));
     for (const TestLayout& to : layouts) {
       const LoadResult result = load(folder, to);
-      EXPECT_EQ(result.errors, Strings(static_cast<std::size_t>(to.shards)));
+      EXPECT_EQ(result.errors, Strings(at(to.shards)));
       EXPECT_EQ(result.differences, 0);
       for (const LoadedCheckpoint& loaded : result.loaded) {
         EXPECT_EQ(loaded.progress, progress_at(3));
@@ -174,27 +174,26 @@ TEST_F(CheckpointTest, RefusesAnotherModel) {
   EXPECT_EQ(save(folder_, layout, 1), Strings(2));
   TestLayout other = layout;
   other.units[1][3].shape = {3, 17};
-  EXPECT_PRED2(contains, load(folder_, other).errors[1],
+  EXPECT_PRED2(says, load(folder_, other).errors[1],
                "is of another model: its parameter 'head' has the shape [17, 3], but the model's "
                "has [3, 17]");
   other.units[1][3] = {"tail", {17, 3}};
-  EXPECT_PRED2(contains, load(folder_, other).errors[0], "it has no parameter 'tail'");
+  EXPECT_PRED2(says, load(folder_, other).errors[0], "it has no parameter 'tail'");
   other.units[1].pop_back();
-  EXPECT_PRED2(contains, load(folder_, other).errors[0],
-               "its parameter 'head' is not in the model");
+  EXPECT_PRED2(says, load(folder_, other).errors[0], "its parameter 'head' is not in the model");
   const auto errors = on_ranks(1, [&](int rank, World& world) {
     TestRank state = make_rank(layout_of({8}, 1), rank);
     state.state.units[0].arrays[1].name = "momentum";
     load_checkpoint(folder_, state.state, world);
   });
-  EXPECT_PRED2(contains, errors[0], "it has no array 'momentum' for parameter 'embedding'");
+  EXPECT_PRED2(says, errors[0], "it has no array 'momentum' for parameter 'embedding'");
 }
 
 TEST_F(CheckpointTest, SaysThatThereIsNone) {
   const TestLayout layout = layout_of({8}, 2);
-  EXPECT_PRED2(contains, load(folder_, layout).errors[1], "No such file or directory");
+  EXPECT_PRED2(says, load(folder_, layout).errors[1], "No such file or directory");
   fs::create_directories(folder_);
-  EXPECT_PRED2(contains, load(folder_, layout).errors[1], "there is no checkpoint in this folder");
+  EXPECT_PRED2(says, load(folder_, layout).errors[1], "there is no checkpoint in this folder");
   EXPECT_TRUE(list_checkpoints(root_ / "nowhere").empty());
 }
 

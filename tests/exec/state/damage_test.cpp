@@ -39,12 +39,12 @@ class DamageTest : public CheckpointTest {
       for (const LoadedCheckpoint& loaded : result.loaded) {
         EXPECT_EQ(loaded.progress, progress_at(1));
         ASSERT_EQ(loaded.passed_over.size(), 1U);
-        EXPECT_PRED2(contains, loaded.passed_over[0], "step-00000002 is not used: ");
-        EXPECT_PRED2(contains, loaded.passed_over[0], reason);
+        EXPECT_PRED2(says, loaded.passed_over[0], "step-00000002 is not used: ");
+        EXPECT_PRED2(says, loaded.passed_over[0], reason);
       }
       for (const std::string& error : load(newest_, layout).errors) {
-        EXPECT_PRED2(contains, error, "step-00000002 cannot be used: ");
-        EXPECT_PRED2(contains, error, reason);
+        EXPECT_PRED2(says, error, "step-00000002 cannot be used: ");
+        EXPECT_PRED2(says, error, reason);
         EXPECT_FALSE(error.starts_with("not the input")) << error;
       }
     }
@@ -101,8 +101,8 @@ TEST_F(DamageTest, AlteredIndex) {
 TEST_F(DamageTest, NothingLeft) {
   for (const auto& entry : list_checkpoints(folder_)) flip_byte(entry.path / kIndexName, 100);
   const std::string error = load(folder_, layout_).errors[0];
-  EXPECT_PRED2(contains, error, "no checkpoint in this folder can be used: ");
-  EXPECT_PRED2(contains, error, "step-00000001 is not used");
+  EXPECT_PRED2(says, error, "no checkpoint in this folder can be used: ");
+  EXPECT_PRED2(says, error, "step-00000001 is not used");
 }
 
 TEST_F(DamageTest, FilesOutsideTheFolderAreRefused) {
@@ -110,7 +110,7 @@ TEST_F(DamageTest, FilesOutsideTheFolderAreRefused) {
     CheckpointIndex index = read_index(folder_ / "step-00000001");
     index.files[1].name = name;
     write_whole(newest_ / kIndexName, index_text(index));
-    EXPECT_PRED2(contains, load(newest_, layout_).errors[0], "is no plain file name");
+    EXPECT_PRED2(says, load(newest_, layout_).errors[0], "is no plain file name");
   }
 }
 

@@ -15,6 +15,7 @@
 
 #include "exec/state/checkpoint.h"
 #include "exec/state/checkpoint_folder.h"
+#include "sim/base/lookup.h"
 #include "tests/exec/state/checkpoint_fixture.h"
 
 namespace foreshard {
@@ -148,7 +149,7 @@ TEST_F(InterruptionTest, WhatOneRankCannotWriteFailsForAll) {
   });
   for (const std::string& error : errors) {
     EXPECT_EQ(error, errors[0]);
-    EXPECT_PRED2(contains, error, "rank-00001-of-00002.safetensors: File exists");
+    EXPECT_PRED2(says, error, "rank-00001-of-00002.safetensors: File exists");
   }
   EXPECT_EQ(names(), Strings{"step-00000001"});
 }
@@ -156,7 +157,7 @@ TEST_F(InterruptionTest, WhatOneRankCannotWriteFailsForAll) {
 TEST_F(InterruptionTest, AFolderThatIsNoneFails) {
   fs::create_directories(root_ / "run");
   write_whole(folder_, "a file");
-  EXPECT_PRED2(contains, save(folder_, layout_of({8}, 2), 1)[1], "cannot write checkpoints to ");
+  EXPECT_PRED2(says, save(folder_, layout_of({8}, 2), 1)[1], "cannot write checkpoints to ");
 }
 
 TEST_F(InterruptionTest, RanksThatDoNotFitTogetherAreABug) {
@@ -164,8 +165,7 @@ TEST_F(InterruptionTest, RanksThatDoNotFitTogetherAreABug) {
     const TestRank state = make_rank(layout_of({8}, 2), rank);
     save_checkpoint({folder_, 1}, state.state, progress_at(rank), world);
   });
-  EXPECT_PRED2(contains, errors[1],
-               "not the input: internal error: the ranks do not save the same");
+  EXPECT_PRED2(says, errors[1], "not the input: internal error: the ranks do not save the same");
   EXPECT_TRUE(names().empty());
 }
 

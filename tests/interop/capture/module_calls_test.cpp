@@ -12,6 +12,7 @@
 #include "interop/capture/capture_import.h"
 #include "models/yaml/model_yaml.h"
 #include "sim/base/error.h"
+#include "sim/base/lookup.h"
 #include "sim/spec/checks/plan_check.h"
 
 namespace foreshard {
@@ -146,7 +147,7 @@ void expect_of_book(const Json& from) {
       zeros["out"][0]["tensor"] = 1001;
       masked.update({{"op", "mul"}, {"in", {operation["in"][0], 1001}}, {"saved", {1001}}});
       masked["out"][0]["tensor"] = 1002;
-      made.insert(made.end(), {compared, zeros, masked});
+      append(made, {compared, zeros, masked});
     }
     made.push_back(operation);
   }
@@ -217,7 +218,7 @@ TEST(ModuleCalls, NamesEndWhereTheAllocatorSawThem) {
     const auto product = block.operations[0].outputs;
     EXPECT_EQ(block.operations[2].released == product, !in_backward);
     const auto& saved = block.operations[0].saved;
-    EXPECT_EQ(std::ranges::find(saved, product[0]) != saved.end(), in_backward);
+    EXPECT_EQ(contains(saved, product[0]), in_backward);
   }
 }
 

@@ -13,6 +13,7 @@
 
 #include "interop/frameworks/frameworks.h"
 #include "interop/frameworks/toml_config.h"
+#include "sim/base/lookup.h"
 #include "sim/spec/plan_keys.h"
 #include "tests/support/generators.h"
 
@@ -28,7 +29,7 @@ Cluster cluster_of(const Plan& plan) {
 }
 
 bool is_listed(const ImportLedger& ledger, Mapping mapping, const std::string& what) {
-  return std::any_of(ledger.begin(), ledger.end(), [&](const ImportEntry& e) {
+  return std::ranges::any_of(ledger, [&](const ImportEntry& e) {
     return e.mapping == mapping && e.what.starts_with(what);
   });
 }
@@ -74,8 +75,8 @@ void expect_round_trip(const Plan& plan, const ModelSpec& model, const Exported&
     const std::string is = yaml_value(key.write(plan)), was = yaml_value(key.write(back));
     const bool told = is_listed(file.ledger, Mapping::kUnsupported, std::string(key.path) + ": ");
     RC_ASSERT((is == was) != told);
-    const bool held = std::any_of(holds.begin(), holds.end(),
-                                  [&](const auto& prefix) { return key.path.starts_with(prefix); });
+    const bool held = std::ranges::any_of(
+        holds, [&](const auto& prefix) { return key.path.starts_with(prefix); });
     if (held) RC_ASSERT(is == was);
   }
 }
@@ -188,9 +189,8 @@ RC_GTEST_PROP(ForeignPlanProperty, AccelerateBringsBackWhatItHolds, ()) {
   const Cluster cluster = cluster_of(plan);
   const Exported file = export_accelerate({plan, step.model, cluster});
   Strings holds = {"dtype.param"};
-  if (runtime == 0)
-    holds.insert(holds.end(), {"mesh.shard", "mesh.replicate", "units.blocks", "offload"});
-  if (runtime == 2) holds.insert(holds.end(), {"mesh.", "batch.accumulation"});
+  if (runtime == 0) append(holds, {"mesh.shard", "mesh.replicate", "units.blocks", "offload"});
+  if (runtime == 2) append(holds, {"mesh.", "batch.accumulation"});
   expect_round_trip(plan, step.model, file, accelerate, holds);
 }
 

@@ -12,6 +12,7 @@
 #include "interop/steps/training_job.h"
 #include "interop/steps/training_rows.h"
 #include "sim/base/error.h"
+#include "sim/base/lookup.h"
 #include "sim/spec/checks/plan_check.h"
 #include "tests/interop/training_cells.h"
 
@@ -94,7 +95,7 @@ TEST(TrainingPlan, AttentionOfTransformersMayHaveAMask) {
     cells["stack"] = stack;
     for (const OpenChoice& open : open_choices(row_of(cells))) {
       if (open.column != "attention_kernel") continue;
-      return std::count(open.assignments.begin(), open.assignments.end(), "attention=efficient");
+      return std::ranges::count(open.assignments, "attention=efficient");
     }
     return std::ptrdiff_t{-1};
   };
@@ -213,7 +214,7 @@ TEST(TrainingRows, WordsInAnyCompanyHaveAPlan) {
     const std::string runtime = pick(kRuntimes);
     Cells cells = unknown_run(runtime);
     for (const auto& [column, all] : words) cells[column] = pick(all);
-    const bool is_fsdp = runtime.find("fsdp") != std::string::npos;
+    const bool is_fsdp = contains(runtime, "fsdp");
     if (is_fsdp) {
       cells["reshard"] =
           pick({"always", "never", "always_except_last", runtime == "fsdp1" ? "" : "8"});
@@ -227,9 +228,8 @@ TEST(TrainingRows, WordsInAnyCompanyHaveAPlan) {
         (void)training_job(read, choices);
       } catch (const Error& error) {
         const std::string what = error.what();
-        const bool is_hardware = what.find("does not run on") != std::string::npos ||
-                                 what.find("no fp8 units") != std::string::npos ||
-                                 what.find("float8") != std::string::npos;
+        const bool is_hardware = contains(what, "does not run on") ||
+                                 contains(what, "no fp8 units") || contains(what, "float8");
         EXPECT_TRUE(is_hardware) << what << ": " << row;
       }
     };
@@ -356,10 +356,9 @@ TEST(TrainingRows, CodesThatFuseByHandFuseMore) {
   const TrainingJob job = training_job(row_of(cells));
   EXPECT_EQ(job.resolved.plan.compile, Compile::kBlocks);
   EXPECT_EQ(job.resolved.plan.float8, Float8::kCurrent);
-  const LayerSpec& block = job.model.kinds[static_cast<std::size_t>(job.model.order[1].kind)];
-  const auto products =
-      std::count_if(block.operations.begin(), block.operations.end(),
-                    [](const Operation& op) { return op.kind == OperationKind::kGemm; });
+  const LayerSpec& block = job.model.kinds[at(job.model.order[1].kind)];
+  const auto products = std::ranges::count_if(
+      block.operations, [](const Operation& op) { return op.kind == OperationKind::kGemm; });
   EXPECT_EQ(products, 4);  // qkv, output, gate and up, down
   cells["loss_impl"] = "eager_fp32";
   EXPECT_EQ(training_job(row_of(cells)).resolved.plan.compile, Compile::kNone);

@@ -8,6 +8,7 @@
 
 #include "models/zoo.h"
 #include "sim/base/error.h"
+#include "sim/base/lookup.h"
 #include "tests/support/temporary_folder.h"
 
 namespace foreshard::hf_config_test {
@@ -46,8 +47,8 @@ void expect_failure(const std::string& text, const std::string& part) {
 }
 
 const HfKey* entry(const HfConfig& config, const std::string& key) {
-  const auto found = std::find_if(config.ledger.begin(), config.ledger.end(),
-                                  [&](const HfKey& k) { return k.key == key; });
+  const auto found =
+      std::ranges::find_if(config.ledger, [&](const HfKey& k) { return k.key == key; });
   return found == config.ledger.end() ? nullptr : &*found;
 }
 
@@ -81,10 +82,9 @@ TEST(HfConfigTest, PublishedConfigsGiveTheZoosModels) {
     EXPECT_EQ(read.parameters(), expected.parameters()) << name;
     read.source = expected.source;
     // Files that were cut short do not say it; the library's default differs between families.
-    const bool says_epsilon =
-        std::any_of(file.ledger.begin(), file.ledger.end(), [](const auto& k) {
-          return k.key.find("eps") != std::string::npos && k.use == KeyUse::kMapped;
-        });
+    const bool says_epsilon = std::ranges::any_of(file.ledger, [](const auto& k) {
+      return contains(k.key, "eps") && k.use == KeyUse::kMapped;
+    });
     if (!says_epsilon) read.numerics.norm_epsilon = expected.numerics.norm_epsilon;
     EXPECT_EQ(without_training(read), without_training(expected)) << name;
   }
@@ -197,9 +197,7 @@ TEST(HfConfigTest, EveryKeyIsInTheLedgerOnce) {
     const std::filesystem::path path = config(name + ".json");
     const HfConfig read = read_hf_config(path);
     for (const std::string& key : read_json_file(path).keys()) {
-      EXPECT_EQ(std::count_if(read.ledger.begin(), read.ledger.end(),
-                              [&](const HfKey& k) { return k.key == key; }),
-                1)
+      EXPECT_EQ(std::ranges::count_if(read.ledger, [&](const HfKey& k) { return k.key == key; }), 1)
           << name << " " << key;
     }
   }
@@ -277,7 +275,7 @@ TEST(HfConfigTest, AHeadOfScores) {
   EXPECT_EQ(scores("\"num_labels\": 1,").dims.scores, 1);
   const HfConfig config = scores("\"id2label\": {\"0\": \"a\", \"1\": \"b\", \"2\": \"c\"},");
   const ModelSpec model = build_hf_model(config);
-  const LayerSpec& head = model.kinds[static_cast<std::size_t>((model.order.end() - 2)->kind)];
+  const LayerSpec& head = model.kinds[at((model.order.end() - 2)->kind)];
   ASSERT_EQ(head.parameters.size(), 1U);
   EXPECT_EQ(head.parameters.front().name, "score.weight");
   EXPECT_EQ(head.parameters.front().shape, (std::vector<std::int64_t>{3, model.hidden}));
@@ -293,7 +291,7 @@ TEST(HfConfigTest, HeadsOfScoresOfEncodersAndOfTokens) {
         family(type, "\"num_key_value_heads\": 4, \"architectures\": [\"" + name + "\"], " + more));
   };
   const auto last = [](const ModelSpec& model) {
-    return model.kinds[static_cast<std::size_t>((model.order.end() - 2)->kind)];
+    return model.kinds[at((model.order.end() - 2)->kind)];
   };
   const auto names = [](const LayerSpec& layer) {
     std::vector<std::string> all;
@@ -315,7 +313,7 @@ TEST(HfConfigTest, HeadsOfScoresOfEncodersAndOfTokens) {
   const ModelSpec roberta = build_hf_model(tokens);
   EXPECT_EQ(last(roberta).numel(), 9 * roberta.hidden + 9);
   EXPECT_EQ(last(roberta).domain.positions, 0);
-  EXPECT_EQ(roberta.order.size(), static_cast<std::size_t>(roberta.block_count()) + 3);
+  EXPECT_EQ(roberta.order.size(), at(roberta.block_count()) + 3);
   EXPECT_EQ(headed("bert", "BertForQuestionAnswering", "\"num_labels\": 9,").dims.scores, 2);
   EXPECT_FALSE(headed("bert", "BertForQuestionAnswering").dims.score_dropout);
   EXPECT_TRUE(headed("distilbert", "DistilBertForQuestionAnswering").dims.score_dropout);
@@ -383,9 +381,7 @@ TEST(HfConfigTest, ModernBert) {
   EXPECT_EQ(config.dims.windowed_layers, (std::vector<std::int64_t>{1, 2}));
   const ModelSpec model = build_hf_model(config);
   EXPECT_EQ(model.parameters(), 11'281'408);
-  const auto kind = [&](std::size_t layer) {
-    return model.kinds[static_cast<std::size_t>(model.order[layer].kind)];
-  };
+  const auto kind = [&](std::size_t layer) { return model.kinds[at(model.order[layer].kind)]; };
   EXPECT_EQ(kind(1).parameters.front().name, "attn.Wqkv.weight");
   EXPECT_EQ(kind(4).parameters.front().name, "attn_norm.weight");
   EXPECT_EQ(kind(2), kind(3));

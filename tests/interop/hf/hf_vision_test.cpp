@@ -67,8 +67,8 @@ TEST(HfVisionTest, EveryKeyIsInTheLedger) {
   const HfConfig config = read_hf_config(std::string(FORESHARD_SOURCE_DIR) +
                                          "/tests/interop/configs/llava-1.5-7b.json");
   const auto use_of = [&](const std::string& key) {
-    const auto found = std::find_if(config.ledger.begin(), config.ledger.end(),
-                                    [&](const HfKey& k) { return k.key == key; });
+    const auto found =
+        std::ranges::find_if(config.ledger, [&](const HfKey& k) { return k.key == key; });
     return found == config.ledger.end() ? std::string("none") : std::string(to_string(found->use));
   };
   EXPECT_EQ(use_of("vision_config.patch_size"), "mapped");

@@ -6,6 +6,7 @@
 #include <string>
 
 #include "sim/base/error.h"
+#include "sim/base/lookup.h"
 
 namespace foreshard::nccl_log_test {
 namespace {
@@ -40,8 +41,8 @@ const std::string kLog =
     kDevices + kHeader + kRows + "# Out of bounds values : 0 OK\n# Avg bus bandwidth    : 20.6\n";
 
 int count(const ImportLedger& ledger, Mapping mapping) {
-  return static_cast<int>(std::count_if(
-      ledger.begin(), ledger.end(), [&](const ImportEntry& e) { return e.mapping == mapping; }));
+  return static_cast<int>(
+      std::ranges::count_if(ledger, [&](const ImportEntry& e) { return e.mapping == mapping; }));
 }
 
 TEST(NcclLog, ReadsATest) {
@@ -116,10 +117,9 @@ TEST(NcclLog, SetsAsideRowsThatContradictThemselves) {
   const std::string wrong = kLog.substr(0, kLog.find("   26.21")) + "    2.62    2.29      0\n";
   const NcclTests tests = parse_nccl_tests(wrong, "log.txt");
   EXPECT_EQ(tests.sweeps[0].points.size(), 1U);
-  const ImportEntry& entry = *std::find_if(
-      tests.ledger.begin(), tests.ledger.end(),
-      [](const ImportEntry& e) { return e.why.find("disagree") != std::string::npos; });
-  EXPECT_EQ(entry.line, static_cast<int>(std::count(wrong.begin(), wrong.end(), '\n')));
+  const ImportEntry& entry = *std::ranges::find_if(
+      tests.ledger, [](const ImportEntry& e) { return contains(e.why, "disagree"); });
+  EXPECT_EQ(entry.line, static_cast<int>(std::ranges::count(wrong, '\n')));
 }
 
 TEST(NcclLog, ReadsJson) {

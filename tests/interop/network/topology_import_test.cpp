@@ -21,9 +21,8 @@ std::string figure(const TopologyImport& import, const std::string& key) {
 }
 
 int count(const TopologyImport& import, Mapping mapping) {
-  return static_cast<int>(
-      std::count_if(import.ledger.begin(), import.ledger.end(),
-                    [&](const ImportEntry& e) { return e.mapping == mapping; }));
+  return static_cast<int>(std::ranges::count_if(
+      import.ledger, [&](const ImportEntry& e) { return e.mapping == mapping; }));
 }
 
 // 8 GPUs, each with a port of its own on its switch, and one port of the host.

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "interop/recordings/recorded_job.h"
+#include "sim/base/lookup.h"
 
 namespace foreshard {
 namespace {
@@ -18,7 +19,7 @@ std::vector<Conformance> recorded() {
     RecordingLibrary library;
     const auto folder = std::filesystem::path(FORESHARD_SOURCE_DIR) / "tests" / "axes" / name;
     const ConformanceFolder found = conform_folder(library, library.open(folder), {});
-    rows.insert(rows.end(), found.rows.begin(), found.rows.end());
+    append(rows, found.rows);
   }
   return rows;
 }

@@ -8,6 +8,7 @@
 #include <map>
 
 #include "sim/base/error.h"
+#include "sim/base/lookup.h"
 #include "tests/support/temporary_folder.h"
 
 namespace foreshard {
@@ -39,7 +40,7 @@ TEST(HfCases, CollectivesAreIdenticalAndPeaksWithinAPercent) {
     EXPECT_LT(std::abs(error_of(row)), 0.011);
     errors.push_back(std::abs(error_of(row)));
   }
-  std::sort(errors.begin(), errors.end());
+  std::ranges::sort(errors);
   EXPECT_LT(errors[errors.size() / 2], 0.0005);
 }
 
@@ -56,7 +57,7 @@ TEST(HfCases, MoreCasesAreForecastAsWell) {
     EXPECT_LT(std::abs(error_of(row)), 0.005);  // the README names those beyond 0.2 %
     errors.push_back(std::abs(error_of(row)));
   }
-  std::sort(errors.begin(), errors.end());
+  std::ranges::sort(errors);
   EXPECT_LT(errors[errors.size() / 2], 0.0005);
 }
 
@@ -94,7 +95,7 @@ TEST(HfCases, PresetsAreWhatTheirCodesDo) {
   for (const Conformance& row : folder.rows) {
     SCOPED_TRACE(row.id);
     ASSERT_EQ(row.state, Conformance::State::kCompared) << row.reason;
-    if (std::find(known.begin(), known.end(), row.id) != known.end()) continue;
+    if (contains(known, row.id)) continue;
     EXPECT_TRUE(row.schedule_identical) << row.first_difference()->text;
     EXPECT_TRUE(row.bytes_identical) << row.first_difference()->text;
     const auto code = most.find(row.id);

@@ -20,8 +20,7 @@ LayerProgram block(const Plan& plan, const ModelSpec& eager) {
   const ModelSpec model = with_variants(eager, plan);
   const auto is_block = [](const LayerSpec& layer) { return layer.role == LayerRole::kBlock; };
   ProgramOptions options = {.sequence = kTokens};
-  return build_layer_program(*std::find_if(model.kinds.begin(), model.kinds.end(), is_block),
-                             options);
+  return build_layer_program(*std::ranges::find_if(model.kinds, is_block), options);
 }
 LayerProgram block(const Plan& plan) {
   return block(plan, load_zoo_model("llama-3-8b", Stack::kEager));
@@ -37,8 +36,8 @@ Plan plan_with(Compile compile, ModuleKernels::Norm norm = ModuleKernels::Norm::
 
 std::vector<Kernel> memory_kernels(const LayerPhaseProgram& phase) {
   std::vector<Kernel> out;
-  std::copy_if(phase.kernels.begin(), phase.kernels.end(), std::back_inserter(out),
-               [](const Kernel& kernel) { return kernel.kind == KernelKind::kMemory; });
+  std::ranges::copy_if(phase.kernels, std::back_inserter(out),
+                       [](const Kernel& kernel) { return kernel.kind == KernelKind::kMemory; });
   return out;
 }
 
@@ -83,14 +82,14 @@ TEST(Compiled, AnEagerNormBecomesOneKernel) {
     return kernel.memory_class == MemoryClass::kGeneratedNorm;
   };
   const std::vector<Kernel> kernels = memory_kernels(eager.forward);
-  EXPECT_EQ(std::count_if(kernels.begin(), kernels.end(), is_norm), 2);
+  EXPECT_EQ(std::ranges::count_if(kernels, is_norm), 2);
 }
 
 // Widths of 5461 run as 5464, a multiple of eight elements of two bytes; in front of each product
 // that reads the weight, forward and for the input's gradient, that is copied.
 TEST(Compiled, PadsOddProducts) {
   const std::vector<ZooEntry> all = zoo();
-  ModelDims dims = std::find_if(all.begin(), all.end(), [](const ZooEntry& entry) {
+  ModelDims dims = std::ranges::find_if(all, [](const ZooEntry& entry) {
                      return entry.dims.name == "llama-3-8b";
                    })->dims;
   dims.ffn = 5461;
@@ -106,7 +105,7 @@ TEST(Compiled, PadsOddProducts) {
     return found;
   };
   const auto copies = [](const LayerPhaseProgram& phase) {
-    return std::count_if(phase.kernels.begin(), phase.kernels.end(), [](const Kernel& kernel) {
+    return std::ranges::count_if(phase.kernels, [](const Kernel& kernel) {
       return kernel.function == Function::kCopy && kernel.bytes == Bytes(2L * 2 * 4096 * 5461);
     });
   };
@@ -144,7 +143,7 @@ TEST(Compiled, BlocksOfEveryShapeBalance) {
             const auto run = [&](const LayerPhaseProgram& phase) {
               for (const std::int32_t action : phase.actions) {
                 if (action >= LayerPhaseProgram::kStore) continue;
-                int& count = alive[static_cast<std::size_t>(std::abs(action) - 1)];
+                int& count = alive[at(std::abs(action) - 1)];
                 count += action > 0 ? 1 : -1;
                 ASSERT_TRUE(count == 0 || count == 1) << name << ", " << layer.name;
               }

@@ -161,7 +161,7 @@ TEST(DeltaRuleTest, DecaysOfChannels) {
       *std::ranges::find(layer.operations, Function::kDeltaRule, &Operation::function);
   std::int64_t kept = 0;
   for (const std::int16_t t : op.saved) {
-    const TensorSpec& spec = layer.tensors[static_cast<std::size_t>(t)];
+    const TensorSpec& spec = layer.tensors[at(t)];
     kept += spec.per_token * (spec.type == ElementType::kFp32 ? 4 : 2);
   }
   EXPECT_EQ(kept, 3 * 2 * kWidth + 2 * 4 * kHeads + 2 * 4 * kWidth + 2 * kHeads +

@@ -139,7 +139,7 @@ TEST(VariantBlocksTest, PythiaRotatesAQuarterOfEveryHead) {
   const LayerSpec& block = kind_of(load_zoo_model("pythia-6.9b"), LayerRole::kBlock);
   for (const Operation& op : block.operations) {
     if (op.function != Function::kRotary) continue;
-    EXPECT_EQ(block.tensors[static_cast<std::size_t>(op.outputs.front())].per_token, 32 * 32);
+    EXPECT_EQ(block.tensors[at(op.outputs.front())].per_token, 32 * 32);
   }
 }
 

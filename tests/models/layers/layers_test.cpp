@@ -37,7 +37,7 @@ std::int64_t saved_bytes(const LayerSpec& layer, std::int64_t batch, std::int64_
   for (const Operation& op : layer.operations) saved.insert(op.saved.begin(), op.saved.end());
   std::int64_t bytes = 0;
   for (const std::int16_t t : saved) {
-    const TensorSpec& tensor = layer.tensors[static_cast<std::size_t>(t)];
+    const TensorSpec& tensor = layer.tensors[at(t)];
     const std::map<ElementType, std::int64_t> sizes = {{ElementType::kCompute, 2},
                                                        {ElementType::kFp32, 4},
                                                        {ElementType::kInt64, 8},

@@ -69,9 +69,8 @@ TEST(LoraTest, SavedModulesAreTrainedWholeBesideTheirOriginals) {
   plan.lora.trains_head = true;
   const ModelSpec both = adapted(plan);
   EXPECT_EQ(both.trainable_parameters(), before.trainable_parameters() + 2 * table);
-  const LayerSpec& head =
-      *std::find_if(both.kinds.begin(), both.kinds.end(),
-                    [](const LayerSpec& layer) { return layer.role == LayerRole::kHead; });
+  const LayerSpec& head = *std::ranges::find_if(
+      both.kinds, [](const LayerSpec& layer) { return layer.role == LayerRole::kHead; });
   ASSERT_EQ(head.parameters.size(), 2U);
   EXPECT_EQ(head.parameters[0].name, "lm_head.original_module.weight");
   EXPECT_EQ(head.parameters[1].name, "lm_head.modules_to_save.default.weight");
@@ -102,7 +101,7 @@ TEST(LoraTest, FrozenProductsKeepNothing) {
     std::int64_t per_token = 0;
     const LayerProgram p = program(block_of(model));
     for (const std::int32_t slot : p.saved) {
-      const std::int64_t bytes = p.slots[static_cast<std::size_t>(slot)].bytes.count();
+      const std::int64_t bytes = p.slots[at(slot)].bytes.count();
       if (bytes > 512) per_token += bytes;
     }
     return per_token / kTokens;
@@ -369,9 +368,8 @@ TEST(PackingTest, AttentionIsASumOverDocuments) {
   EXPECT_DOUBLE_EQ(packed.training_flops_per_sequence(kTokens).count(),
                    kTokens * (6 * weights + 3 * 32 * 2.0 * d * kTokens / 4));
   const LayerProgram p = program(block_of(packed));
-  const auto attention =
-      std::find_if(p.forward.kernels.begin(), p.forward.kernels.end(),
-                   [](const Kernel& k) { return k.kind == KernelKind::kAttention; });
+  const auto attention = std::ranges::find_if(
+      p.forward.kernels, [](const Kernel& k) { return k.kind == KernelKind::kAttention; });
   ASSERT_NE(attention, p.forward.kernels.end());
   EXPECT_EQ(attention->m, 4);
   EXPECT_EQ(attention->n, kTokens / 4);

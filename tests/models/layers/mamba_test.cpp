@@ -75,7 +75,7 @@ TEST(MambaTest, EachLetterIsAKind) {
   const ModelSpec model = build_model(small());
   std::string kinds;
   for (const LayerInstance& layer : model.order) {
-    const LayerSpec& kind = model.kinds[static_cast<std::size_t>(layer.kind)];
+    const LayerSpec& kind = model.kinds[at(layer.kind)];
     if (kind.role == LayerRole::kBlock) kinds += kind.name + ";";
   }
   EXPECT_EQ(kinds,
@@ -113,7 +113,7 @@ TEST(MambaTest, KernelsOfTheScan) {
   EXPECT_EQ(moved, 2 * (x + 2 * shared) + 3 * x + 4 * shared + 6 * steps + 2 * pairs + 2 * states +
                        2 * (states / 2));
   const auto scans = [](const Kernel& kernel) { return kernel.function == Function::kScan; };
-  EXPECT_EQ(std::count_if(p.backward.kernels.begin(), p.backward.kernels.end(), scans), 20);
+  EXPECT_EQ(std::ranges::count_if(p.backward.kernels, scans), 20);
 }
 
 // Megatron-LM's count of a scan: seven operations an element of every state.

@@ -230,7 +230,7 @@ TEST(ModuleKernels, EveryPhaseBalances) {
           const auto play = [&](const LayerPhaseProgram& phase) {
             for (const std::int32_t action : phase.actions) {
               if (action >= LayerPhaseProgram::kStore) continue;
-              int& count = alive[static_cast<std::size_t>(std::abs(action) - 1)];
+              int& count = alive[at(std::abs(action) - 1)];
               count += action > 0 ? 1 : -1;
               EXPECT_TRUE(count == 0 || count == 1);
             }

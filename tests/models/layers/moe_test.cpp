@@ -29,8 +29,8 @@ LayerSpec kind_named(const ModelSpec& model, const std::string& name) {
 }
 
 std::int64_t instances(const ModelSpec& model, const std::string& name) {
-  return std::count_if(model.order.begin(), model.order.end(), [&](const LayerInstance& layer) {
-    return model.kinds[static_cast<std::size_t>(layer.kind)].name == name;
+  return std::ranges::count_if(model.order, [&](const LayerInstance& layer) {
+    return model.kinds[at(layer.kind)].name == name;
   });
 }
 
@@ -129,8 +129,8 @@ TEST(MixtureTest, GroupedProductsShareTheRows) {
       decoder_block(dims, Stack::kEager, {.mlp = FeedForwardKind::kExperts}), options);
   const auto grouped = [](const LayerPhaseProgram& phase) {
     std::vector<Kernel> kernels;
-    std::copy_if(phase.kernels.begin(), phase.kernels.end(), std::back_inserter(kernels),
-                 [](const Kernel& k) { return k.groups > 1; });
+    std::ranges::copy_if(phase.kernels, std::back_inserter(kernels),
+                         [](const Kernel& k) { return k.groups > 1; });
     return kernels;
   };
   const std::vector<Kernel> forward = grouped(p.forward), backward = grouped(p.backward);
@@ -222,8 +222,8 @@ TEST(ExpertLoopTest, TheHostWaitsForTheRouter) {
   EXPECT_TRUE(p.forward.segments[0].host_waits);
   EXPECT_FALSE(p.forward.segments[1].host_waits);
   const auto products = [](const LayerPhaseProgram& phase) {
-    return std::count_if(phase.kernels.begin(), phase.kernels.end(),
-                         [](const Kernel& k) { return k.kind == KernelKind::kGemm; });
+    return std::ranges::count_if(phase.kernels,
+                                 [](const Kernel& k) { return k.kind == KernelKind::kGemm; });
   };
   EXPECT_EQ(products(p.forward), 4 + 1 + 3 * 8);  // attention, router, experts
   EXPECT_EQ(products(p.backward), 2 * (4 + 1 + 3 * 8));
@@ -250,8 +250,8 @@ TEST(ExpertLoopTest, TheHostWaitsForTheRouter) {
   // Without the mixed blocks nothing waits.
   const auto waits = [&](const ModelSpec& model) {
     const EventGraph graph = build_fsdp2(model, plan, LayerPrograms(model, plan), {});
-    return std::count_if(graph.rows.begin(), graph.rows.end(),
-                         [](const Row& row) { return row.host_wait != kNoEvent; });
+    return std::ranges::count_if(graph.rows,
+                                 [](const Row& row) { return row.host_wait != kNoEvent; });
   };
   EXPECT_EQ(waits(loop), 2);
   EXPECT_EQ(waits(grouped), 0);

@@ -10,6 +10,7 @@
 
 #include "models/families.h"
 #include "models/zoo.h"
+#include "sim/base/lookup.h"
 #include "sim/graph/layers/column_sums.h"
 #include "sim/graph/layers/given_mask.h"
 #include "sim/graph/layers/layer_program.h"
@@ -48,7 +49,7 @@ std::int64_t saved(const Plan& plan, Recompute recompute = Recompute::kNone) {
   std::int64_t per_token = 0;
   for (std::int32_t slot : p.saved) {
     // The seeds are there whatever the number of tokens.
-    const std::int64_t bytes = p.slots[static_cast<std::size_t>(slot)].bytes.count();
+    const std::int64_t bytes = p.slots[at(slot)].bytes.count();
     if (bytes > 512) per_token += bytes;
   }
   return per_token / kTokens;
@@ -111,7 +112,7 @@ TEST(Variants, Float8QuantisesInKernelsOfItsOwn) {
     plan.float8 = recipe;
     const LayerProgram p = program(variant(plan), LayerRole::kBlock);
     std::vector<Kernel> all = p.forward.kernels;
-    all.insert(all.end(), p.backward.kernels.begin(), p.backward.kernels.end());
+    append(all, p.backward.kernels);
     return all;
   };
   // n x k of a block's products; the casts of an eager block without fp8 are none.
@@ -210,7 +211,7 @@ TEST(Variants, EveryPhaseBalances) {
           alive[p.slots.size() + 1] = 0;
           for (const LayerPhaseProgram* phase : {&p.forward, &p.recompute}) {
             for (const std::int32_t action : phase->actions) {
-              alive[static_cast<std::size_t>(std::abs(action) - 1)] += action > 0 ? 1 : -1;
+              alive[at(std::abs(action) - 1)] += action > 0 ? 1 : -1;
             }
           }
           alive[p.slots.size() + 1] = 1;  // the gradient that arrives
@@ -221,7 +222,7 @@ TEST(Variants, EveryPhaseBalances) {
           for (const LayerPhaseProgram* phase : later) {
             for (const std::int32_t action : phase->actions) {
               if (action >= LayerPhaseProgram::kStore) continue;
-              int& count = alive[static_cast<std::size_t>(std::abs(action) - 1)];
+              int& count = alive[at(std::abs(action) - 1)];
               count += action > 0 ? 1 : -1;
               EXPECT_TRUE(count == 0 || count == 1);
             }
@@ -385,11 +386,9 @@ TEST(Variants, ANormBehindAMixtureReadsItsOwnWeight) {
   for (const LayerSpec& layer : with_variants(small("flex_olmo", 4), plan).kinds) {
     if (layer.role != LayerRole::kBlock) continue;
     const auto reads = [&](std::string_view name) {
-      return std::any_of(
-          layer.operations.begin(), layer.operations.end(), [&](const Operation& op) {
-            return op.parameters.size() == 1 &&
-                   layer.parameters[static_cast<std::size_t>(op.parameters[0])].name == name;
-          });
+      return std::ranges::any_of(layer.operations, [&](const Operation& op) {
+        return op.parameters.size() == 1 && layer.parameters[at(op.parameters[0])].name == name;
+      });
     };
     EXPECT_TRUE(reads("post_feedforward_layernorm.weight"));
     EXPECT_TRUE(reads("mlp.experts.down_proj"));
@@ -440,7 +439,7 @@ TEST(Variants, ALossGathersAHeadThatNobodyCalls) {
       for (const Operation& op : layer.operations) {
         if (op.collective.kind != CollectiveKind::kAllGather) continue;
         EXPECT_EQ(layer.role, LayerRole::kHead);
-        return layer.tensors[static_cast<std::size_t>(op.outputs.front())];
+        return layer.tensors[at(op.outputs.front())];
       }
     }
     return TensorSpec{};
@@ -497,7 +496,7 @@ TEST(Variants, EagerAttentionTakesSinksAsScores) {
   const std::int64_t scores = 64 * kTokens * kTokens;
   std::vector<std::int64_t> kept;
   for (std::int32_t slot : p.saved) {
-    const std::int64_t bytes = p.slots[static_cast<std::size_t>(slot)].bytes.count();
+    const std::int64_t bytes = p.slots[at(slot)].bytes.count();
     if (bytes >= scores) kept.push_back(bytes / scores);
   }
   EXPECT_EQ(kept, std::vector<std::int64_t>{2});

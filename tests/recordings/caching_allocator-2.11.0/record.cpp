@@ -192,7 +192,7 @@ int main(int argc, char** argv) {
       const std::uint64_t i = draw(live.size());
       block = live[i].block;
       Allocator::get()->raw_delete(live[i].ptr);
-      live.erase(live.begin() + static_cast<std::ptrdiff_t>(i));
+      live.erase(live.begin() + i);
     } else if (kind < 96) {
       op = "record_stream";
       const Live& l = live[draw(live.size())];

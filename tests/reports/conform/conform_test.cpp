@@ -153,8 +153,7 @@ Conformance conform_tiny(const Recording& recording) {
 }
 
 bool has(const Conformance& c, What what) {
-  return std::any_of(c.differences.begin(), c.differences.end(),
-                     [&](const Difference& d) { return d.what == what; });
+  return std::ranges::any_of(c.differences, [&](const Difference& d) { return d.what == what; });
 }
 
 void expect_says(const Conformance& c, std::string_view part) {
@@ -324,7 +323,7 @@ TEST(Conform, BoundaryOfEitherStep) {
     r.memory_has_own_seq = false;  // another version's rows
     EXPECT_TRUE(conform_tiny(r).memory_identical);
     r = hand_made_recording();
-    r.memory.erase(r.memory.begin() + static_cast<std::ptrdiff_t>(at));
+    r.memory.erase(r.memory.begin() + at);
     EXPECT_FALSE(conform_tiny(r).memory_identical);
   }
 }

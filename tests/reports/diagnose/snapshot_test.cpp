@@ -10,6 +10,7 @@
 #include "reports/validate/memory_snapshot.h"
 #include "reports/validate/pickle_read.h"
 #include "sim/base/error.h"
+#include "sim/base/lookup.h"
 #include "sim/simulate/forecast.h"
 #include "tests/support/fixtures.h"
 
@@ -77,9 +78,8 @@ Forecast small_forecast() {
 }
 
 bool says(const std::vector<std::string>& findings, const std::string& text) {
-  return std::any_of(findings.begin(), findings.end(), [&](const std::string& finding) {
-    return finding.find(text) != std::string::npos;
-  });
+  return std::ranges::any_of(findings,
+                             [&](const std::string& finding) { return contains(finding, text); });
 }
 
 TEST(Snapshot, BlocksAndTraceAreAddedUp) {

@@ -28,15 +28,15 @@ TEST(MachineChanges, AreForecastsOnTheChangedMachine) {
   cluster.network.oversubscription = 2;
   cluster.memory_outside_allocator = Bytes(0);
   const Json list = changes_json(forecast_on(cluster), CostModel(cluster, round_calibration()));
-  const auto matter = std::count_if(machine_changes().begin(), machine_changes().end(),
-                                    [&](const MachineChange& c) { return c.matters(cluster); });
+  const auto matter = std::ranges::count_if(
+      machine_changes(), [&](const MachineChange& c) { return c.matters(cluster); });
   ASSERT_EQ(static_cast<std::ptrdiff_t>(list.size()), matter);
   for (const Json& one : list) {
     const std::string name =
         one["property"].get<std::string>() + " " + one["change"].get<std::string>();
     SCOPED_TRACE(name);
-    const auto change = std::find_if(machine_changes().begin(), machine_changes().end(),
-                                     [&](const MachineChange& c) { return name_of(c) == name; });
+    const auto change = std::ranges::find_if(
+        machine_changes(), [&](const MachineChange& c) { return name_of(c) == name; });
     ASSERT_NE(change, machine_changes().end());
     Cluster changed = cluster;
     change->apply(changed);

@@ -89,9 +89,8 @@ TEST(NetworkChanges, RepairsAndBackground) {
       network_changes(forecast_on(cluster), costs_on(cluster));
   EXPECT_LT(seconds_of(changes, "degraded and missing links repaired"), changes.front().seconds);
   // The slow port binds first: links to ourselves give nothing and are not told.
-  EXPECT_TRUE(std::none_of(changes.begin(), changes.end(), [](const NetworkChange& change) {
-    return change.what == "links to ourselves";
-  }));
+  EXPECT_TRUE(std::ranges::none_of(
+      changes, [](const NetworkChange& change) { return change.what == "links to ourselves"; }));
 }
 
 TEST(NetworkChanges, SayWhatLeavingTheSlowKindOutGives) {
@@ -106,9 +105,9 @@ TEST(NetworkChanges, SayWhatLeavingTheSlowKindOutGives) {
   plan.mesh = {8, 3};
   const Forecast made = forecast(tiny_model(2), plan, costs);
   const std::vector<NetworkChange> changes = network_changes(made, costs);
-  const auto without = std::find_if(
-      changes.begin(), changes.end(),
-      [](const NetworkChange& change) { return change.what == "without the 1 node of a100-80gb"; });
+  const auto without = std::ranges::find_if(changes, [](const NetworkChange& change) {
+    return change.what == "without the 1 node of a100-80gb";
+  });
   ASSERT_NE(without, changes.end());
   EXPECT_EQ(without->gpus, 16);
   EXPECT_GT(without->tokens_per_s, 0);
@@ -127,10 +126,10 @@ TEST(NetworkChanges, SayWhatLeavingOutTheNodesThatHoldOthersBackGives) {
   EXPECT_EQ(
       seconds_of(changes, "without the 1 node with degraded links"),
       forecast_on(parse_cluster(nodes + "ranks: \"a[1-3]\"\n", "three")).timeline.period.seconds());
-  EXPECT_EQ(std::count_if(
-                changes.begin(), changes.end(),
-                [](const NetworkChange& change) { return change.what.starts_with("without "); }),
-            1);
+  EXPECT_EQ(
+      std::ranges::count_if(
+          changes, [](const NetworkChange& change) { return change.what.starts_with("without "); }),
+      1);
 }
 
 TEST(NetworkChanges, SayNothingOfAlikeNodes) {

@@ -160,7 +160,7 @@ TEST(Recommend, OrdersByDeadlineThenDollars) {
   // Between the fastest and the next: one choice is in time and comes first.
   std::vector<double> days;
   for (const Choice& c : all.choices) days.push_back(c.run.days.value);
-  std::sort(days.begin(), days.end());
+  std::ranges::sort(days);
   terms.deadline = (days[0] + days[1]) / 2 * kDay;
   terms.confidence = 0.5;
   const Recommendation timed = recommend(round_candidates(), round_job, terms, options_of(1));

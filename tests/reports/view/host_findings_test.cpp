@@ -1,6 +1,7 @@
 #include <gtest/gtest.h>
 
 #include "reports/view/findings.h"
+#include "sim/base/lookup.h"
 #include "sim/simulate/forecast.h"
 #include "tests/support/fixtures.h"
 
@@ -33,7 +34,7 @@ TEST(HostFindings, AHostThatIsSlowTakesTheStep) {
 TEST(HostFindings, WhatHelpsIsWhatThePlanDoesNotDoYet) {
   const auto says = [](const HostFindings& host, std::string_view word) {
     for (const std::string& remedy : host.remedies) {
-      if (remedy.find(word) != std::string::npos) return true;
+      if (contains(remedy, word)) return true;
     }
     return false;
   };

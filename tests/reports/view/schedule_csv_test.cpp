@@ -33,7 +33,7 @@ TEST(ScheduleCsv, HasALinePerRowAndThirteenCellsInEach) {
     const auto lines = text_lines(schedule_csv(f.graph, f.timeline));
     ASSERT_EQ(lines.size(), f.graph.rows.size() + 1);
     for (std::size_t row = 0; row < lines.size(); ++row) {
-      ASSERT_EQ(std::count(lines[row].begin(), lines[row].end(), ','), 12) << lines[row];
+      ASSERT_EQ(std::ranges::count(lines[row], ','), 12) << lines[row];
       if (row > 0) {
         ASSERT_EQ(lines[row].substr(0, lines[row].find(',')), std::to_string(row - 1));
       }

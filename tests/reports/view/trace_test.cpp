@@ -35,7 +35,7 @@ TEST(ChromeTrace, NeverPutsTwoSlicesOfOneThreadAtTheSameTime) {
   for (int i = 0; i < 30; ++i) {
     const Json trace = Json::parse(chrome_trace(plans.next_forecast()));
     for (auto& [tid, slices] : slices_by_thread(trace["traceEvents"])) {
-      std::sort(slices.begin(), slices.end(), [](const Slice& a, const Slice& b) {
+      std::ranges::sort(slices, [](const Slice& a, const Slice& b) {
         return std::pair(a.begin, a.end) < std::pair(b.begin, b.end);
       });
       EXPECT_GE(slices.front().begin, 0);

@@ -121,9 +121,7 @@ TEST(CauseChain, GoesBackWithoutHolesToTheStepsBeginOrTheHostOnRandomPlans) {
     for (EventId event = 0; event < static_cast<EventId>(f.graph.rows.size()); event += 7) {
       const auto chain = cause_chain(f.graph, f.timeline, event);
       ASSERT_FALSE(chain.empty());
-      const auto span = [&](std::size_t link) {
-        return f.timeline.spans[static_cast<std::size_t>(chain[link].event)];
-      };
+      const auto span = [&](std::size_t link) { return f.timeline.spans[at(chain[link].event)]; };
       for (std::size_t link = 0; link + 1 < chain.size(); ++link) {
         ASSERT_LT(chain[link + 1].event, chain[link].event);
         const bool queued = chain[link].cause == Cause::kCommunicator;

@@ -99,7 +99,7 @@ TEST(CostModel, SlowerHostDrawsMoveOnlyHostCosts) {
   const CostModel costs(round_cluster(8), c);
   const EventGraph graph = build_training_step(tiny_model(2), tiny_plan());
   FactorDraw draw = central_draw();
-  draw[static_cast<std::size_t>(Factor::kHost)] = 2;
+  draw[at(Factor::kHost)] = 2;
   const CostTable one = costs.price(graph);
   const CostTable two = costs.price(graph, draw);
   for (std::size_t w = 0; w < graph.works.size(); ++w) {

@@ -11,9 +11,7 @@
 namespace foreshard::host_calls_test {
 namespace {
 
-std::int64_t of(const HostCounts& counts, HostCall call) {
-  return counts[static_cast<std::size_t>(call)];
-}
+std::int64_t of(const HostCounts& counts, HostCall call) { return counts[at(call)]; }
 
 HostCounts of_step(const EventGraph& graph) {
   HostCounts sum{};
@@ -33,8 +31,7 @@ TEST(HostCalls, ParametersAreClippedAndUpdatedOnceWhateverTheAccumulation) {
   Plan plan = tiny_plan();
   std::int64_t parameters = 0;
   for (const LayerInstance& layer : model.order) {
-    parameters += static_cast<std::int64_t>(
-        model.kinds[static_cast<std::size_t>(layer.kind)].parameters.size());
+    parameters += static_cast<std::int64_t>(model.kinds[at(layer.kind)].parameters.size());
   }
   const HostCounts once = of_step(model, plan);
   EXPECT_EQ(of(once, HostCall::kUpdatedTensor), parameters);
@@ -92,8 +89,8 @@ TEST(HostCalls, MegatronsCollectivesAreCallsOfC10d) {
   plan.mesh.tp = 2;
   const EventGraph graph = build_training_step(model, plan);
   const HostCounts counts = of_step(graph);
-  const auto collectives = std::count_if(graph.rows.begin(), graph.rows.end(),
-                                         [](const Row& row) { return is_collective(row.kind); });
+  const auto collectives =
+      std::ranges::count_if(graph.rows, [](const Row& row) { return is_collective(row.kind); });
   EXPECT_GT(collectives, 0);
   EXPECT_EQ(of(counts, HostCall::kBucketRow), collectives);
   EXPECT_EQ(of(counts, HostCall::kCollective), 0);
@@ -251,8 +248,8 @@ TEST(HostCalls, DeepSpeedsHooksAndCollectivesAreThoseOfModules) {
   plan.runtime = {RuntimeKind::kZero3, "0.19"};
   const EventGraph graph = build_training_step(tiny_model(2), plan);
   HostCurve curve;
-  curve.calls[static_cast<std::size_t>(HostCall::kHook)] = 256.4e-6;
-  curve.calls[static_cast<std::size_t>(HostCall::kCollective)] = 171.7e-6;
+  curve.calls[at(HostCall::kHook)] = 256.4e-6;
+  curve.calls[at(HostCall::kCollective)] = 171.7e-6;
   curve.processor = 2;
   std::int64_t hooks = 0, collectives = 0;
   for (const Work& work : graph.works) {

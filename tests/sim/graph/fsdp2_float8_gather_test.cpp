@@ -40,8 +40,7 @@ const Work& work_of(const EventGraph& graph, std::size_t row) {
 std::int64_t bytes_of_block(const EventGraph& graph, EventKind kind) {
   for (std::size_t r = 0; r < graph.rows.size(); ++r) {
     const std::int32_t unit = graph.details[r].unit;
-    if (graph.rows[r].kind == kind && unit >= 0 &&
-        graph.units[static_cast<std::size_t>(unit)].name == "layers.0") {
+    if (graph.rows[r].kind == kind && unit >= 0 && graph.units[at(unit)].name == "layers.0") {
       return work_of(graph, r).bytes.count();
     }
   }

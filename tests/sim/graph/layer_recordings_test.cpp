@@ -13,6 +13,7 @@
 #include "models/layers/layers.h"
 #include "models/layers/lora.h"
 #include "models/recorded.h"
+#include "sim/base/lookup.h"
 #include "sim/graph/training_step.h"
 
 namespace foreshard {
@@ -146,9 +147,8 @@ class Step {
 
   Recompute recompute(std::int32_t layer) const {
     const auto& order = model_.order;
-    const LayerInstance& instance = order[static_cast<std::size_t>(layer)];
-    const bool block =
-        model_.kinds[static_cast<std::size_t>(instance.kind)].role == LayerRole::kBlock;
+    const LayerInstance& instance = order[at(layer)];
+    const bool block = model_.kinds[at(instance.kind)].role == LayerRole::kBlock;
     if (!block) return Recompute::kNone;
     return plan_.recompute.at((instance.same_as < 0 ? layer : instance.same_as) - 1);
   }
@@ -168,7 +168,7 @@ class Step {
   void append(const LayerProgram& program, const LayerPhaseProgram& phase, const Parts& parts) {
     std::size_t done = 0;
     for (const LayerSegment& segment : phase.segments) {
-      const bool wanted = std::find(parts.begin(), parts.end(), segment.part) != parts.end();
+      const bool wanted = contains(parts, segment.part);
       for (; done < segment.actions_end; ++done) {
         if (wanted) append(program, phase.actions[done]);
       }
@@ -177,13 +177,13 @@ class Step {
 
   void append(const LayerProgram& program, std::int32_t action) {
     if (action >= LayerPhaseProgram::kStore) {
-      const auto stored = static_cast<std::size_t>(action - LayerPhaseProgram::kStore);
+      const auto stored = at(action - LayerPhaseProgram::kStore);
       EXPECT_EQ(program.slots[stored].stored, MemoryCategory::kUnshardedGrad);
       backward_ -= program.slots[stored].bytes.count();
       return;
     }
-    const auto slot = static_cast<std::size_t>((action > 0 ? action : -action) - 1);
-    if (slot >= static_cast<std::size_t>(LayerPhaseProgram::kEarlierGradient)) {
+    const auto slot = at((action > 0 ? action : -action) - 1);
+    if (slot >= at(LayerPhaseProgram::kEarlierGradient)) {
       // An earlier gradient of the same parameter: of the size of the sum made just before.
       actions_.push_back("-" + actions_.back().substr(1));
       backward_ -= last_bytes_;

@@ -26,7 +26,7 @@ const ModelSpec& model() {
 
 bool waits(const EventGraph& graph, EventId row, EventKind kind, std::int32_t unit) {
   for (const EventId event : graph.waits_of(row)) {
-    const auto i = static_cast<std::size_t>(event);
+    const auto i = at(event);
     if (graph.rows[i].kind == kind && graph.details[i].unit == unit) return true;
   }
   return false;
@@ -46,7 +46,7 @@ TEST(NativeOffload, AGatherFollowsTheCopyOfItsShard) {
     if (graph.rows[i].kind == EventKind::kDeviceToHost) {
       EXPECT_TRUE(waits(graph, id, EventKind::kReduceScatter, unit)) << i;
       EXPECT_EQ(graph.works[graph.rows[i].work].bytes,
-                Bytes(graph.units[static_cast<std::size_t>(unit)].shard_numel * 4));
+                Bytes(graph.units[at(unit)].shard_numel * 4));
     }
   }
   EXPECT_EQ(rows[EventKind::kHostToDevice], rows[EventKind::kAllGather]);

@@ -105,15 +105,14 @@ TEST(Native, OnAGpuKernelsAddSecondGradients) {
     plan.batch = {128, 2, 1};
     plan.host = host;
     const EventGraph graph = build_training_step(model, plan);
-    return *std::max_element(graph.programs.begin(), graph.programs.end(),
-                             [](const auto& a, const auto& b) {
-                               return a->backward.steps.size() < b->backward.steps.size();
-                             });
+    return *std::ranges::max_element(graph.programs, [](const auto& a, const auto& b) {
+      return a->backward.steps.size() < b->backward.steps.size();
+    });
   };
   const auto sums = [](const auto& program) {
     const auto& steps = program->backward.steps;
-    return std::count_if(steps.begin(), steps.end(),
-                         [](const LayerStep& step) { return step.kind == LayerStep::Kind::kSum; });
+    return std::ranges::count_if(
+        steps, [](const LayerStep& step) { return step.kind == LayerStep::Kind::kSum; });
   };
   const auto bytes = [](const auto& program, Function function) {
     std::int64_t sum = 0;

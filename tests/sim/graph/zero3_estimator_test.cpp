@@ -86,9 +86,7 @@ Counted count_states(const EventGraph& graph) {
     }
   }
   const MemoryProfile profile = replay_allocations(graph);
-  const auto peak = [&](MemoryCategory category) {
-    return profile.own_peak[static_cast<std::size_t>(category)].count();
-  };
+  const auto peak = [&](MemoryCategory category) { return profile.own_peak[at(category)].count(); };
   // Without offload the step's: 16-bit partitions are concatenated and cast.
   const std::int64_t step = peak(MemoryCategory::kOptimizerTemp);
   counted.device += step - (step > 0 ? counted.gradient_partitions : 0);

@@ -107,7 +107,7 @@ RC_GTEST_PROP(AllocatorProperty, ACachedBlockIsUsedExactlyWhereOneIsLargeEnough,
     if (*rc::gen::inRange(0, 5) < 2 && !live.empty()) {
       const auto at = *rc::gen::inRange<std::size_t>(0, live.size());
       allocator.free(live[at]);
-      live.erase(live.begin() + static_cast<std::ptrdiff_t>(at));
+      live.erase(live.begin() + at);
       continue;
     }
     const std::int64_t bytes = random_bytes();

@@ -23,14 +23,14 @@ TEST(FreeBlocks, IsASetOrderedBySizeThenAddress) {
       const std::int64_t size = 512 * (random() % 3 == 0 ? 7 : 1 + random() % 1500);
       const std::int64_t address = 512 * static_cast<std::int64_t>(random() % 100000);
       const std::uint32_t hint = class_of[random() % 4000];
-      class_of[static_cast<std::size_t>(next)] = blocks.insert(size, address, next, hint);
+      class_of[at(next)] = blocks.insert(size, address, next, hint);
       expected.emplace(size, address, next);
       ++next;
     } else {
       auto it = expected.begin();
       std::advance(it, random() % expected.size());
       const auto [size, address, id] = *it;
-      blocks.erase(class_of[static_cast<std::size_t>(id)], address, id);
+      blocks.erase(class_of[at(id)], address, id);
       expected.erase(it);
     }
     const std::int64_t wanted = 512 * (1 + random() % 1600);

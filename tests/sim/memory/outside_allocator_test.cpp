@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <string>
 
+#include "sim/base/lookup.h"
 #include "sim/graph/training_step.h"
 #include "tests/support/fixtures.h"
 
@@ -44,7 +45,7 @@ EventGraph graph_of(Mesh mesh, const std::string& reshard = "always") {
 std::int64_t mib(const OutsideItems& items, const std::string& part) {
   std::int64_t sum = -1;
   for (const OutsideItem& item : items) {
-    if (item.name.find(part) == std::string::npos) continue;
+    if (!contains(item.name, part)) continue;
     sum = std::max<std::int64_t>(sum, 0) + item.bytes.count() / kMiB;
   }
   return sum;
@@ -106,9 +107,8 @@ TEST(OutsideAllocator, ReplicasReduceOverTheirOwnCommunicator) {
 // pytorch#147179: resharding to 4 ranks makes a communicator per unit, gigabytes together.
 TEST(OutsideAllocator, SmallReshardGroupsCostACommunicatorPerUnit) {
   const EventGraph graph = graph_of({8, 1}, "4");
-  const auto units = std::count_if(graph.units.begin(), graph.units.end(), [](const Unit& unit) {
-    return unit.reshard.kind == Reshard::Kind::kGroup;
-  });
+  const auto units = std::ranges::count_if(
+      graph.units, [](const Unit& unit) { return unit.reshard.kind == Reshard::Kind::kGroup; });
   ASSERT_GT(units, 3);
   const OutsideItems items = memory_outside(graph, cluster_of("hopper", 8), torch("2.7"));
   EXPECT_EQ(mib(items, "post_forward: ring"), units * 24 * 12);

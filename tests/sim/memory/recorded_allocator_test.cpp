@@ -76,17 +76,16 @@ TEST_P(RecordedAllocator, TheModelDoesTheSame) {
     const auto stream = static_cast<int>(n[2]);
     std::int64_t address = -1;
     if (row.op == "malloc") {
-      allocator.process_events([&](int s, std::int64_t position) {
-        return position <= finished[static_cast<std::size_t>(s)];
-      });
-      const auto block = blocks[static_cast<std::size_t>(n[0])] = allocator.malloc(n[1], stream);
+      allocator.process_events(
+          [&](int s, std::int64_t position) { return position <= finished[at(s)]; });
+      const auto block = blocks[at(n[0])] = allocator.malloc(n[1], stream);
       if (block != CachingAllocator::kNoBlock) address = allocator.address_of(block) - kBase;
     } else if (row.op == "free") {
-      allocator.free(blocks[static_cast<std::size_t>(n[0])], operation);
+      allocator.free(blocks[at(n[0])], operation);
     } else if (row.op == "record_stream") {
-      allocator.record_stream(blocks[static_cast<std::size_t>(n[0])], stream);
+      allocator.record_stream(blocks[at(n[0])], stream);
     } else if (row.op == "finish") {
-      finished[static_cast<std::size_t>(stream)] = operation;
+      finished[at(stream)] = operation;
     } else {
       ASSERT_EQ(row.op, "empty_cache");
       allocator.empty_cache();

@@ -66,9 +66,8 @@ RC_GTEST_PROP(ReservedProperty, AUnitsParametersAreAllocatedOneByOne, ()) {
   const Bytes at_start = replay_allocations(r.graph).at_start;
   RC_ASSERT(apart.stats.all.requested_bytes.current == at_start.count());
   RC_ASSERT(whole.stats.all.requested_bytes.current == at_start.count());
-  const auto on_device =
-      std::count_if(r.graph.persistent.begin(), r.graph.persistent.end(),
-                    [&](std::int32_t id) { return !r.graph.buffer(id).on_host; });
+  const auto on_device = std::ranges::count_if(
+      r.graph.persistent, [&](std::int32_t id) { return !r.graph.buffer(id).on_host; });
   RC_ASSERT(whole.stats.all.allocation.current == on_device);
   const bool has_parts = r.plan.runtime.kind != RuntimeKind::kNative;
   RC_ASSERT(has_parts == (apart.stats.all.allocation.current > whole.stats.all.allocation.current));
@@ -99,8 +98,7 @@ RC_GTEST_PROP(ReservedProperty, TheTraceOfAStepReachesItsPeak, ()) {
 RC_GTEST_PROP(ReservedProperty, LibrariesKeepWhatTheyTake, ()) {
   const RandomStep r = random_step();
   const auto has = [&](EventKind kind) {
-    return std::any_of(r.graph.rows.begin(), r.graph.rows.end(),
-                       [&](const auto& row) { return row.kind == kind; });
+    return std::ranges::any_of(r.graph.rows, [&](const auto& row) { return row.kind == kind; });
   };
   RC_PRE(has(EventKind::kForward) && has(EventKind::kBackward));
   const Bytes each(std::int64_t{32} << 20);
@@ -134,7 +132,7 @@ TEST(ReservedReplay, DdpAssignsItsBucketsInTheSecondStep) {
   ASSERT_GT(log.rebuilt.size(), 2U);
   std::vector<std::int64_t> expected = {0};
   for (const std::int32_t tensor : log.rebuilt) {
-    expected.push_back(log.bytes[static_cast<std::size_t>(tensor)]);
+    expected.push_back(log.bytes[at(tensor)]);
     expected.front() -= expected.back();
   }
   const auto before_rows = [&](int steps_before) {
@@ -152,9 +150,9 @@ TEST(ReservedReplay, DdpAssignsItsBucketsInTheSecondStep) {
   // Parameters, below 250 MiB in all, were sent in one piece.
   std::int64_t whole = 0;
   for (const std::int32_t t : log.before) {
-    const Buffer buffer = graph.buffer(log.buffer[static_cast<std::size_t>(t)]);
+    const Buffer buffer = graph.buffer(log.buffer[at(t)]);
     if (buffer.category != MemoryCategory::kShardedParam) continue;
-    whole += log.bytes[static_cast<std::size_t>(t)];
+    whole += log.bytes[at(t)];
   }
   const std::vector<std::int64_t> first = before_rows(0);
   const auto sent = std::find(first.begin(), first.end(), whole);
@@ -215,8 +213,8 @@ TEST(ReservedReplay, Zero3HasItsMastersBeforeTheFirstStep) {
       sizes.push_back(-a.entry.size);
     }
   }
-  const auto master = std::find_if(graph.buffers.begin(), graph.buffers.end(),
-                                   [](const Buffer& b) { return b.role == BufferRole::kMaster; });
+  const auto master = std::ranges::find_if(
+      graph.buffers, [](const Buffer& b) { return b.role == BufferRole::kMaster; });
   ASSERT_NE(master, graph.buffers.end());
   const std::int64_t bytes = master->bytes.count();
   const std::array<std::int64_t, 5> made = {bytes, bytes, -bytes, bytes, -bytes};
@@ -238,9 +236,9 @@ TEST(ReservedReplay, AWorkspaceIsTakenBehindTheFirstProductsResult) {
     // What is allocated just before it.
     const std::int32_t made = log.actions[log.library.at(0).action - 1];
     EXPECT_GE(made, 0);
-    const std::int32_t buffer = log.buffer[static_cast<std::size_t>(made)];
+    const std::int32_t buffer = log.buffer[at(made)];
     const LayerExecution& e = *graph.execution_of(buffer);
-    return graph.program(e).slots[static_cast<std::size_t>(buffer - e.first_buffer)].name;
+    return graph.program(e).slots[at(buffer - e.first_buffer)].name;
   };
   EXPECT_EQ(taken(EventKind::kForward), "q");
   EXPECT_EQ(taken(EventKind::kBackward), "lm_head.weight.grad");

@@ -56,7 +56,7 @@ struct Crowd {
     for (const Row& row : graph.rows) {
       Cost& cost = table.works[row.work];
       if (is_collective(row.kind)) {
-        cost.takes = takes[static_cast<std::size_t>(row.stream) % takes.size()];
+        cost.takes = takes[at(row.stream) % takes.size()];
       } else {
         cost.memory_share = memory_share;
       }

@@ -49,8 +49,7 @@ RC_GTEST_PROP(Delays, AnAllocatorThatRanOutWaitsForTheDevice, ()) {
   r.costs.delays = {{row, time, true}};
   const Timeline t = Simulator().simulate_once(r.graph, r.costs);
   for (std::int32_t before = 0; before < row; ++before) {
-    RC_ASSERT(t.spans[static_cast<std::size_t>(before)].end + time <=
-              t.spans[static_cast<std::size_t>(row)].issue);
+    RC_ASSERT(t.spans[at(before)].end + time <= t.spans[at(row)].issue);
   }
 }
 

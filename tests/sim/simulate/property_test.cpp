@@ -21,7 +21,7 @@ RC_GTEST_PROP(Property, EveryDependencyPointsToASmallerId, ()) {
     for (EventId w : r.graph.waits_of(id)) {
       RC_ASSERT(w >= 0);
       RC_ASSERT(w < id);
-      RC_ASSERT(r.graph.rows[static_cast<std::size_t>(w)].stream != r.graph.rows[i].stream);
+      RC_ASSERT(r.graph.rows[at(w)].stream != r.graph.rows[i].stream);
     }
     RC_ASSERT(r.graph.rows[i].host_wait < id);
     RC_ASSERT(r.graph.rows[i].work < r.graph.works.size());
@@ -50,7 +50,7 @@ RC_GTEST_PROP(Property, BytesOnTheWireFollowFromTheUnits, ()) {
     const int unit = r.graph.details[i].unit;
     const EventKind kind = r.graph.rows[i].kind;
     if (unit < 0 || !is_collective(kind)) continue;
-    const Unit& u = r.graph.units[static_cast<std::size_t>(unit)];
+    const Unit& u = r.graph.units[at(unit)];
     const std::int64_t bytes = r.graph.works[r.graph.rows[i].work].bytes.count();
     RC_ASSERT(u.padded_numel() >= u.numel);
     if (kind == EventKind::kAllGather) {
@@ -62,8 +62,7 @@ RC_GTEST_PROP(Property, BytesOnTheWireFollowFromTheUnits, ()) {
   }
   if (shards > 1) {
     const bool each = r.plan.accumulation == AccumulationMode::kReduceEach;
-    RC_ASSERT(reduced.size() == r.graph.units.size() *
-                                    static_cast<std::size_t>(each ? r.plan.batch.accumulation : 1));
+    RC_ASSERT(reduced.size() == r.graph.units.size() * at(each ? r.plan.batch.accumulation : 1));
   }
 }
 
@@ -77,11 +76,11 @@ void expect_streams_disjoint(const EventGraph& graph, const Timeline& timeline) 
     RC_ASSERT(span.issue <= span.start);
     RC_ASSERT(span.start <= span.arrive);
     RC_ASSERT(span.arrive <= span.end);
-    Time& end = stream_end[static_cast<std::size_t>(row.stream)];
+    Time& end = stream_end[at(row.stream)];
     RC_ASSERT(span.start >= end);
     end = span.end;
     for (EventId w : graph.waits_of(static_cast<EventId>(i))) {
-      RC_ASSERT(span.start >= timeline.spans[static_cast<std::size_t>(w)].end);
+      RC_ASSERT(span.start >= timeline.spans[at(w)].end);
     }
     if (row.communicator != kNoCommunicator) {
       auto it = communicator_end.find(row.communicator);

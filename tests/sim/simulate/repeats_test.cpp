@@ -93,13 +93,11 @@ RC_GTEST_PROP(Repeats, AStepTellsThatOfFewerMicroBatches, ()) {
   if (!cut) RC_DISCARD("not shown");
   const Timeline without = Simulator().simulate(graph, with_host(random_costs(graph, seed), host));
   RC_ASSERT(played.period - cut->time == without.period);
-  RC_ASSERT(graph.rows.size() + static_cast<std::size_t>(cut->end - cut->begin) ==
-            whole.rows.size());
+  RC_ASSERT(graph.rows.size() + at(cut->end - cut->begin) == whole.rows.size());
   for (EventId row = 0; row < static_cast<EventId>(graph.rows.size()); ++row) {
     const bool is_behind = row >= cut->begin;
-    const Span& is = without.spans[static_cast<std::size_t>(row)];
-    const Span& was =
-        played.spans[static_cast<std::size_t>(is_behind ? row + cut->end - cut->begin : row)];
+    const Span& is = without.spans[at(row)];
+    const Span& was = played.spans[at(is_behind ? row + cut->end - cut->begin : row)];
     const Time earlier = is_behind ? cut->time : Time();
     RC_ASSERT(is.start == was.start - earlier && is.arrive == was.arrive - earlier);
     RC_ASSERT(is.end == was.end - earlier);

@@ -39,7 +39,7 @@ inline ModelSpec small_model(const SmallModel& shape = {}) {
     model.order.push_back({1, "layers." + std::to_string(i)});
   }
   for (std::int32_t kind = 2; kind < 5; ++kind) {
-    model.order.push_back({kind, model.kinds[static_cast<std::size_t>(kind)].name});
+    model.order.push_back({kind, model.kinds[at(kind)].name});
   }
   model.max_positions = shape.positions;
   model.tied_embeddings = shape.is_tied;

@@ -19,8 +19,8 @@ ResolvedPlan resolved(std::string_view yaml, std::int64_t gpus = 64) {
   return resolved(document_of(yaml), gpus);
 }
 const AssumedValue* assumed(const ResolvedPlan& plan, std::string_view key) {
-  const auto found = std::find_if(plan.assumed.begin(), plan.assumed.end(),
-                                  [&](const AssumedValue& value) { return value.key == key; });
+  const auto found = std::ranges::find_if(
+      plan.assumed, [&](const AssumedValue& value) { return value.key == key; });
   return found == plan.assumed.end() ? nullptr : &*found;
 }
 

@@ -29,8 +29,8 @@ Translated translated(std::string_view yaml, const Runtime& to, std::int64_t gpu
 }
 
 const LedgerEntry* entry(const Translated& t, std::string_view what) {
-  const auto found = std::find_if(t.ledger.begin(), t.ledger.end(),
-                                  [&](const LedgerEntry& e) { return e.what == what; });
+  const auto found =
+      std::ranges::find_if(t.ledger, [&](const LedgerEntry& e) { return e.what == what; });
   return found == t.ledger.end() ? nullptr : &*found;
 }
 

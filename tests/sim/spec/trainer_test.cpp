@@ -17,8 +17,8 @@ ResolvedPlan checked_plan(const std::string& yaml, const SmallModel& model = {})
   return plan;
 }
 std::string why(const ResolvedPlan& plan, std::string_view key) {
-  const auto found = std::find_if(plan.assumed.begin(), plan.assumed.end(),
-                                  [&](const AssumedValue& value) { return value.key == key; });
+  const auto found = std::ranges::find_if(
+      plan.assumed, [&](const AssumedValue& value) { return value.key == key; });
   return found == plan.assumed.end() ? "given" : found->why;
 }
 

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "calibration/machines.h"
+#include "sim/base/lookup.h"
 #include "sim/cost/measured.h"
 #include "tests/tools/profiles/all_fits.h"
 
@@ -96,9 +97,8 @@ double rate_of(const GemmCurve& curve, const Gpu& gpu, GemmType type,
 TEST(FitAmd, Mi325xAgreesWithWhatAmdMeasured) {
   std::vector<std::array<double, 3>> shapes;
   for (const double m : {32, 32768}) {
-    shapes.insert(
-        shapes.end(),
-        {{m, 2112, 7168}, {m, 3072, 1536}, {m, 7168, 2048}, {m, 4608, 7168}, {m, 7168, 256}});
+    append(shapes,
+           {{m, 2112, 7168}, {m, 3072, 1536}, {m, 7168, 2048}, {m, 4608, 7168}, {m, 7168, 256}});
   }
   const Gpu gpu = load_cluster("8xmi325x").gpu;
   const Calibration& c = calibration_of("mi325x");
@@ -134,9 +134,8 @@ TEST(FitAmd, NoProductOfMi300xExceedsTheAchievable) {
 TEST(FitAmd, AnOlderLibraryIsOnlyASpread) {
   const CurveReport& report = fit_of("mi300x").reports.front();
   EXPECT_EQ(report.rows.find("TransformerEngine"), std::string::npos);
-  const auto apart =
-      std::find_if(report.errors.begin(), report.errors.end(),
-                   [](const FitError& error) { return error.what.starts_with("not fitted: "); });
+  const auto apart = std::ranges::find_if(
+      report.errors, [](const FitError& error) { return error.what.starts_with("not fitted: "); });
   ASSERT_NE(apart, report.errors.end());
   EXPECT_EQ(apart->rows, 4);
   EXPECT_NEAR(apart->log_bias, -0.16, 0.04);

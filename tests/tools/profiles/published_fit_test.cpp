@@ -11,6 +11,7 @@
 #include "calibration/fit/least_squares.h"
 #include "calibration/machines.h"
 #include "calibration/published.h"
+#include "sim/base/lookup.h"
 #include "sim/cost/cost_model.h"
 #include "tests/tools/profiles/all_fits.h"
 
@@ -180,7 +181,7 @@ TEST(Fit, GemmErrorsOnSourcesLeftOut) {
     for (const FitError& error : report.errors) {
       if (error.what.starts_with("not fitted: ")) continue;  // an older library: fit_amd_test.cpp
       // Rows of all sizes down to one tile, and of uninitialised weights: looser.
-      if (error.rows < 100 || error.what.find("vllm") != std::string::npos) {
+      if (error.rows < 100 || contains(error.what, "vllm")) {
         EXPECT_LT(error.median, 0.12) << bound.gpu << ' ' << error.what;
         continue;
       }
@@ -219,20 +220,19 @@ TEST(Fit, ReductionsGainWhereBandwidthIsScarce) {
   own.memory_bandwidth = BytesPerSecond(a100.memory_bandwidth.value() / 2);
   std::array<MemoryCurve, kMemoryClasses> curves;
   for (MemoryCurve& curve : curves) curve.fraction = 0.8;
-  const auto norm = static_cast<std::size_t>(MemoryClass::kNormForward);
+  const auto norm = at(MemoryClass::kNormForward);
   curves[norm].fraction = 0.4;
   give_bandwidth(curves, own, a100);
   EXPECT_NEAR(curves[norm].fraction, 1 / (1 / 0.8 + 0.5 * (1 / 0.4 - 1 / 0.8)), 1e-6);
-  EXPECT_EQ(curves[static_cast<std::size_t>(MemoryClass::kElementwise)].fraction, 0.8);
+  EXPECT_EQ(curves[at(MemoryClass::kElementwise)].fraction, 0.8);
   constexpr double kMore = 4.8 / 3.35;
   own.memory_bandwidth = BytesPerSecond(a100.memory_bandwidth.value() * kMore);
-  const auto of = [&](MemoryClass which) { return curves[static_cast<std::size_t>(which)]; };
+  const auto of = [&](MemoryClass which) { return curves[at(which)]; };
   const auto before = curves;
   give_bandwidth(curves, own, a100);
   for (const auto& [which, times] : {std::pair{MemoryClass::kStrided, 0.98},
                                      std::pair{MemoryClass::kGeneratedNorm, 1 / kMore}}) {
-    EXPECT_NEAR(before[static_cast<std::size_t>(which)].fraction / (of(which).fraction * kMore),
-                times, 1e-6);
+    EXPECT_NEAR(before[at(which)].fraction / (of(which).fraction * kMore), times, 1e-6);
   }
 }
 
@@ -240,7 +240,7 @@ TEST(Fit, ReductionsGainWhereBandwidthIsScarce) {
 TEST(Fit, GeneratedNormsAreLigers) {
   for (const char* gpu : {"a100-80gb", "h100-sxm"}) {
     const auto fraction = [&](MemoryClass which) {
-      return fit_of(gpu).calibration.memory[static_cast<std::size_t>(which)].fraction;
+      return fit_of(gpu).calibration.memory[at(which)].fraction;
     };
     EXPECT_GT(fraction(MemoryClass::kGeneratedNorm), 1.3 * fraction(MemoryClass::kNormForward));
     EXPECT_GT(fraction(MemoryClass::kGeneratedNorm), 2 * fraction(MemoryClass::kNormBackward));
@@ -252,7 +252,7 @@ TEST(Fit, GeneratedNormsAreLigers) {
 TEST(Fit, BorrowedCurvesSaySo) {
   for (const CurveReport& report : fit_of("h200").reports) {
     // PyTorch's streams and attention have rows of an H200; FlashAttention-3 and norms have none.
-    const auto has = [&](const char* part) { return report.curve.find(part) != std::string::npos; };
+    const auto has = [&](const char* part) { return contains(report.curve, part); };
     if (!has("fa3") && !has("norm")) continue;
     EXPECT_GE(report.evidence, Evidence::kExtrapolated) << report.curve;
   }

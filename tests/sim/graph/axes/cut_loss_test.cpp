@@ -42,7 +42,7 @@ TEST(CutLoss, ACompiledLossKeepsOneCopy) {
     std::int64_t kept = 0;
     for (const Operation& op : layer.operations) {
       for (const std::int16_t t : op.saved) {
-        const TensorSpec& tensor = layer.tensors[static_cast<std::size_t>(t)];
+        const TensorSpec& tensor = layer.tensors[at(t)];
         if (tensor.per_token > 1 && &op == &layer.operations.back()) ++kept;
       }
     }

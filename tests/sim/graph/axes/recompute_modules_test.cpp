@@ -30,7 +30,7 @@ Names again(LayerSpec layer, std::vector<Module> modules) {
   for (const Operation& op : layer.operations) {
     if (op.kept_by_selective) continue;
     for (const std::int16_t t : op.outputs) {
-      names.insert(layer.tensors[static_cast<std::size_t>(t)].name);
+      names.insert(layer.tensors[at(t)].name);
     }
   }
   return names;

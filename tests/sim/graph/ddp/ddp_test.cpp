@@ -43,7 +43,7 @@ std::int64_t sum(const std::vector<std::int64_t>& values) {
 std::int64_t trained_parameters(const ModelSpec& model) {
   std::int64_t parameters = 0;
   for (const LayerInstance& layer : model.order) {
-    for (const ParameterSpec& p : model.kinds[static_cast<std::size_t>(layer.kind)].parameters) {
+    for (const ParameterSpec& p : model.kinds[at(layer.kind)].parameters) {
       parameters += p.tied ? 0 : 1;
     }
   }
@@ -96,7 +96,7 @@ TEST(DdpState, OptimizersKeepWhatTheyKeep) {
   const auto expected = [&](States states) {
     std::int64_t bytes = 0;
     for (const LayerInstance& instance : model.order) {
-      const LayerSpec& layer = model.kinds[static_cast<std::size_t>(instance.kind)];
+      const LayerSpec& layer = model.kinds[at(instance.kind)];
       for (const ParameterSpec& p : layer.parameters) {
         if (p.tied) continue;
         for (const std::int64_t size : states(p, layer.role == LayerRole::kEmbedding)) {

@@ -60,9 +60,9 @@ std::vector<LibraryEvent> step_of(const ModelSpec& model, const Plan& plan, std:
 
 Texts only(const Texts& texts, const Texts& kinds) {
   Texts found;
-  std::copy_if(texts.begin(), texts.end(), std::back_inserter(found), [&](const std::string& text) {
-    return std::any_of(kinds.begin(), kinds.end(),
-                       [&](const std::string& kind) { return text.starts_with(kind); });
+  std::ranges::copy_if(texts, std::back_inserter(found), [&](const std::string& text) {
+    return std::ranges::any_of(kinds,
+                               [&](const std::string& kind) { return text.starts_with(kind); });
   });
   return found;
 }
@@ -146,8 +146,7 @@ TEST(Fsdp1, ModulesAreUnitsForTheirSize) {
                                               kMatrix, kMatrix, kMatrix, kMatrix, kTable}));
   // Gathered in forward, and all but the root in backward; each reduced once.
   const auto count = [&](EventKind kind) {
-    return std::count_if(graph.rows.begin(), graph.rows.end(),
-                         [&](const Row& row) { return row.kind == kind; });
+    return std::ranges::count_if(graph.rows, [&](const Row& row) { return row.kind == kind; });
   };
   EXPECT_EQ(count(EventKind::kAllGather), 11 + 10);
   EXPECT_EQ(count(EventKind::kReduceScatter), 11);
@@ -161,8 +160,7 @@ TEST(Fsdp1, ModulesOfAdaptersAreUnits) {
   plan.units.adapters_alone = true;
   const EventGraph graph = build_training_step(with_variants(tiny_model(2), plan), plan);
   const auto count = [&](EventKind kind) {
-    return std::count_if(graph.rows.begin(), graph.rows.end(),
-                         [&](const Row& row) { return row.kind == kind; });
+    return std::ranges::count_if(graph.rows, [&](const Row& row) { return row.kind == kind; });
   };
   EXPECT_EQ(std::ranges::count(graph.units, 8 * 512, &Unit::numel), 2 * 2);
   EXPECT_EQ(count(EventKind::kReduceScatter), 2 * 2);
@@ -250,14 +248,11 @@ TEST(Fsdp1, TheLimitersQueueIsCarriedOver) {
   for (std::size_t g = 0; g < 4; ++g) EXPECT_EQ(gathers[g].host_wait, kNoEvent) << g;
   const EventId freed = gathers[4].host_wait;
   ASSERT_NE(freed, kNoEvent);
-  EXPECT_EQ(graph.rows[static_cast<std::size_t>(freed)].kind, EventKind::kForward);
-  EXPECT_EQ(
-      graph.units[static_cast<std::size_t>(graph.details[static_cast<std::size_t>(freed)].unit)]
-          .name,
-      "layers.0");
+  EXPECT_EQ(graph.rows[at(freed)].kind, EventKind::kForward);
+  EXPECT_EQ(graph.units[at(graph.details[at(freed)].unit)].name, "layers.0");
   // What those four wait for lies a step back: the end of the backward.
   ASSERT_NE(graph.final_host_wait, kNoEvent);
-  EXPECT_EQ(graph.rows[static_cast<std::size_t>(graph.final_host_wait)].stream, Stream::kCompute);
+  EXPECT_EQ(graph.rows[at(graph.final_host_wait)].stream, Stream::kCompute);
   Plan unlimited = plan;
   unlimited.fsdp1.limit_all_gathers = false;
   EXPECT_EQ(build_training_step(tiny_model(5), unlimited).final_host_wait, kNoEvent);
@@ -285,8 +280,7 @@ TEST(Fsdp1, DividesInTwoKernels) {
   const auto kernels = [&](std::int64_t ranks, EventKind kind) {
     plan.mesh = {ranks, 1};
     const EventGraph graph = build_training_step(tiny_model(1), plan);
-    const auto row = std::find_if(graph.rows.begin(), graph.rows.end(),
-                                  [&](const Row& r) { return r.kind == kind; });
+    const auto row = std::ranges::find_if(graph.rows, [&](const Row& r) { return r.kind == kind; });
     if (row == graph.rows.end()) return std::vector<std::int64_t>();
     const Work& work = graph.works[row->work];
     std::vector<std::int64_t> bytes;
@@ -381,12 +375,11 @@ TEST(Fsdp1, OffloadCopiesShardsInAndGradientsOut) {
   EXPECT_EQ(count(graph, EventKind::kAllGather), 4 + 3);
   EXPECT_EQ(count(graph, EventKind::kDeviceToHost), 4);
   // The final callback synchronises: the optimizer is issued behind the last copy.
-  const auto step = std::find_if(graph.rows.begin(), graph.rows.end(), [](const Row& row) {
-    return row.kind == EventKind::kHostOptimizer;
-  });
+  const auto step = std::ranges::find_if(
+      graph.rows, [](const Row& row) { return row.kind == EventKind::kHostOptimizer; });
   ASSERT_NE(step, graph.rows.end());
   ASSERT_NE(step->host_wait, kNoEvent);
-  EXPECT_EQ(graph.rows[static_cast<std::size_t>(step->host_wait)].kind, EventKind::kDeviceToHost);
+  EXPECT_EQ(graph.rows[at(step->host_wait)].kind, EventKind::kDeviceToHost);
   for (const std::int32_t id : graph.persistent) EXPECT_TRUE(graph.buffer(id).on_host) << id;
 }
 
@@ -425,12 +418,12 @@ TEST(Fsdp1, NothingIsLeftBehind) {
         plan.recompute.value = Recompute::kFull;
         if (never) plan.reshard_after_forward.value.kind = Reshard::Kind::kNever;
         const EventGraph graph = build_training_step(tiny_model(2), plan);
-        std::vector<int> alive(static_cast<std::size_t>(graph.buffer_count()), 0);
+        std::vector<int> alive(at(graph.buffer_count()), 0);
         for (const MemoryAction& action : graph.actions) {
           if (action.kind == MemoryAction::Kind::kAllocate) ++alive[std::size_t(action.target)];
           if (action.kind == MemoryAction::Kind::kFree) --alive[std::size_t(action.target)];
         }
-        EXPECT_TRUE(std::all_of(alive.begin(), alive.end(), [](int n) { return n == 0; }))
+        EXPECT_TRUE(std::ranges::all_of(alive, [](int n) { return n == 0; }))
             << replicate << never << static_cast<int>(mode);
       }
     }

@@ -63,9 +63,8 @@ TEST(LayerModules, OuterModulesComeBeforeInnerOnes) {
 TEST(LayerModules, NamesCarryTheBlocksNumber) {
   const ModelSpec model = tiny_model(3);
   const auto& parameters = layer_of(model, kBlock).parameters;
-  const auto q = std::find_if(parameters.begin(), parameters.end(), [](const ParameterSpec& p) {
-    return p.name == "self_attn.q_proj.weight";
-  });
+  const auto q = std::ranges::find_if(
+      parameters, [](const ParameterSpec& p) { return p.name == "self_attn.q_proj.weight"; });
   ASSERT_NE(q, parameters.end());
   EXPECT_EQ(parameter_name(model, kBlock + 2, static_cast<std::int16_t>(q - parameters.begin())),
             model.block_prefix + ".2.self_attn.q_proj.weight");

@@ -179,8 +179,8 @@ TEST(LayerProgram, FlatGradientsAllocateNoTensors) {
 TEST(LayerProgram, WorkspacesLiveWhileTheirOperationRuns) {
   const LayerSpec plain = block_of(tiny_model(1));
   LayerSpec block = plain;
-  const auto q = std::find_if(block.operations.begin(), block.operations.end(),
-                              [](const Operation& op) { return op.kind == OperationKind::kGemm; });
+  const auto q = std::ranges::find_if(
+      block.operations, [](const Operation& op) { return op.kind == OperationKind::kGemm; });
   constexpr std::int64_t kWorkspace = 100 * d;  // elements per token: more than the rest together
   for (std::vector<std::int16_t>* list : {&q->forward_workspace, &q->backward_workspace}) {
     list->push_back(static_cast<std::int16_t>(block.tensors.size()));
@@ -201,7 +201,7 @@ TEST(LayerProgram, WorkspacesLiveWhileTheirOperationRuns) {
         for (std::size_t a = 0; a < phase.actions.size(); ++a) {
           const std::int32_t action = phase.actions[a];
           if (action <= 0 || action > static_cast<std::int32_t>(p.slots.size())) continue;
-          if (p.slots[static_cast<std::size_t>(action - 1)].name != "workspace") continue;
+          if (p.slots[at(action - 1)].name != "workspace") continue;
           EXPECT_EQ(phase.actions.at(a + 1), -action);
           ++count;
         }

@@ -139,7 +139,7 @@ double held_bytes(const EventGraph& graph) {
 double theoretical_states(const ModelSpec& model, const Plan& plan) {
   double cut = 0, whole = 0;
   for (const LayerInstance& layer : model.order) {
-    for (const ParameterSpec& p : model.kinds[static_cast<std::size_t>(layer.kind)].parameters) {
+    for (const ParameterSpec& p : model.kinds[at(layer.kind)].parameters) {
       (p.is_norm ? whole : cut) += p.tied ? 0.0 : static_cast<double>(p.numel());
     }
   }
@@ -325,7 +325,7 @@ TEST(Megatron, RowsOfExpertsTravelBesideAnotherMicroBatch) {
       const Row& row = graph.rows[i];
       if (row.kind != EventKind::kForward && row.kind != EventKind::kBackward) continue;
       for (const EventId waited : graph.waits_of(static_cast<EventId>(i))) {
-        const bool rows = graph.rows[static_cast<std::size_t>(waited)].kind == EventKind::kAllToAll;
+        const bool rows = graph.rows[at(waited)].kind == EventKind::kAllToAll;
         if (rows) ++counts[{row.kind, graph.details[i].microbatch}];
       }
     }

@@ -99,7 +99,7 @@ TEST(Stages, RanksHaveEachLayerOnce) {
       const ModelSpec part = part_of_pipeline(model, at_pipeline_rank(plan, rank));
       for (const LayerInstance& layer : part.order) names.insert(layer.name);
       EXPECT_EQ(stages_of_part(part, at_pipeline_rank(plan, rank)).size(),
-                static_cast<std::size_t>(plan.pipeline.stages_per_rank));
+                at(plan.pipeline.stages_per_rank));
     }
     std::multiset<std::string> whole;
     for (const LayerInstance& layer : model.order) whole.insert(layer.name);

@@ -161,8 +161,8 @@ TEST(Zero12, TheStepReadsOverflowAndNormOnTheHost) {
   plan.param_dtype = plan.reduce_dtype = DType::kFp32;
   EXPECT_EQ(tail_of(record(model, plan).steps[1]), (Tail{{"float32", 4}, {"float32", 2 * part}}));
   const EventGraph graph = build_training_step(model, zero_plan(RuntimeKind::kZero2));
-  const auto waits = std::count_if(graph.rows.begin(), graph.rows.end(),
-                                   [](const Row& row) { return row.host_wait != kNoEvent; });
+  const auto waits =
+      std::ranges::count_if(graph.rows, [](const Row& row) { return row.host_wait != kNoEvent; });
   EXPECT_EQ(waits, 2);
 }
 
@@ -313,16 +313,14 @@ TEST(Zero12, ModelStatesAreThoseOfThePaper) {
   };
   const EventGraph stage1 = build_training_step(model, plan);
   const MemoryProfile profile1 = replay_allocations(stage1);
-  const std::int64_t gradients1 =
-      profile1.own_peak[static_cast<std::size_t>(MemoryCategory::kUnshardedGrad)].count();
+  const std::int64_t gradients1 = profile1.own_peak[at(MemoryCategory::kUnshardedGrad)].count();
   EXPECT_NEAR(per_parameter(between_steps(stage1).device + gradients1), 31.4, 0.05);
   // What DeepSpeed keeps of gradients in stage 2 are whole parameters: the last one of a partition
   // may reach beyond it by up to a matrix of 4096 x 16384.
   plan.runtime.kind = RuntimeKind::kZero2;
   const EventGraph stage2 = build_training_step(model, plan);
   const MemoryProfile profile2 = replay_allocations(stage2);
-  const std::int64_t gradients2 =
-      profile2.own_peak[static_cast<std::size_t>(MemoryCategory::kShardedGrad)].count();
+  const std::int64_t gradients2 = profile2.own_peak[at(MemoryCategory::kShardedGrad)].count();
   const double excess = per_parameter(std::int64_t{2} * 2 * 4096 * 16384);
   const double states2 = per_parameter(between_steps(stage2).device + gradients2);
   EXPECT_GE(states2, 16.55);
@@ -345,7 +343,7 @@ TEST(Zero12, ModelStatesAreThoseOfDeepSpeedsEstimator) {
     const LayerProgram& program = graph.program(execution);
     for (const std::int32_t slot : program.weight_gradients) {
       if (slot < 0) continue;
-      const Slot& each = program.slots[static_cast<std::size_t>(slot)];
+      const Slot& each = program.slots[at(slot)];
       if (each.stored == MemoryCategory::kUnshardedGrad) gradients += each.bytes.count();
     }
   }
@@ -368,7 +366,7 @@ TEST(Zero12, OverlapTakesASecondBuffer) {
   const ModelSpec model = tiny_model(2);
   const auto buckets = [&] {
     const MemoryProfile profile = replay_allocations(build_training_step(model, plan));
-    return profile.own_peak[static_cast<std::size_t>(MemoryCategory::kReduceScatterInput)].count();
+    return profile.own_peak[at(MemoryCategory::kReduceScatterInput)].count();
   };
   EXPECT_EQ(buckets(), 20'000'256);  // rounded up to 512
   plan.zero.overlap_comm = true;

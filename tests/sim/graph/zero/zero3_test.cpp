@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "sim/base/error.h"
+#include "sim/base/lookup.h"
 #include "sim/graph/host_log.h"
 #include "sim/graph/training_step.h"
 #include "sim/memory/memory_profile.h"
@@ -47,7 +48,7 @@ std::vector<std::string> units_of(const LibraryStep& step, const std::string& ki
                                   const std::string& note) {
   std::vector<std::string> units;
   for (const LibraryEvent& event : step.log) {
-    if (event.kind == kind && event.note.find(note) != std::string::npos) {
+    if (event.kind == kind && contains(event.note, note)) {
       units.push_back(event.unit);
     }
   }
@@ -150,9 +151,8 @@ TEST(Zero3, ACoalescedGatherHoldsItsParametersTwice) {
   const std::string flat = "gather_buffers=" + std::to_string(2 * (elements(1) - 3 * 512));
   const auto& log = run.steps[2].log;
   const auto at = [&](const std::string& kind, const std::string& unit) {
-    return std::find_if(log.begin(), log.end(), [&](const LibraryEvent& event) {
-      return event.kind == kind && event.unit == unit;
-    });
+    return std::ranges::find_if(
+        log, [&](const LibraryEvent& event) { return event.kind == kind && event.unit == unit; });
   };
   EXPECT_NE(at("forward_begin", "lm_head")->note.find(flat), std::string::npos);
   EXPECT_NE(at("forward_end", "lm_head")->note.find("gather_buffers=0"), std::string::npos);
@@ -211,8 +211,7 @@ TEST(Zero3, RecomputationStartsInsideTheFirstNodeThatUnpacksAndStopsEarly) {
   bool backward = false;
   for (const LibraryEvent& event : run.steps[2].log) {
     backward |= event.unit == "model.layers.0.mlp.down_proj" && event.kind == "backward_begin";
-    const bool is_boundary = event.kind.find("_begin") != std::string_view::npos ||
-                             event.kind.find("_end") != std::string_view::npos;
+    const bool is_boundary = contains(event.kind, "_begin") || contains(event.kind, "_end");
     if (!backward || !is_boundary) continue;
     boundaries.push_back(std::string(event.kind) + " " + event.unit.substr(14));
   }

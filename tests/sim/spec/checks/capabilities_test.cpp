@@ -8,6 +8,7 @@
 #include <set>
 #include <string>
 
+#include "sim/base/lookup.h"
 #include "sim/spec/fsdp2_version.h"
 #include "sim/spec/plan_config.h"
 
@@ -61,7 +62,7 @@ Plan asking(const Capability& row, RuntimeKind kind) {
     const PlanKey* found = find_plan_key(key);
     if (comparison == ">") value = std::to_string(std::stoll(value) + 1);
     if (comparison == "!=") {
-      if (const PlanKey* with_key = find_plan_key(value); value.find('.') != std::string::npos) {
+      if (const PlanKey* with_key = find_plan_key(value); contains(value, '.')) {
         value = yaml_value(with_key->value(plan));
       }
       excluded[key].insert(value);
@@ -92,7 +93,7 @@ TEST(Capabilities, RefuseAPlanOfTheirOwnTermsAndTakeItsNearest) {
           ASSERT_NE(colon, std::string::npos) << what << ": " << each;
           std::string value = each.substr(colon + 2);
           value = value.substr(0, value.find(','));
-          if (value.find(' ') != std::string::npos) value = "fp32";  // "that of dtype.master"
+          if (contains(value, ' ')) value = "fp32";  // "that of dtype.master"
           plan = with(plan, each.substr(0, colon), value);
         }
         problem = problem_of_capability(plan, row.of, to_string(kind));

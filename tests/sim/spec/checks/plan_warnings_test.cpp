@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <functional>
 
+#include "sim/base/lookup.h"
 #include "sim/spec/checks/plan_check.h"
 #include "sim/spec/fsdp2_version.h"
 #include "tests/sim/spec/plan_fixtures.h"
@@ -22,9 +23,8 @@ std::vector<std::int64_t> versions_that_say(const char* words,
     plan.mesh = {32, 2};
     change(plan);
     const std::vector<std::string> texts = warnings(plan, small_model(), cluster_of_gpus(64));
-    if (std::any_of(texts.begin(), texts.end(), [&](const std::string& text) {
-          return text.find(words) != std::string::npos;
-        })) {
+    if (std::ranges::any_of(texts,
+                            [&](const std::string& text) { return contains(text, words); })) {
       minors.push_back(minor);
     }
   }
