@@ -101,6 +101,7 @@ class Adapter {
     if (lora_.dropout > 0)
       input = lora_.fused ? drop_once(name, part, read) : drop(name, part, read);
     const Index low = product(name + ".lora_A", part, input, lora_.rank);
+    if (lora_.fused && input != read) layer_.operations.back().saved.push_back(read);
     const Index high = product(name + ".lora_B", part, low, width);
     layer_.operations.back().released = {low};
     const Index scaled = tensor(name + ".scaled", width);

@@ -90,7 +90,7 @@ TEST(HfCases, PresetsAreWhatTheirCodesDo) {
       {"launch_trl_lora_ddp_bf16", 0.008},  // TRL copies what its loss reads
       {"ordered_bert", 0.004}};
   const ConformanceFolder folder = conform_hf_cases(kCases.parent_path() / "preset_cases", {});
-  ASSERT_EQ(folder.rows.size(), 121U);
+  ASSERT_EQ(folder.rows.size(), 130U);
   for (const Conformance& row : folder.rows) {
     SCOPED_TRACE(row.id);
     ASSERT_EQ(row.state, Conformance::State::kCompared) << row.reason;
