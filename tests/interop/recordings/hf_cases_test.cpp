@@ -86,6 +86,8 @@ TEST(HfCases, PresetsAreWhatTheirCodesDo) {
       {"drawn_16_05_trainer_nemotron", 0.004},  // cuDNN takes masks: joined heads are copied
       {"drawn_17_12_accelerate_t5", 0.006},     // its cache, and the encoder's output in fp32
       {"drawn_18_08_accelerate_llama4", 0.007},
+      {"launch_ax_lora_ddp", 0.008},  // the first block's input wants a gradient
+      {"launch_lf_lora_fsdp2", 0.003},
       {"launch_lf_torchao", 0.005},
       {"launch_trl_lora_ddp_bf16", 0.008},  // TRL copies what its loss reads
       {"ordered_bert", 0.004}};
