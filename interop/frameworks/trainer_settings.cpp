@@ -360,8 +360,13 @@ class TrainerReader {
                      is_axolotl ? "Axolotl makes a unit of each"
                                 : "Trainer takes PEFT's fsdp_auto_wrap_policy");
     }
+    // Where the feed-forward's three have adapters.
+    const ConfigNode* list = find_given("lora_target_modules");
+    const std::string adapted = list == nullptr ? "linear" : json_of(*list).dump();
+    const bool has_mlp =
+        adapted.find("linear") < adapted.size() || adapted.find("gate_proj") < adapted.size();
     if (is_axolotl && runtime() != "fsdp1" && !find_first(kKernels) && !is_on("load_in_8bit") &&
-        !is_on("trust_remote_code") && !root_.has("rl")) {
+        !is_on("trust_remote_code") && !root_.has("rl") && has_mlp) {
       reader_.assume("lora.fused", "true", "Axolotl switches its kernels on");
     }
     bool has_targets = false;

@@ -75,8 +75,8 @@ bool parts_tied(const Units& units);
 // of its own. Of a head that is not trained.
 bool gathers_own_head(const Plan& plan);
 
-// Whether adapters are in fp32 beside a base in 16 bits, as PEFT makes them; DeepSpeed's ZeRO-3
-// leaves them so where the model was loaded in 16 bits.
+// Whether adapters are in fp32 beside a base in 16 bits, as
+// PEFT makes them.
 bool has_wide_adapters(const Plan& plan);
 
 // Whether the layer, block number `block` if it is one, is not trained.

@@ -198,9 +198,6 @@ TEST(TrainerSettings, DdpReducesGradientsAsTheyAreStored) {
   EXPECT_EQ(ddp.ranks, 4);
 }
 
-// What captures of a QLoRA under fully_shard have: blocks in bytes whole on every rank (TRL), a
-// unit of each adapter that kernels of its own read (Axolotl), all of a base made fp32
-// (LLaMA-Factory).
 TEST(TrainerSettings, AdaptersUnderFullyShardAreEachCodesOwn) {
   const ForeignPlan sharding = read_accelerate(
       parse_yaml("distributed_type: FSDP\nmixed_precision: bf16\nfsdp_config: {fsdp_version: 2}\n"

@@ -87,11 +87,13 @@ TEST(HfCases, PresetsAreWhatTheirCodesDo) {
       {"drawn_16_05_trainer_nemotron", 0.004},  // cuDNN takes masks: joined heads are copied
       {"drawn_17_12_accelerate_t5", 0.006},     // its cache, and the encoder's output in fp32
       {"drawn_18_08_accelerate_llama4", 0.007},
+      {"launch_ax_lora_ddp", 0.008},  // the first block's input wants a gradient
+      {"launch_lf_lora_fsdp2", 0.003},
       {"launch_lf_torchao", 0.005},
       {"launch_trl_lora_ddp_bf16", 0.008},  // TRL copies what its loss reads
       {"ordered_bert", 0.004}};
   const ConformanceFolder folder = conform_hf_cases(kCases.parent_path() / "preset_cases", {});
-  ASSERT_EQ(folder.rows.size(), 121U);
+  ASSERT_EQ(folder.rows.size(), 130U);
   for (const Conformance& row : folder.rows) {
     SCOPED_TRACE(row.id);
     ASSERT_EQ(row.state, Conformance::State::kCompared) << row.reason;

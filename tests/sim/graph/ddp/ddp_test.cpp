@@ -128,11 +128,12 @@ TEST(DdpState, OptimizersKeepWhatTheyKeep) {
 }
 
 TEST(DdpState, BlocksMayBeLoadedNarrow) {
+  const ModelSpec model = tiny_model(2);
   Plan plan = ddp_plan();
   plan.param_dtype = DType::kBf16;
   const auto stored = [&](bool is_narrow) {
     plan.ddp.blocks_narrow = is_narrow;
-    const EventGraph graph = build_training_step(with_variants(tiny_model(2), plan), plan);
+    const EventGraph graph = build_training_step(with_variants(model, plan), plan);
     std::int64_t bytes = 0;
     for (const std::int32_t b : graph.persistent) {
       const Buffer buffer = graph.buffer(b);
@@ -141,8 +142,10 @@ TEST(DdpState, BlocksMayBeLoadedNarrow) {
     return bytes;
   };
   std::int64_t matrices = 0;
-  for (const ParameterSpec& p : tiny_model(2).kinds[1].parameters) {
-    if (!p.is_norm) matrices += p.numel();
+  for (const LayerSpec& layer : model.kinds) {
+    for (const ParameterSpec& p : layer.parameters) {
+      if (layer.role == LayerRole::kBlock && !p.is_norm) matrices += p.numel();
+    }
   }
   EXPECT_EQ(stored(false) - stored(true), 2 * 2 * matrices);  // two blocks, two bytes less
 }
