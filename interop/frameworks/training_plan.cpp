@@ -215,10 +215,11 @@ void add_sharding(const TrainingRow& row, Assignments& plan) {
     return;
   }
   const bool is_flat = runtime != "fsdp2" || (is_megatron(row) && !has_axes(row));
-  // FSDP1's flat parameters are of one module each, and so were FSDP2's units until PyTorch 2.5. A
-  // table that is head as well is in one unit with it: there, the root's.
+  // FSDP1's flat parameters are of one module each, and so were FSDP2's units until PyTorch 2.5
+  // (not torchtitan's, under axes). A table that is head as well is in one unit with it: there, the
+  // root's.
   const std::optional<TorchVersion> torch = torch_version(row);
-  const bool is_single = is_flat || (torch && *torch < TorchVersion{2, 5});
+  const bool is_single = is_flat || (!has_axes(row) && torch && *torch < TorchVersion{2, 5});
   const bool is_tied = row.count("tied_embeddings") == 1;
   // A loss with the head's product in it calls no head, which then is no unit by itself.
   const bool is_called = !row.word("loss_impl").ends_with("_linear");

@@ -13,8 +13,8 @@ frozen forecasts of the day before anybody had read the codes, around the shift 
 forecasts, before any shift, for mechanisms that were repaired since moved them. Slopes and shifts are 0 unless the looks
 say otherwise; that of a share, which nobody has described, is hardly known. A shift that is fitted `stack NAME` is that of
 the codes of a preset, of which there are few: its prior is narrower. INFLATION is how much wider the scales are than fitted: codes of another set are not of the
-sets that were fitted. Of time nothing is added: as fitted, 77 to 98 % of each frozen set of many families are inside by
-the others, of today's forecasts 90 to 98 %.
+sets that were fitted. Of time nothing is added: as fitted, 82 to 100 % of each frozen set of many families are inside by
+the others, of today's forecasts 89 to 100 %.
 """
 import csv
 import json

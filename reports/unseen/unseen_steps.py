@@ -24,7 +24,7 @@ SETS = [
     ("unseen_steps_fifth", ["PL"]),
     ("unseen_steps_sixth", []),
     ("unseen_steps_seventh", []),
-    ("unseen_steps_eighth", []),
+    ("unseen_steps_eighth", ["UL8"]),
 ]
 
 

@@ -140,4 +140,35 @@ LayerSpec unpack_attention(LayerSpec layer) {
   return layer;
 }
 
+LayerSpec copy_keys(LayerSpec layer, std::int64_t ranks) {
+  const auto is_shared = [&](const Operation& op) {
+    return op.kind == OperationKind::kAttention && op.attention.kv_heads < ranks;
+  };
+  if (std::ranges::none_of(layer.operations, is_shared)) return layer;
+  layer = unpack_attention(std::move(layer));
+  for (std::size_t a = 0; a < layer.operations.size(); ++a) {
+    AttentionShape& shape = layer.operations[a].attention;
+    if (!is_shared(layer.operations[a])) continue;
+    const std::int64_t copies = ranks / std::exchange(shape.kv_heads, ranks);
+    std::vector<bool> is_copied(layer.tensors.size(), false);
+    const auto copy = [&](const Indices& tensors, std::size_t from = 0) {
+      for (std::size_t i = from; i < tensors.size(); ++i) {
+        if (is_copied[at(tensors[i])]) continue;
+        is_copied[at(tensors[i])] = true;
+        layer.tensors[at(tensors[i])].per_token *= copies;
+      }
+    };
+    copy(layer.operations[a].inputs, 1);
+    for (std::size_t o = a; o-- > 0;) {
+      const Operation& op = layer.operations[o];
+      if (!is_copied[at(op.outputs.front())]) continue;
+      for (const Indices* list : {&op.inputs, &op.outputs, &op.saved, &op.backward_temporaries,
+                                  &op.forward_workspace, &op.backward_workspace}) {
+        copy(*list);
+      }
+    }
+  }
+  return layer;
+}
+
 }  // namespace foreshard

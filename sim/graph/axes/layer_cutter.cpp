@@ -225,6 +225,27 @@ class Cutter {
     part_.layer.tensors[at(result)].per_token = columns;
     part_.layer.operations.push_back(std::move(op));
     part_.of_last().columns = part_.slices;
+    if (is_split_wider(result)) gather_heads(result, part_.layer.operations.back().part);
+  }
+
+  // Into keys and values that are copied for the ranks (copy_keys).
+  bool is_split_wider(Index product) const {
+    return part_.megatron && std::ranges::any_of(part_.source.operations, [&](const auto& op) {
+             std::int64_t width = 0;
+             for (Index t : op.outputs) width += part_.source.tensors[at(t)].per_token;
+             return op.view && op.outputs.size() == 3 && op.inputs.front() == product &&
+                    width > part_.source.tensors[at(product)].per_token;
+           });
+  }
+
+  void gather_heads(Index own, std::int8_t part) {
+    TensorSpec spec = part_.source.tensors[at(own)];
+    spec.name += " gathered";
+    heads_ = part_.add_tensor(std::move(spec), Placement::kWhole);
+    Operation& op = part_.move(own, heads_, part);
+    op.collective = {.kind = CollectiveKind::kAllGather, .reorders = true, .waits = true};
+    op.collective_backward = {.kind = CollectiveKind::kReduceScatter, .packs = true, .waits = true};
+    part_.renamed = {own, heads_};
   }
 
   // The projections around what experts read and make (moe_latent_size): of the rows that are
@@ -325,6 +346,7 @@ class Cutter {
       }
       placement = Placement::kFeature;
     }
+    if (op.view && op.inputs.front() == heads_) placement = Placement::kFeature;
     for (Indices* list : {&op.outputs, &op.saved, &op.backward_temporaries, &op.forward_workspace,
                           &op.backward_workspace}) {
       part_.place(*list, placement);
@@ -352,6 +374,7 @@ class Cutter {
   LayerPart part_;
   ExpertCutter experts_;
   AttentionCutter attention_;
+  Index heads_ = kNone;  // of all ranks
 };
 
 }  // namespace

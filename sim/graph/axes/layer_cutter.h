@@ -43,6 +43,10 @@ LayerSpec fuse_columns(LayerSpec layer);
 // send round apart.
 LayerSpec unpack_attention(LayerSpec layer);
 
+// Fewer heads of keys and values than `ranks`: copies, one for each. All ranks gather what the
+// others project and pick theirs (core/transformer/attention.py, get_query_key_value_tensors).
+LayerSpec copy_keys(LayerSpec layer, std::int64_t ranks);
+
 // Selective recompute as Megatron-Core has it: of named modules.
 
 // Of a block as a rank executes it: Operation::kept_by_selective of all that no module of the list

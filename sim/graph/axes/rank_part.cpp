@@ -85,6 +85,7 @@ LayerSpec as_executed(LayerSpec layer, const Plan& plan) {
   const bool is_megatron = plan.runtime.kind == RuntimeKind::kMegatron;
   if (is_megatron) layer = fuse_columns(std::move(layer));
   if (plan.mesh.cp > 1) layer = unpack_attention(std::move(layer));
+  if (is_megatron) layer = copy_keys(std::move(layer), plan.mesh.tp);
   const bool sends = sends_tokens(plan);
   if (is_megatron || sends) layer = weigh_in_activation(std::move(layer));
   if (is_megatron) layer = route_by_maps(std::move(layer), plan);

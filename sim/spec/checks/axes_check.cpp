@@ -170,7 +170,8 @@ Problem problem_of_scans(const Plan& plan, const ModelSpec& model) {
   return std::nullopt;
 }
 
-// Ulysses gives each rank of cp a part of the heads that tp leaves.
+// Ulysses gives each rank of cp a part of the heads that tp leaves. Ranks of Megatron-Core's tp
+// share what fewer heads there are of keys and values.
 Problem problem_of_heads(const Plan& plan, const ModelSpec& model) {
   const bool shares_heads =
       plan.mesh.cp > 1 && plan.context_parallel.rotate == ContextParallel::Rotate::kUlysses;
@@ -179,6 +180,8 @@ Problem problem_of_heads(const Plan& plan, const ModelSpec& model) {
     for (const Operation& op : layer.operations) {
       const AttentionShape& shape = op.attention;
       if (op.kind != OperationKind::kAttention || shape.kv_heads % ranks == 0) continue;
+      const bool shares_keys = plan.runtime.kind == RuntimeKind::kMegatron && !shares_heads;
+      if (shares_keys && ranks % shape.kv_heads == 0 && shape.heads % ranks == 0) continue;
       if (shape.kv_heads % plan.mesh.tp == 0) {
         const std::int64_t left = shape.kv_heads / plan.mesh.tp;
         return contradiction("mesh.cp",

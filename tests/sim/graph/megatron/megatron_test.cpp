@@ -85,6 +85,19 @@ TEST(Megatron, WithoutSequenceParallelEachLinearLayerIsSummedOnce) {
 }
 
 // Every element of the buffer is reduced once a step and gathered once, whatever the buckets.
+// 8 heads of 64 on 8 ranks, of keys and values 4: each rank projects an eighth of 8 + 2 * 4 heads,
+// and what all projected is gathered, its gradient scattered.
+TEST(Megatron, RanksShareAHeadOfKeys) {
+  Plan plan = megatron_plan();
+  plan.mesh = {2, 1};
+  plan.mesh.tp = 8;
+  const auto sums = sent(build_training_step(tiny_model(2), plan));
+  const std::int64_t positions = 2 * 128, whole = positions * 512 * 2;
+  const std::int64_t heads = positions * (8 + 2 * 4) * 64 * 2;
+  EXPECT_EQ(sums.at({"tp", EventKind::kAllGather}), (Sent{15 + 2, 15 * whole + 2 * heads}));
+  EXPECT_EQ(sums.at({"tp", EventKind::kReduceScatter}), (Sent{10 + 2, 10 * whole + 2 * heads}));
+}
+
 TEST(Megatron, BucketsHoldEveryParameterOnce) {
   const ModelSpec model = tiny_model(4);
   for (const std::int64_t bucket : {std::int64_t{0}, std::int64_t{100'000}, std::int64_t{1}}) {
