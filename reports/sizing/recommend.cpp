@@ -117,6 +117,9 @@ std::vector<MachineSizes> sizes_of(const std::vector<CandidateCluster>& candidat
   for (MachineSizes& machine : machines) {
     std::vector<std::pair<std::int64_t, double>> curve;
     for (const Choice* choice : choices[machine.machine]) {
+      // (Other axes may do with fewer than the plan that asks for least.)
+      const std::int64_t gpus = choice->sized.cluster.gpus;
+      machine.smallest = std::min(machine.smallest.value_or(gpus), gpus);
       curve.emplace_back(choice->sized.cluster.gpus, choice->sized.tokens_per_s.value);
     }
     machine.knee = knee_of(std::move(curve));

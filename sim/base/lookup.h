@@ -53,7 +53,7 @@ requires(!std::convertible_to<List&, std::string_view>) constexpr void append(Li
 }
 template <typename List>
 void append(List& list, std::initializer_list<typename List::value_type> more) {
-  list.insert(list.end(), more);
+  for (const auto& each : more) list.push_back(each);  // (of a Json, insert takes them as one)
 }
 
 }  // namespace foreshard

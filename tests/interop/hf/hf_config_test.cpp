@@ -531,7 +531,7 @@ TEST(HfConfigTest, UnsupportedModels) {
   expect_failure("{\"model_type\": \"some_moe_2\", \"n_routed_experts\": 8}",
                  "the nearest is glm4_moe");
   expect_failure("{\"model_type\": \"rwkv\"}", "foreshard models NAME --yaml");
-  expect_failure("{\"model_type\": \"rwkv\"}", "--capture");
+  expect_failure("{\"model_type\": \"rwkv\"}", "foreshard-null --gpu h100 --config");
   expect_failure("{\"model_type\": \"lama\"}", "did you mean llama");
   expect_failure("{\"architectures\": [\"BertModel\"]}",
                  "architecture \"BertModel\" is not supported");

@@ -171,6 +171,21 @@ TEST(Recommend, OrdersByDeadlineThenDollars) {
   EXPECT_TRUE(timed.remedies.empty());
 }
 
+// No plan of the job as it is asked for holds on any size; with what is looked at otherwise one
+// does.
+TEST(Recommend, TheSmallestIsNotAboveAChoice) {
+  const JobMaker make = [](const CandidateCluster& candidate, std::int64_t most_sequences) {
+    JobVariants variants = round_job(candidate, most_sequences);
+    variants.otherwise = [job = variants.list] { return job; };
+    variants.list[0].space.base.batch.sequence = std::int64_t{1} << 32;
+    return variants;
+  };
+  const Recommendation all = recommend(round_candidates(), make, quiet_terms(), options_of(1));
+  ASSERT_FALSE(all.choices.empty());
+  ASSERT_EQ(all.machines.size(), 1U);
+  EXPECT_EQ(all.machines[0].smallest, 8);
+}
+
 TEST(Recommend, EachChoiceIsAForecast) {
   const Recommendation all = recommend(round_candidates(), round_job, quiet_terms(), options_of(1));
   for (const Choice& choice : all.choices) {
