@@ -166,6 +166,7 @@ TEST(ModuleModel, ABlockThatRunsTwiceIsNamed) {
 // An expert that was given no rows, for the host read zeros where their number was to be.
 TEST(ModuleModel, WhatHasAGradientWasRead) {
   CapturedModules capture = program(2, 16);
+  capture.document["parameters"]["a.0.scale"] = {{"shape", {1}}, {"gradient", true}};
   Json& expert = capture.document["parameters"]["a.0.expert"];
   expert = {{"shape", {kWidth, kWidth}}, {"gradient", false}};
   EXPECT_EQ(refusal_of(capture), "");
