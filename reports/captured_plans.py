@@ -56,6 +56,11 @@ def workspaces(capture):
     return sum(size for size in sizes if size > LT) + LT * (LT in sizes)
 
 
+def asked(report, capture):
+    """The peak of what tensors ask for; where the program saw a higher one before, that of its blocks."""
+    return (report["capture"]["requested_peak_bytes"] or report["memory"]["peak_allocated_bytes"]["value"]) - workspaces(capture)
+
+
 def usual_host_seconds(capture):
     """What a step takes the program's threads on the processor of the fit: the middle one from the third on, each by how
     fast this machine was before or behind it (what else runs on it only lengthens such a short piece)."""
@@ -88,9 +93,7 @@ def score(program, capture):
             error = error.replace("\n", " | ")
             return f"| {error[:150]} | | | | | | |", False
         report = ask(program, "predict", "--capture", capture, "--cluster", cluster)
-        # Where the program saw a higher peak before, that of its blocks.
-        here = report["capture"]["requested_peak_bytes"] or report["memory"]["peak_allocated_bytes"]["value"]
-        here -= workspaces(capture)
+        here = asked(report, capture)
         memory = planned["memory"]
         peak = memory["peak_allocated_bytes"]["value"] / here - 1
         held = report["memory"]["peak_reserved_bytes"]["value"]

@@ -41,27 +41,28 @@ def by_capture(said):
     keys = json.loads(config.to_json_string(use_diff=True)) | {"architectures": [classes if isinstance(classes, str) else classes[0]], "model_type": name}
     file.write_text(json.dumps(keys))
     captures, program = {n: file.with_name(f"{n}") for n in (3, 5)}, sys.argv[1]
-    run = lambda *words: subprocess.run([str(w) for w in words], capture_output=True, text=True)
     for n, capture in captures.items():
-        done = run(program + "-null", "--gpu", "b300", "--config", file, "--batch", n, "--out", capture, "--", sys.executable)
+        words = (program + "-null", "--gpu", "b300", "--config", file, "--batch", n, "--out", capture, "--", sys.executable)
+        done = subprocess.run([str(word) for word in words], capture_output=True, text=True)
         if done.returncode:
             return "not captured: " + done.stderr.strip().splitlines()[-1]
     plan = file.with_name("plan.yaml")
-    done = run(program, "import", captures[3], "--out", file.with_name("model.yaml"), "--plan", plan)
-    if done.returncode:
-        return "not imported: " + done.stderr.strip().splitlines()[-1]
-    ask = lambda *words: json.loads(run(program, "predict", "--json", *words).stdout)
+    plan.unlink(missing_ok=True)
+    _, error = answer(program, "import", captures[3], "--out", file.with_name("model.yaml"), "--plan", plan)
+    if not plan.exists():
+        return "not imported: " + error.strip().splitlines()[-1]
     off = []
     for n, capture in captures.items():
-        asked = ask("--capture", capture, "--cluster", "1xb300")["capture"]["requested_peak_bytes"] - captured_plans.workspaces(capture)
-        off.append(f"{100 * (ask('--plan', plan, '--set', f'batch.micro_batch={n}')['memory']['peak_allocated_bytes']['value'] / asked - 1):+.2f} %")
+        here = asked(ask(program, "predict", "--capture", capture, "--cluster", "1xb300"), capture)
+        planned = ask(program, "predict", "--plan", plan, "--set", f"batch.micro_batch={n}")["memory"]["peak_allocated_bytes"]["value"]
+        off.append(f"{100 * (planned / here - 1):+.2f} %")
     return "peak " + ", ".join(off)
 
 
 file = pathlib.Path(tempfile.mkdtemp()) / "config.json"
 if "--capture" in sys.argv:
     sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "reports"))
-    import captured_plans
+    from captured_plans import answer, ask, asked
 
     for said in sys.argv[3:]:
         print(said, by_capture(said), flush=True)

@@ -38,9 +38,10 @@ CapturedPlan plan_of_capture(const Capture& capture, const std::string& model_na
 
 // model.json of a capture: its units are in forward order, the root first where it has parameters.
 // Keys and values of a plan: mesh, units, reshard_after_forward, dtype and what else units say;
-// behind each, what it was read off.
+// behind each, what it was read off, and whether it leaves fp32 parameters under autocast.
 struct UnitWords {
   std::string key, value, source;
+  bool widens = false;
 };
 std::vector<UnitWords> words_of_units(const Json& document);
 

@@ -626,8 +626,7 @@ CapturedPlan plan_of_capture(const Capture& capture, const std::string& model_na
   } else {
     for (const UnitWords& words : words_of_units(document)) {
       out.line(words.key, words.value, words.source);
-      out.widens |= words.key == "dtype" && words.value.starts_with("{param: fp32") &&
-                    words.value.find("autocast") != words.value.npos;
+      out.widens |= words.widens;
     }
   }
   if (document.contains("fsdp1")) add_flat(document.at("fsdp1"), out);

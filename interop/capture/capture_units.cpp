@@ -154,6 +154,12 @@ std::string trained_dtype(const Json& document) {
   return "";
 }
 
+// Autocast finds fp32 parameters: what fully_shard has cast already is the policy's.
+bool widens(const Json& unit, const Json& document) {
+  return !text_in(document, "autocast").empty() &&
+         dtype_of_torch(text_in(unit, "param_dtype")) == "fp32";
+}
+
 // Master: what the first trained parameter is stored in. Autocast around the forward of
 // FullyShardedDataParallel is nothing that its units say (Accelerate's, which makes fp32 of the
 // outputs).
@@ -164,13 +170,10 @@ std::string dtype_words(const Json& unit, const Json& document) {
                                     "reduce: " + word("reduce_dtype")};
   if (!master.empty()) words.push_back("master: " + dtype_of_torch(master));
   const std::string autocast = text_in(document, "autocast");
-  // (What fully_shard has cast already is the policy's.)
-  const bool is_autocast =
-      !autocast.empty() && (document.contains("fsdp1") || word("param_dtype") == "fp32");
-  if (is_autocast) words.push_back("autocast: " + dtype_of_torch(autocast));
+  const bool is_flat = document.contains("fsdp1") && !autocast.empty();
+  if (is_flat || widens(unit, document)) words.push_back("autocast: " + dtype_of_torch(autocast));
   const std::string output = text_in(unit, "output_dtype");
-  if (document.contains("fsdp1") && is_autocast &&
-      text_in(document, "logits_dtype") == "torch.float32") {
+  if (is_flat && text_in(document, "logits_dtype") == "torch.float32") {
     words.push_back("output: fp32");
   } else if (!output.empty()) {
     words.push_back("output: " + (output == "None" ? std::string("none") : word("output_dtype")));
@@ -211,7 +214,7 @@ std::vector<UnitWords> words_of_units(const Json& document) {
        fmt::format("{} parameter groups of fully_shard", units.size())},
       {"units", words_of(place(document, units), second_table), "modules of the parameter groups"},
       {"reshard_after_forward", reshard_words(units), "post_forward_mesh_info of each"},
-      {"dtype", dtype_words(block, document), "mp_policy of the blocks"}};
+      {"dtype", dtype_words(block, document), "mp_policy of the blocks", widens(block, document)}};
   if (block.value("offload", false)) {
     words.push_back({"offload", block.value("pinned", true) ? "cpu" : "cpu_unpinned",
                      "CPUOffloadPolicy of the blocks"});

@@ -185,8 +185,7 @@ class ModuleWriter {
     std::int64_t all = 0, unseen = 0, most = 0;
     std::string largest;
     for (const auto& [name, said] : document_.at("parameters").items()) {
-      std::int64_t elements = 1;
-      for (const Json& extent : said.at("shape")) elements *= extent.get<std::int64_t>();
+      const std::int64_t elements = numel_of(said);
       all += elements;
       if (seen_parameters_.contains(name) || !said.value("gradient", false)) continue;
       unseen += elements;

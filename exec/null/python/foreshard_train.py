@@ -101,7 +101,7 @@ class Batch:
         if main == "pixel_values" or ("pixel_values" in self.takes and "return_loss" in self.takes):
             given |= self.images()
         if main == "input_values":
-            given["input_values"] = torch.zeros(self.batch, self.sequence * 320 if self.sequence else 16000, device="cuda")
+            given["input_values"] = torch.zeros(self.batch, self.sequence * 320, device="cuda")
         if main == "input_features":
             bins = first(getattr(self.config, "num_mel_bins", None), getattr(self.config, "feature_projection_input_dim", None), 80)
             frames = 2 * first(getattr(self.config, "max_source_positions", None), 1500)
