@@ -98,10 +98,12 @@ def score(program, capture):
         peak = memory["peak_allocated_bytes"]["value"] / here - 1
         held = report["memory"]["peak_reserved_bytes"]["value"]
         reserved = memory["peak_reserved_bytes"]["value"] / held - 1
-        busy = usual_host_seconds(capture)
-        host = host_seconds(program, plan) / busy - 1
+        times = "- | -"  # a capture that is kept for its memory has none
+        if "processor" in json.loads((capture / "model.json").read_text()):
+            busy = usual_host_seconds(capture)
+            times = f"{1e3 * busy:.1f} | {100 * (host_seconds(program, plan) / busy - 1):+.1f} %"
         different = same_cycle(collectives(program, "--capture", capture, "--cluster", cluster), collectives(program, "--plan", plan))
-        return f"| {here / 2**20:.1f} | {100 * peak:+.3f} % | {held / 2**20:.1f} | {100 * reserved:+.2f} % | {1e3 * busy:.1f} | {100 * host:+.1f} % | {different or 'same'} |", abs(peak) <= 2e-3 and not different
+        return f"| {here / 2**20:.1f} | {100 * peak:+.3f} % | {held / 2**20:.1f} | {100 * reserved:+.2f} % | {times} | {different or 'same'} |", abs(peak) <= 2e-3 and not different
 
 
 def main():
