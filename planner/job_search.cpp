@@ -226,9 +226,9 @@ class VariantSearch {
     }
     const bool is_alone = is_first && variants.size() == 1;
     const SearchDetail detail = is_alone ? options_.detail : SearchDetail::kBest;
-    const std::vector<Time> layers = floors_of(variants);
-    for (const std::size_t v : search_order(layers)) {
-      consider({&variants[v], looked_ + v, starts[v], layers[v]}, detail, is_first);
+    const std::vector<SpaceFloor> floors = floors_of(variants);
+    for (const std::size_t v : search_order(floors)) {
+      consider({&variants[v], looked_ + v, starts[v], floors[v].layers}, detail, is_first);
     }
     looked_ += variants.size();
     return best_.variant != nullptr && found_.best.has_value();
@@ -260,14 +260,14 @@ class VariantSearch {
     Time layers;            // no step is shorter
   };
 
-  std::vector<Time> floors_of(const std::vector<JobVariant>& variants) const {
+  std::vector<SpaceFloor> floors_of(const std::vector<JobVariant>& variants) const {
     std::vector<const SearchSpace*> spaces;
     for (const JobVariant& variant : variants) spaces.push_back(&variant.space);
-    const auto layers = [&](std::size_t v) {
+    const auto floor = [&](std::size_t v) {
       const auto& [job, space] = variants[v];
-      return layers_of(space, job.model, cost_model(job), samples_);
+      return floor_of(space, job.model, cost_model(job), samples_);
     };
-    return variant_floors(spaces, layers, options_.threads);
+    return variant_floors(spaces, floor, options_.threads);
   }
 
   void consider(const Numbered& at, SearchDetail detail, bool is_first) {
@@ -344,9 +344,6 @@ class VariantSearch {
     own.fit.samples = samples_;
     return search(variant.space, variant.job.model, costs, own);
   }
-
-  // A limit of a step (s) that rules none out: what does not hold is then no answer at all.
-  static constexpr double kAnyStep = 1e8;
 
   const SearchOptions& options_;
   const std::function<SearchMemory(std::size_t)>& memory_after_;

@@ -188,11 +188,11 @@ std::vector<std::string> step_cells(const Candidate& best, const Candidate& othe
   return {signed_seconds(other.seconds - best.seconds), signed_percent(change)};
 }
 
-Lines neighbour_lines(const SearchResult& result, const Paint& paint) {
+Lines neighbour_lines(const SearchResult& result, double confidence, const Paint& paint) {
   if (!result.best || result.neighbours.empty()) return {};
   const Candidate& best = *result.best;
   Lines lines = {"", paint.bold("why it won: the same plan with one thing changed")};
-  std::vector<std::vector<std::string>> table = {{"  instead", "step", "", "peak"}};
+  std::vector<std::vector<std::string>> table = {{"  instead", "step", "", "peak", ""}};
   std::size_t left_out = 0;
   for (const Candidate& n : result.neighbours) {
     if (table.size() > kMostNeighbours) {
@@ -204,6 +204,10 @@ Lines neighbour_lines(const SearchResult& result, const Paint& paint) {
     const auto bytes = [](const Candidate& c) { return as_double(c.peak_allocated.count()); };
     cells.push_back(n.verdict == Verdict::kNotDivisible ? ""
                                                         : signed_bytes(bytes(n) - bytes(best)));
+    const bool is_asked = n.verdict == Verdict::kSimulated && n.peak_reserved > Bytes();
+    cells.push_back(is_asked && n.fit_probability < confidence
+                        ? fmt::format("fits with {}", chance_text(n.fit_probability))
+                        : "");
     table.push_back(std::move(cells));
   }
   append(lines, aligned(table));
@@ -260,7 +264,7 @@ std::string search_text(const SearchStory& story, const Forecast* best, const Re
   const Lines map = Heatmap(result).lines(paint);
   if (!map.empty()) lines.emplace_back();
   append(lines, map);
-  append(lines, neighbour_lines(result, paint));
+  append(lines, neighbour_lines(result, story.confidence, paint));
   append(lines, pareto_lines(result, paint));
   return fmt::format("{}\n", fmt::join(lines, "\n"));
 }

@@ -198,13 +198,13 @@ void judge_each(std::size_t count, const Judging& judging,
 
 namespace {
 
-std::vector<Time> floors_of(const std::vector<SizedJob>& jobs) {
+std::vector<SpaceFloor> floors_of(const std::vector<SizedJob>& jobs) {
   std::vector<const SearchSpace*> spaces;
   for (const SizedJob& job : jobs) spaces.push_back(&job.space);
-  const auto layers = [&](std::size_t v) {
-    return layers_of(jobs[v].space, jobs[v].model, jobs[v].costs);
+  const auto floor = [&](std::size_t v) {
+    return floor_of(jobs[v].space, jobs[v].model, jobs[v].costs);
   };
-  return variant_floors(spaces, layers, 1);
+  return variant_floors(spaces, floor, 1);
 }
 
 }  // namespace
@@ -214,21 +214,22 @@ std::optional<SizedPlan> best_plan(const JobVariants& variants, const MemoryTerm
   SearchOptions options = {.threads = 1, .detail = SearchDetail::kBest};
   options.fit.terms = terms;
   options.fit.keeps_riskier = false;
+  options.faster_than = kAnyStep;
   const SizedJob* of = nullptr;
   std::size_t number = 0;
   std::optional<Candidate> best;
   std::int64_t enumerated = 0, simulated = 0;
   // Each for what is not slower than the best so far: of equally fast ones the first wins.
   const auto look_at = [&](const std::vector<SizedJob>& jobs, std::size_t before) {
-    const std::vector<Time> layers = floors_of(jobs);
-    for (const std::size_t v : search_order(layers)) {
+    const std::vector<SpaceFloor> floors = floors_of(jobs);
+    for (const std::size_t v : search_order(floors)) {
       const SizedJob& job = jobs[v];
       // With axes that share a sequence it may divide all the same.
       if (job.space.global_batch % job.space.base.mesh.data_parallel() != 0) continue;
       if (best) {
         const double tie = before + v < number ? options.tie : -options.tie;
         options.faster_than = best->seconds * (1 + tie);
-        if (layers[v].seconds() >= *options.faster_than) continue;
+        if (floors[v].layers.seconds() >= *options.faster_than) continue;
       }
       StackOdds odds(job.stacks, job.replays);
       options.fit.probability = std::ref(odds);

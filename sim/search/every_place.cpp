@@ -1,6 +1,5 @@
-// What is named is asked whether it holds: Pareto plans in the order of their time, neighbours and
-// cells of the heatmap where what is reserved may decide. One that does not is passed over, and the
-// next takes its place.
+// What is named is asked whether it holds, in the order of time. One that does not is passed over,
+// and the next takes its place; a neighbour says how likely it is to.
 #include <map>
 #include <utility>
 
@@ -10,11 +9,6 @@ namespace foreshard {
 namespace {
 
 constexpr auto kFirstKnob = at(Axis::kKnobs);
-
-bool holds(Places& places, std::size_t i) {
-  const std::optional<bool> surely = places.surely_holds(i);
-  return surely ? *surely : places.holds(i);
-}
 
 // Fastest first, each with less memory than the one before.
 std::vector<std::size_t> pareto(Places& places) {
@@ -39,27 +33,25 @@ std::vector<Candidate> neighbours(Places& places, std::size_t best) {
     if (changed != 1) continue;
     if (places.outcome(i).verdict == Verdict::kPruned) places.judge(i);
     places.weigh(i);
-    holds(places, i);
+    places.holds(i);
+    places.judge().add_stalls(places.plan(i), places.outcome(i));
     list.push_back(places.describe(i));
   }
   return list;
 }
 
-std::vector<HeatmapCell> heatmap(Places& places, const std::set<Rank>& fastest) {
-  std::map<std::pair<std::int16_t, std::int16_t>, std::optional<std::size_t>> cells;
-  const auto cell_of = [&](std::size_t i) -> std::optional<std::size_t>& {
-    return cells[{at(places[i], Axis::kShard), at(places[i], Axis::kPrefetch)}];
-  };
-  for (std::size_t i = 0; i < places.size(); ++i) cell_of(i);
-  for (const auto& [step, peak, i] : fastest) {
-    auto& cell = cell_of(i);
-    if (!cell && holds(places, i)) cell = i;
+std::vector<HeatmapCell> heatmap(Places& places) {
+  std::map<std::pair<std::int16_t, std::int16_t>, std::set<Rank>> cells;
+  for (std::size_t i = 0; i < places.size(); ++i) {
+    std::set<Rank>& ranked = cells[{at(places[i], Axis::kShard), at(places[i], Axis::kPrefetch)}];
+    if (places.outcome(i).verdict == Verdict::kSimulated) ranked.insert(places.rank(i));
   }
   std::vector<HeatmapCell> map;
-  for (const auto& [key, i] : cells) {
+  for (auto& [key, ranked] : cells) {
     HeatmapCell& cell = map.emplace_back();
     cell.shard = places.space().shard_groups[at(key.first)];
     cell.prefetch = places.space().prefetches[at(key.second)];
+    const std::optional<std::size_t> i = places.first_that_holds(ranked, std::nullopt);
     if (!i) continue;
     cell.seconds = places.outcome(*i).step.seconds();
     cell.plan = places.plan(*i);
@@ -67,10 +59,9 @@ std::vector<HeatmapCell> heatmap(Places& places, const std::set<Rank>& fastest) 
   return map;
 }
 
-std::vector<Candidate> close_to(const Candidate& best, const Places& places,
-                                const std::set<Rank>& fastest) {
+std::vector<Candidate> close_to(const Candidate& best, const Places& places) {
   std::vector<Candidate> list;
-  for (const auto& [step, peak, i] : fastest) {
+  for (const auto& [step, peak, i] : places.simulated()) {
     const Candidate close = places.describe(i);
     if (close.seconds > places.options().keep_within * best.seconds) break;
     if (places.surely_holds(i) != false) list.push_back(close);
@@ -98,9 +89,8 @@ std::optional<std::size_t> smallest_that_holds(Places& places) {
 void fill_tables(Places& places, std::size_t best, SearchResult& result) {
   for (const std::size_t i : pareto(places)) result.pareto.push_back(places.describe(i));
   result.neighbours = neighbours(places, best);
-  const std::set<Rank> fastest = places.simulated();
-  result.heatmap = heatmap(places, fastest);
-  if (places.options().keep_within > 0) result.close = close_to(*result.best, places, fastest);
+  result.heatmap = heatmap(places);
+  if (places.options().keep_within > 0) result.close = close_to(*result.best, places);
 }
 
 }  // namespace foreshard

@@ -92,9 +92,6 @@ std::optional<bool> Places::surely_holds(std::size_t i) const {
   }
   if (outcome.verdict != Verdict::kSimulated) return false;
   if (!foreshard::holds(fit_with(i, outcome.least_reserved), options_.fit.terms)) return false;
-  const auto allocated = as_double(outcome.peak.count());
-  const Bytes usual(static_cast<std::int64_t>(allocated * (1 + kLittleCache)));
-  if (foreshard::holds(fit_with(i, usual), options_.fit.terms)) return true;
   return std::nullopt;
 }
 

@@ -26,9 +26,6 @@ namespace foreshard {
 // Fastest first, of equals with the least memory, of those the first.
 using Rank = std::tuple<Time, Bytes, std::size_t>;
 
-// Of allocated memory, what a caching allocator reserves beside it where it caches little.
-inline constexpr double kLittleCache = 0.1;
-
 // Plans that are assessed beside the first in line, which may turn out to be the answer.
 inline constexpr std::size_t kMostAhead = 7;
 
@@ -81,8 +78,7 @@ class Places {
   // Whether it holds, assessed in full once: asked of a plan that the answer is going to name. Its
   // step may get longer by that.
   bool holds(std::size_t i);
-  // Whether it fits and is sure enough whatever is reserved, as far as that may be told without
-  // asking; nothing where what is reserved decides.
+  // The same as far as it is known, or cannot hold whatever is reserved.
   std::optional<bool> surely_holds(std::size_t i) const;
   // The first of `ranked`, simulated places, that holds and whose step is below the bound. What was
   // looked at is taken out; the first that fits but does not hold is the riskier choice.

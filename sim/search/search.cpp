@@ -28,8 +28,9 @@ std::vector<Plan> enumerate(const SearchSpace& space, const ModelSpec& model,
 
 namespace {
 
+// `base`: gets the values that the best plan takes.
 Candidate finished(Candidate best, const SearchSpace& space, const ModelSpec& model,
-                   const CostModel& costs, const SearchOptions& options) {
+                   const CostModel& costs, const SearchOptions& options, Plan& base) {
   if (options.objective != Objective::kTime) return best;
   for (const KnobAxis& knob : space.finish) {
     for (const auto& set : knob.values) {
@@ -38,7 +39,9 @@ Candidate finished(Candidate best, const SearchSpace& space, const ModelSpec& mo
       if (plan == best.plan || find_problem(plan, model, costs.cluster())) continue;
       const double limit = best.seconds * (1 - options.tie);
       const auto other = judge_plan(plan, model, costs, options.fit, limit);
-      if (other && other->seconds < limit) best = *other;
+      if (!other || other->seconds >= limit) continue;
+      best = *other;
+      set(base);
     }
   }
   return best;
@@ -46,8 +49,8 @@ Candidate finished(Candidate best, const SearchSpace& space, const ModelSpec& mo
 
 }  // namespace
 
-Time layers_of(const SearchSpace& space, const ModelSpec& model, const CostModel& costs,
-               std::shared_ptr<StageSamples> samples) {
+SpaceFloor floor_of(const SearchSpace& space, const ModelSpec& model, const CostModel& costs,
+                    std::shared_ptr<StageSamples> samples) {
   const SearchSpace whole = complete(space, costs.cluster());
   FitRule rule = {.samples = std::move(samples)};
   Judge judge(model, costs, rule);
@@ -60,19 +63,28 @@ Time layers_of(const SearchSpace& space, const ModelSpec& model, const CostModel
     if (const auto problem = find_problem(plan, model, costs.cluster())) {
       // (A schedule that does not go with so many micro-batches does not whatever else varies.)
       if (plan.mesh.pp > 1 && problem->key == "batch.accumulation") continue;
-      return Time();
+      return {};
     }
     const Time layers = judge.floor(plan, LazyPrograms(model, plan)).step;
     if (!least || layers < *least) least = layers;
   }
-  return least.value_or(Time());
+  SpaceFloor floor{least.value_or(Time()), {}};
+  place[at(Axis::kMicroBatch)] = 0;
+  place[at(Axis::kRecompute)] = static_cast<std::int16_t>(whole.recomputes.size() - 1);
+  const Plan plan = plan_at(whole, costs.cluster(), place);
+  if (find_problem(plan, model, costs.cluster())) return floor;
+  const LazyPrograms programs(model, plan);
+  PlanOutcome smallest;
+  const bool fits = judge.weigh(plan, programs.get(), smallest);
+  floor.smallest = fits ? judge.bound_weighed(plan, programs.get()) : Time::seconds(kAnyStep);
+  return floor;
 }
 
-std::vector<std::size_t> search_order(const std::vector<Time>& layers) {
-  std::vector<std::size_t> order(layers.size());
+std::vector<std::size_t> search_order(const std::vector<SpaceFloor>& floors) {
+  std::vector<std::size_t> order(floors.size());
   std::iota(order.rbegin(), order.rend(), std::size_t{0});
-  std::ranges::stable_sort(order,
-                           [&](std::size_t a, std::size_t b) { return layers[a] < layers[b]; });
+  std::ranges::stable_sort(
+      order, {}, [&](std::size_t v) { return std::pair(floors[v].smallest, floors[v].layers); });
   return order;
 }
 
@@ -83,15 +95,28 @@ SearchResult search(const SearchSpace& space, const ModelSpec& model, const Cost
   if (options.objective == Objective::kTime) {
     best = find_best(places);
     riskier = places.riskier();
-    if (options.detail == SearchDetail::kAll) judge_grid(places, best);
   } else {
     places.each(places.size(), [&](std::size_t i) { places.judge(i); });
     best = smallest_that_holds(places);
   }
+  Plan base = space.base;
+  std::optional<Candidate> last;
+  if (best) last = finished(places.describe(*best), space, model, costs, options, base);
+  const bool is_all = options.detail == SearchDetail::kAll;
+  if (is_all && base != space.base) {
+    // Tables are of what the best plan was finished with, which may let another win.
+    SearchSpace again = space;
+    again.base = base;
+    again.finish.clear();
+    SearchOptions anew = options;
+    anew.memory = {};
+    return search(again, model, costs, anew);
+  }
+  if (is_all && options.objective == Objective::kTime) judge_grid(places, best);
   SearchResult result = places.counts();
-  if (best) result.best = finished(places.describe(*best), space, model, costs, options);
-  if (best && options.detail == SearchDetail::kAll) fill_tables(places, *best, result);
-  if (best && options.detail == SearchDetail::kBest) result.pareto = {*result.best};
+  result.best = last;
+  if (best && is_all) fill_tables(places, *best, result);
+  if (best && !is_all) result.pareto = {*result.best};
   const bool is_faster =
       riskier && (!best || places.outcome(*riskier).step.seconds() <
                                places.outcome(*best).step.seconds() * (1 - options.tie));
@@ -101,18 +126,19 @@ SearchResult search(const SearchSpace& space, const ModelSpec& model, const Cost
 }
 
 // Floors do not depend on each other.
-std::vector<Time> variant_floors(std::span<const SearchSpace* const> spaces,
-                                 const std::function<Time(std::size_t)>& layers, int threads) {
+std::vector<SpaceFloor> variant_floors(std::span<const SearchSpace* const> spaces,
+                                       const std::function<SpaceFloor(std::size_t)>& floor,
+                                       int threads) {
   const bool has_axes = std::ranges::any_of(spaces, [](const SearchSpace* space) {
     return !space->base.mesh.is_plain() || space->base.mesh.pp > 1;
   });
-  std::vector<Time> floors(spaces.size());
+  std::vector<SpaceFloor> floors(spaces.size());
   if (!has_axes) return floors;
   oneapi::tbb::task_arena arena(threads > 0 ? threads : oneapi::tbb::task_arena::automatic);
   arena.execute([&] {
     oneapi::tbb::parallel_for(std::size_t{0}, spaces.size(), [&](std::size_t v) {
       const SearchSpace& space = *spaces[v];
-      if (space.global_batch % space.base.mesh.data_parallel() == 0) floors[v] = layers(v);
+      if (space.global_batch % space.base.mesh.data_parallel() == 0) floors[v] = floor(v);
     });
   });
   return floors;

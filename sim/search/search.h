@@ -137,6 +137,9 @@ struct FitRule {
   std::shared_ptr<StageSamples> samples;
 };
 
+// A limit of a step (s) that rules none out: what does not hold is then no answer at all.
+inline constexpr double kAnyStep = 1e8;
+
 struct SearchOptions {
   int threads = 0;  // 0: all cores
   // Called now and then, from any thread, with plans done and plans in all; returning false stops
@@ -159,15 +162,24 @@ struct SearchOptions {
 std::vector<Plan> enumerate(const SearchSpace& space, const ModelSpec& model,
                             const Cluster& cluster);
 
-// What the layers of the space's plans take at the least, with the collectives inside of them: of
-// every micro-batch, recomputed as the first of the space's policies says (nothing, where it is
-// free). 0 where that is not known. A lower bound of FSDP2's steps. Throws as enumerate().
-Time layers_of(const SearchSpace& space, const ModelSpec& model, const CostModel& costs,
-               std::shared_ptr<StageSamples> samples = nullptr);
+// Of all plans of a space, before any of them is looked at; 0 where it is not known.
+struct SpaceFloor {
+  // What layers take at the least, with the collectives inside of them: of every micro-batch,
+  // recomputed as the first of the space's policies says (nothing, where it is free). A lower bound
+  // of FSDP2's steps.
+  Time layers;
+  // A bound of the step of the plan that asks for least memory; where that does not fit, beyond
+  // every step. It bounds no other plan.
+  Time smallest;
+};
 
-// The numbers of spaces in the order in which to search them for their one best plan: by what
-// layers_of() says of each, of equal ones the last first.
-std::vector<std::size_t> search_order(const std::vector<Time>& layers);
+// Throws as enumerate().
+SpaceFloor floor_of(const SearchSpace& space, const ModelSpec& model, const CostModel& costs,
+                    std::shared_ptr<StageSamples> samples = nullptr);
+
+// The numbers of spaces in the order in which to search them for their one best plan: the likeliest
+// to have it first, of equal ones the last.
+std::vector<std::size_t> search_order(const std::vector<SpaceFloor>& floors);
 
 SearchResult search(const SearchSpace& space, const ModelSpec& model, const CostModel& costs,
                     const SearchOptions& options);
@@ -175,10 +187,11 @@ SearchResult search(const SearchSpace& space, const ModelSpec& model, const Cost
 // What the layers of a job's variants take at the least, for searches that look at the variants one
 // after the other.
 
-// layers_of() of each of the spaces, which `layers` says by its number: for search_order(). Lower
-// bounds of their steps where they differ in axes, else 0, and 0 of those whose batch does not
-// divide over their ranks: with them there is nothing to search. threads 0: all there are.
-std::vector<Time> variant_floors(std::span<const SearchSpace* const> spaces,
-                                 const std::function<Time(std::size_t)>& layers, int threads);
+// floor_of() each of the spaces, which `floor` says by its number, where they differ in axes; not
+// known of the others, and of those whose batch does not divide over their ranks: with them there
+// is nothing to search. threads 0: all there are.
+std::vector<SpaceFloor> variant_floors(std::span<const SearchSpace* const> spaces,
+                                       const std::function<SpaceFloor(std::size_t)>& floor,
+                                       int threads);
 
 }  // namespace foreshard

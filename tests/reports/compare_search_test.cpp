@@ -60,6 +60,8 @@ SearchResult found() {
   slower.plan = with_recompute();
   slower.seconds = 0.012;
   slower.peak_allocated = Bytes(std::int64_t{3} << 30);
+  slower.peak_reserved = slower.peak_allocated;
+  slower.fit_probability = 0.71;
   best.fit_probability = 0.97;
   result.best = best;
   Candidate risky = best;
@@ -84,7 +86,7 @@ TEST(SearchView, ShowsTheMapTheBestPlanAndWhyItWon) {
        {"best plan: fits with 97 %", "riskier: 9.00 ms (-10.0 %), fits with 62 %",
         "with --set compile=blocks also: 9.00 ms (-10.0 %), fits with 62 %",
         "prefetch depth does not matter here", "12 plans: 2 do not fit, 10 simulated",
-        "recompute full", "+2.00 ms", "+20.0 %", "-1.00 GiB", "10.0 ms", "██"}) {
+        "recompute full", "+2.00 ms", "+20.0 %", "-1.00 GiB  fits with 71 %", "10.0 ms", "██"}) {
     EXPECT_NE(text.find(says), std::string::npos) << says << "\n" << text;
   }
 }

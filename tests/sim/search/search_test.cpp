@@ -165,6 +165,31 @@ RC_GTEST_PROP(SearchProperty, TiesGoToTheUsualValues, ()) {
   }
 }
 
+// Where others than the plan's own code may run it, as FitRule::probability says: no cell of the
+// heatmap is faster than the best, or does not hold. Of a knob that the best is finished with
+// neighbours have its value.
+RC_GTEST_PROP(SearchProperty, TablesAreOfPlansThatHold, ()) {
+  Problem p = random_problem();
+  KnobAxis layers = *knob_axis("units.layers_per_unit", p.space.base);
+  if (*rc::gen::arbitrary<bool>()) p.space.finish = {layers};
+  const CostModel costs(p.cluster, round_calibration());
+  SearchOptions options = on_threads(*rc::gen::inRange(1, 3));
+  const auto odds = [](const Plan& plan, const Fit& fit, double) {
+    return fit_probability(fit) * (plan.prefetch.backward == 2 ? 0.9 : 1);
+  };
+  options.fit.probability = odds;
+  const SearchResult result = search(p.space, p.model, costs, options);
+  if (!result.best) return;
+  for (const HeatmapCell& cell : result.heatmap) {
+    if (!cell.plan) continue;
+    RC_ASSERT(cell.seconds >= result.best->seconds);
+    RC_ASSERT(cell.plan->prefetch.backward != 2);
+  }
+  for (const Candidate& n : result.neighbours) {
+    RC_ASSERT(n.plan.units.layers_per_unit == result.best->plan.units.layers_per_unit);
+  }
+}
+
 RC_GTEST_PROP(SearchProperty, ObjectivesAndLimitsHold, ()) {
   const Problem p = random_problem();
   const CostModel costs(p.cluster, round_calibration());
