@@ -106,11 +106,14 @@ Lines figure_lines(const Report& report, const Paint& paint) {
     append(lines, wrapped(open, kTextWidth, 2));
   }
   if (report.origin != kCaptured) {
-    line("tokens/s per GPU", cardinal(report.tokens_per_s_per_gpu.value),
-         fmt::format(
-             "{}; {} on all {} GPUs", spread(report.tokens_per_s_per_gpu, cardinal),
-             cardinal(report.tokens_per_s_per_gpu.value * as_double(report.plan.mesh.world())),
-             format_count(report.plan.mesh.world())));
+    const std::int64_t gpus = report.plan.mesh.world();
+    std::string rates = spread(report.tokens_per_s_per_gpu, cardinal);
+    if (gpus > 1) {
+      rates += fmt::format("; {} on all {} GPUs",
+                           cardinal(report.tokens_per_s_per_gpu.value * as_double(gpus)),
+                           format_count(gpus));
+    }
+    line("tokens/s per GPU", cardinal(report.tokens_per_s_per_gpu.value), rates);
   }
   const std::string hfu =
       report.hfu.value > report.mfu.value
