@@ -3,22 +3,12 @@
 #include <fmt/format.h>
 
 #include <nlohmann/json.hpp>
-#include <utility>
 #include <vector>
 
 #include "interop/frameworks/frameworks.h"
 
 namespace foreshard {
 namespace {
-
-// "torchtune.models.qwen2_5.qlora_qwen2_5_7b" -> "qlora", "qwen2_5_7b"
-std::pair<std::string, std::string> builder_of(const std::string& component) {
-  std::string name = component.substr(component.rfind('.') + 1);
-  for (const char* kind : {"qlora", "lora"}) {
-    if (name.starts_with(kind)) return {kind, name.substr(name.find('_') + 1)};
-  }
-  return {"", name};
-}
 
 // A flag has the modules of its row, of a list each word its own.
 void read_targets(ForeignReader& reader, const ConfigNode& rows) {
@@ -58,22 +48,23 @@ ForeignPlan read_recipe(const ConfigNode& root, std::int64_t gpus) {
   const auto assume = [&](const ConfigNode& keys, const std::string& why) {
     for (const ConfigItem& key : keys.items()) reader.assume(key.key, key.value.as_string(), why);
   };
-  std::string adapters, program = "full";
-  for (const char* path : {"policy_model._component_", "model._component_"}) {
-    const ConfigNode* builder = reader.find(path);
-    if (builder == nullptr) continue;
-    const auto [kind, name] = builder_of(builder->as_string());
-    adapters = kind;
+  std::string kind, program = root.has("lora_r") ? "lora" : "full";
+  for (const std::string path :
+       {"policy_model._component_", "model._component_", "checkpoint_dir", "model_name"}) {
+    const ConfigNode* node = reader.find(path);
+    if (node == nullptr) continue;
+    // "torchtune.models.qwen2_5.qlora_qwen2_5_7b", "checkpoints/meta-llama/Llama-3.2-1B"
+    const bool is_builder = path.ends_with("_component_");
+    std::string name = node->as_string();
+    name.erase(0, name.rfind(is_builder ? '.' : '/') + 1);
+    if (is_builder && (name.starts_with("lora") || name.starts_with("qlora"))) {
+      program = "lora";
+      kind = name.substr(0, name.find('_'));
+      name.erase(0, kind.size() + 1);
+    }
     reader.map(path, "model", name);
+    if (path == "model_name") program = "pretrain";
   }
-  for (const char* path : {"checkpoint_dir", "model_name"}) {
-    const ConfigNode* name = plan.format == "torchtune" ? nullptr : reader.find(path);
-    if (name == nullptr) continue;
-    const std::string text = name->as_string();
-    reader.map(path, "model", text.substr(text.rfind('/') + 1));
-    if (name == root.find("model_name")) program = "pretrain";
-  }
-  if (!adapters.empty() || root.has("lora_r")) program = "lora";
   if (gpus == 0 && reader.find("devices") != nullptr) {
     const ConfigNode* nodes = reader.find("num_nodes");
     gpus = root.at("devices").as_int(1) * (nodes == nullptr ? 1 : nodes->as_int(1));
@@ -86,7 +77,12 @@ ForeignPlan read_recipe(const ConfigNode& root, std::int64_t gpus) {
   if (program == "lora") {
     reader.take("adapters");
     read_targets(reader, settings.at("targets"));
-    if (adapters == "qlora") reader.assume("lora.base", "nf4", "the model's builder");
+    if (kind == "qlora") reader.assume("lora.base", "nf4", "the model's builder");
+  }
+  if (!plan.has("batch.sequence")) {
+    plan.ledger.push_back({Mapping::kDefaulted, "batch.sequence", "",
+                           "not in the file: samples are taken as long as the model's positions",
+                           root.location().file, 0});
   }
   reader.finish();
   return plan;
