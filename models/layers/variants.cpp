@@ -429,6 +429,8 @@ void apply_loss(LayerSpec& layer, const Plan& plan) {
         Operation& first = layer.operations.front();
         const bool as_they_are = plan.loss_in_forward || is_zero(plan.runtime.kind);
         first.saved.push_back(as_they_are ? first.inputs.front() : first.outputs.front());
+        // What Accelerate made fp32 behind the forward goes with it.
+        if (!as_they_are && is_under_autocast(plan)) first.released.push_back(0);
       }
       return;
     case Loss::Kind::kCompiled:
