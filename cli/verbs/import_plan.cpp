@@ -34,7 +34,8 @@ Kind kind_of(const std::string& path) {
   if (first != std::string::npos && text[first] == '{') return Kind::kJson;
   for (const char* key :
        {"distributed_type:", "compute_environment:", "tensor_model_parallel_size:",
-        "per_device_train_batch_size:", "finetuning_type:", "model_name_or_path:", "base_model:"}) {
+        "per_device_train_batch_size:", "finetuning_type:", "model_name_or_path:", "base_model:",
+        "_component_:", "micro_batch_size:"}) {
     if (contains(text, key)) return Kind::kYaml;
   }
   return Kind::kNone;
@@ -45,7 +46,8 @@ bool is_hf_config(const ConfigNode& root) {
 }
 
 // Settings of a runtime, or of a trainer with them.
-ForeignPlan read_settings(const ConfigNode& root) {
+ForeignPlan read_settings(const ConfigNode& root, std::int64_t gpus) {
+  if (!recipe_format(root).empty()) return read_recipe(root, gpus);
   if (looks_like_torchtitan(root)) return read_torchtitan(root);
   if (looks_like_accelerate(root)) return read_accelerate(root);
   if (looks_like_megatron(root)) return read_megatron(root);
@@ -55,7 +57,7 @@ ForeignPlan read_settings(const ConfigNode& root) {
   }
   throw root.error("is of no known form",
                    "Hugging Face's config.json, settings of DeepSpeed, Accelerate, TorchTitan, "
-                   "Megatron-Bridge or transformers' Trainer");
+                   "Megatron-Bridge, torchtune, LitGPT or transformers' Trainer");
 }
 
 // The keys of config.json with their lines.
@@ -127,6 +129,7 @@ Import read_all(const ImportOptions& options) {
   };
   std::string trainer_file;
   std::optional<ForeignPlan> plan;
+  const std::int64_t gpus = options.cluster.empty() ? 0 : load_cluster(options.cluster).gpus;
   for (const std::string& path : options.files) {
     const Kind kind = kind_of(path);
     if (kind == Kind::kWeights) {
@@ -155,7 +158,7 @@ Import read_all(const ImportOptions& options) {
       if (import.model.empty()) import.model = path;
     } else {
       take_name(import.settings, path);
-      plan = read_settings(root);
+      plan = read_settings(root, gpus);
     }
   }
   if (trainer) {
@@ -164,7 +167,7 @@ Import read_all(const ImportOptions& options) {
     plan = read_trainer(*trainer, plan ? &*plan : nullptr, options.stage);
   }
   if (!plan) return import;
-  if (!options.cluster.empty()) follow_cluster(load_cluster(options.cluster).gpus, *plan);
+  if (gpus != 0) follow_cluster(gpus, *plan);
   append(plan->ledger, import.plan.ledger);
   import.plan = std::move(*plan);
   return import;

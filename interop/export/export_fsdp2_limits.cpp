@@ -134,6 +134,7 @@ ImportLedger script_ledger(const Plan& plan, const ModelDims& dims) {
        "kernels.rope: fused", "PyTorch has none; several kernels stand in"},
       {plan.kernels.residual == ModuleKernels::Residual::kFp32, "kernels.residual: fp32",
        "the stream between blocks is in dtype.param"},
+      {plan.units.head_calls > 1, "units.head_calls", "the head is called once"},
       {plan.kernels.unpads, "kernels.unpads", "no token is padded"},
       {plan.kernels.scan, "kernels.scan", "every block has tensors of its own"},
       {plan.kernels.train_metrics > 0, "kernels.train_metrics", "the script computes no metrics"},

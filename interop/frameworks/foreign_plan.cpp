@@ -213,25 +213,31 @@ void ForeignReader::take_row(const std::string& path, const ConfigNode& row) {
     const bool is_on = above != nullptr ? node->as_int() > above->as_int() : says_something(*node);
     return is_on ? unsupported(path, why->as_string()) : ignore(path, "not switched on");
   }
-  const ConfigNode* words = row.find("words");
-  if (words == nullptr) {
+  if (!row.has("words")) {
     const std::string key = row.at("key").as_string();
     const ConfigNode* above = row.find("above");
     if (above != nullptr && node->as_int(1) <= above->as_int()) return;
     integer(path, key, above != nullptr ? 1 : row.at("least").as_int());
     return;
   }
-  const std::vector<std::string> names = words->keys();
+  if (!node->is_sequence()) return take_word(path, row, *node);
+  for (const ConfigNode& each : node->elements()) take_word(path, row, each);
+}
+
+void ForeignReader::take_word(const std::string& path, const ConfigNode& row,
+                              const ConfigNode& word) {
+  const ConfigNode words = row.at("words");
+  const std::vector<std::string> names = words.keys();
   const std::vector<std::string_view> theirs(names.begin(), names.end());
   const bool is_known =
-      contains(theirs, node->text()) || contains(theirs, lower(std::string(node->text())));
+      contains(theirs, word.text()) || contains(theirs, lower(std::string(word.text())));
   if (const ConfigNode* others = row.find("others"); others != nullptr && !is_known) {
     return unsupported(path, others->as_string());
   }
   const std::size_t which = names.front() == "true"
-                                ? (flag_of(*node) ? 0 : 1)
-                                : node->as_choice(std::span<const std::string_view>(theirs));
-  const ConfigNode& ours = words->items()[which].value;
+                                ? (flag_of(word) ? 0 : 1)
+                                : word.as_choice(std::span<const std::string_view>(theirs));
+  const ConfigNode& ours = words.items()[which].value;
   if (ours.is_scalar()) return map(path, row.at("key").as_string(), ours.as_string());
   if (const ConfigNode* why = ours.find("ignored")) return ignore(path, why->as_string());
   for (const ConfigItem& each : ours.items()) map(path, each.key, each.value.as_string());

@@ -86,6 +86,7 @@ class ForeignReader {
  private:
   const ConfigNode* at(std::string_view path);
   void take_row(const std::string& path, const ConfigNode& row);
+  void take_word(const std::string& path, const ConfigNode& row, const ConfigNode& word);
   void note(Mapping mapping, std::string_view path, const std::string& to, const std::string& why);
 
   ConfigNode root_;

@@ -67,6 +67,13 @@ std::string deepspeed_file_of(const ConfigNode& root);
 ForeignPlan read_trainer(const ConfigNode& root, const ForeignPlan* sharding,
                          const std::string& stage = "");
 
+// Files of torchtune's recipes and LitGPT's commands (sources: settings.yaml).
+
+// "torchtune", "litgpt"; "": neither.
+std::string recipe_format(const ConfigNode& root);
+// `gpus` of the cluster that it is imported for, 0: as the file says. Throws ConfigError.
+ForeignPlan read_recipe(const ConfigNode& root, std::int64_t gpus);
+
 // TorchTitan's job configuration: TOML (until 2026), and the JSON that debug.save_config_file or
 // --job.save_config_file writes, whose keys are the same but for a few that were renamed.
 //

@@ -98,9 +98,21 @@ LayerSpec one_kernel_loss(LayerSpec layer, bool in_place) {
   return layer;
 }
 
+// The loop's name holds fp32 copies of the logits till the next forward's are made: all the time,
+// and twice while those are.
+void keep_logits(LayerSpec& layer, Operation& copy, const Plan& plan) {
+  const std::int64_t words = layer.tensors.front().per_token;
+  copy.forward_workspace = {
+      add_tensor(layer, {.name = "next logits", .per_token = words, .type = ElementType::kFp32})};
+  copy.released = {0};
+  const std::int64_t tokens = checked_multiply(plan.batch.micro_batch, plan.batch.sequence);
+  layer.resident_bytes += checked_multiply(checked_multiply(tokens, words), 4);
+}
+
 // One operation for all chunks, whose temporaries are of one, behind one that stands for the views
 // of the logits: its gradient is the concatenation of the chunks'.
-LayerSpec chunked_loss(LayerSpec layer, std::int64_t chunks) {
+LayerSpec chunked_loss(LayerSpec layer, const Plan& plan) {
+  const std::int64_t chunks = plan.loss.chunks;
   layer.tensors.resize(1);
   const std::int64_t vocabulary = layer.tensors.front().per_token;
   const std::int64_t part = (vocabulary + chunks - 1) / chunks;
@@ -120,7 +132,11 @@ LayerSpec chunked_loss(LayerSpec layer, std::int64_t chunks) {
   op.outputs = {loss, probabilities, fp32("chunk_fp32", part)};
   op.saved = {probabilities};
   op.backward_workspace = {fp32("nll.grad", part), fp32("log_softmax.grad", part)};
-  op.released = {0};
+  if (plan.logits == Logits::kKept) {
+    keep_logits(layer, split, plan);
+  } else {
+    op.released = {0};
+  }
   layer.operations = {std::move(split), std::move(op)};
   layer.output = loss;
   return layer;
@@ -133,6 +149,22 @@ void fused_product(LayerSpec& head, std::vector<Operation>::iterator product) {
       add_tensor(head, {.name = "token losses", .per_token = 1, .type = ElementType::kFp32})};
   head.output = product->outputs.front();
   head.operations.erase(product + 1, head.operations.end());
+}
+
+// From the second call on backward has the weight's gradients so far, the next and their sum, and
+// no more the logits' of those before.
+void call_in_parts(LayerSpec& head, const Plan& plan) {
+  const auto product = std::ranges::find_if(
+      head.operations, [](const Operation& op) { return op.kind == OperationKind::kGemm; });
+  if (product == head.operations.end() || plan.frozen.head ||
+      !head.parameters[static_cast<std::size_t>(product->parameters.front())].trainable) {
+    return;
+  }
+  const std::int64_t tokens = checked_multiply(plan.batch.micro_batch, plan.batch.sequence);
+  const std::int64_t more = product->k - tokens / plan.units.head_calls;
+  if (more <= 0) return;
+  product->backward_workspace.push_back(add_tensor(
+      head, {.name = "sums of gradients", .fixed = checked_multiply(2 * product->n, more)}));
 }
 
 // All ranks' rows of the weight, in the dtype that they are stored in, come in front of the
@@ -397,6 +429,8 @@ void apply_loss(LayerSpec& layer, const Plan& plan) {
         Operation& first = layer.operations.front();
         const bool as_they_are = plan.loss_in_forward || is_zero(plan.runtime.kind);
         first.saved.push_back(as_they_are ? first.inputs.front() : first.outputs.front());
+        // What Accelerate made fp32 behind the forward goes with it.
+        if (!as_they_are && is_under_autocast(plan)) first.released.push_back(0);
       }
       return;
     case Loss::Kind::kCompiled:
@@ -410,7 +444,7 @@ void apply_loss(LayerSpec& layer, const Plan& plan) {
       layer = one_kernel_loss(std::move(layer), true);
       return;
     case Loss::Kind::kChunked:
-      layer = chunked_loss(std::move(layer), plan.loss.chunks);
+      layer = chunked_loss(std::move(layer), plan);
       return;
     case Loss::Kind::kFusedLinear:
     case Loss::Kind::kTiledLinear:
@@ -681,6 +715,21 @@ void keep_own_mask(LayerSpec& layer, const ModelSpec& model) {
   layer.resident_bytes += checked_multiply(model.max_positions, model.max_positions);
 }
 
+// torchtune 0.6.1, models/*/_component_builders.py: a rotary embedding for the model, but in
+// builders with adapters for each block; qwen2/_positional_embeddings.py repeats each angle.
+void keep_rope_tables(ModelSpec& model, const Plan& plan) {
+  const bool repeats = model.family.starts_with("qwen") || model.family == "phi3";
+  const LayerRole role = plan.lora.rank > 0 ? LayerRole::kBlock : LayerRole::kEmbedding;
+  std::int64_t dims = 0;
+  for (const LayerSpec& layer : model.kinds) {
+    for (const Operation& op : layer.operations) dims = std::max(dims, op.attention.head_dim);
+  }
+  for (LayerSpec& layer : model.kinds) {
+    if (layer.role != role) continue;
+    layer.resident_bytes += checked_multiply(model.max_positions, dims * (repeats ? 8 : 4));
+  }
+}
+
 // --- units ---
 
 // What the first operation with parameters reads becomes a module of its own (Units::table_alone).
@@ -861,6 +910,7 @@ ModelSpec with_variants(ModelSpec model, const Plan& plan) {
     }
   }
   if (plan.batch.documents > 1) pack(model, plan.batch.documents);
+  if (plan.kernels.rope_tables) keep_rope_tables(model, plan);
   if (plan.kernels.keeps_cache) {
     for (LayerSpec& layer : model.kinds) {
       if (layer.role == LayerRole::kBlock) cache_keys(layer, plan);
@@ -891,6 +941,7 @@ ModelSpec with_variants(ModelSpec model, const Plan& plan) {
     if (layer.role == LayerRole::kHead && plan.loss.has_product()) {
       fuse_loss_into_head(layer, plan);
     }
+    if (layer.role == LayerRole::kHead && plan.units.head_calls > 1) call_in_parts(layer, plan);
     if (layer.role == LayerRole::kLoss) {
       apply_loss(layer, plan);
       add_train_metrics(layer, plan);

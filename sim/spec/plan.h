@@ -198,6 +198,7 @@ struct Units {
   std::int64_t min_parameters = 0;
   // Modules of adapters inside a block, each by itself (PEFT's fsdp_auto_wrap_policy).
   bool adapters_alone = false;
+  std::int64_t head_calls = 1;  // of the head's module in a forward, which gathers it for each
   bool operator==(const Units&) const = default;
 };
 
@@ -321,6 +322,8 @@ struct ModuleKernels {
   bool strided_bias = false;
   // Attention is given a mask of pairs although no batch is padded.
   bool given_mask = false;
+  // Sines and cosines of all positions stay in fp32: of the model, with adapters of each block.
+  bool rope_tables = false;
   bool operator==(const ModuleKernels&) const = default;
 };
 constexpr const char* to_string(ModuleKernels::Norm norm) {
@@ -364,9 +367,11 @@ struct Loss {
 };
 
 // kHeld: the training loop keeps the logits that the model returned while backward runs: in fp32,
-// or with Plan::loss_in_forward as the head made them.
-enum class Logits : std::uint8_t { kReleased, kHeld };
-constexpr const char* to_string(Logits logits) { return word_at(logits, {"released", "held"}); }
+// or with Plan::loss_in_forward as the head made them. kKept: until the next forward's are there.
+enum class Logits : std::uint8_t { kReleased, kHeld, kKept };
+constexpr const char* to_string(Logits logits) {
+  return word_at(logits, {"released", "held", "kept"});
+}
 
 // A frozen second model of the same shape that runs a forward without gradients behind each one of
 // the trained (the reference of DPO, a teacher). kBase: none, the trained one does, its adapters
@@ -499,6 +504,7 @@ struct Optimizer {
   Groups groups = Groups::kOne;
   DType state = DType::kFp32;
   std::optional<double> clip_norm = 1.0;
+  bool in_backward = false;  // steps a parameter as soon as its gradient is there
   // What follows changes numbers only, neither time nor memory.
   double learning_rate = 3e-4;
   double beta1 = 0.9;

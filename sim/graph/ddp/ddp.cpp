@@ -206,11 +206,27 @@ void Ddp::prepare_reduction() {
 }
 
 void Ddp::gradient_ready(std::int32_t p) {
+  if (plan_.optimizer.in_backward) step_now(p);
   if (alone() || !synchronises_ || delays_) return;
   if (!std::exchange(marked_unused_, true)) {
     for (const std::int32_t other : unused_) mark_ready(other);
   }
   mark_ready(p);
+}
+
+// An optimizer of its own in a hook behind the gradient, which goes with its step.
+void Ddp::step_now(std::int32_t p) {
+  cut();
+  const std::int64_t state = parameter(p).numel * size_of(plan_.optimizer.state);
+  add_copy(EventKind::kOptimizer, Stream::kCompute, 3 * parameter(p).bytes() + 4 * state, 1);
+  const bool is_fused = plan_.optimizer.implementation == Optimizer::Implementation::kFused;
+  if (plan_.optimizer.kind == Optimizer::Kind::kAdamW && !is_fused) {
+    std::int32_t root =
+        allocate(MemoryCategory::kOptimizerTemp, Stream::kCompute, -1, Bytes(state));
+    StepBuilder::free(root);
+  }
+  std::int32_t gradient = gradient_buffer(p, 0);
+  StepBuilder::free(gradient);
 }
 
 void Ddp::mark_ready(std::int32_t p) {

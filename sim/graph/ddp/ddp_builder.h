@@ -104,6 +104,7 @@ class Ddp final : public GradientHooks {
   void cast_weights(std::int32_t layer, bool is_read_again);
   void backward_ended(std::int32_t layer) override;
   void gradient_ready(std::int32_t parameter) override;
+  void step_now(std::int32_t p);
   void mark_ready(std::int32_t parameter);
   void copy_in();
   void all_reduce(std::size_t bucket);

@@ -143,6 +143,11 @@ Ddp::UnitWork Ddp::step_work(EventKind kind) const {
 
 // Gradients are alike on every rank: clipping needs no collective.
 void Ddp::optimizer(bool stepped) {
+  if (plan_.optimizer.in_backward) {
+    const EventId last = tail(Stream::kCompute);
+    if (plan_.host_sync == HostSync::kStep) graph().final_host_wait = last;
+    return;
+  }
   if (plan_.optimizer.clip_norm) {
     add_step_row(EventKind::kGradNorm, Stream::kCompute);
     add_step_row(EventKind::kGradScale, Stream::kCompute);
@@ -154,12 +159,13 @@ void Ddp::optimizer(bool stepped) {
     allocate_parts(MemoryCategory::kOptimizerState, Stream::kCompute, -1, states[i]);
   }
   if (plan_.optimizer.kind == Optimizer::Kind::kAdafactor) adafactor();
-  if (plan_.optimizer.kind == Optimizer::Kind::kAdamW &&
-      plan_.optimizer.implementation == Optimizer::Implementation::kLoop) {
+  // torchao's states of eight bits are fp32 while a compiled step of their parameter runs.
+  const bool widens = plan_.optimizer.kind == Optimizer::Kind::kTorchao8bit;
+  if (widens || (plan_.optimizer.kind == Optimizer::Kind::kAdamW &&
+                 plan_.optimizer.implementation == Optimizer::Implementation::kLoop)) {
     std::vector<Bytes> moments;
-    for (const std::int32_t p : Ddp::stepped()) {
-      moments.emplace_back(parameter(p).numel * size_of(plan_.optimizer.state));
-    }
+    const std::int64_t size = size_of(widens ? DType::kFp32 : plan_.optimizer.state);
+    for (const std::int32_t p : Ddp::stepped()) moments.emplace_back(parameter(p).numel * size);
     step_one_by_one(moments, false);
   }
   if (plan_.optimizer.kind == Optimizer::Kind::kAdamW && !states.empty() &&

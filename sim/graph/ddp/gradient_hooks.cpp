@@ -158,11 +158,14 @@ void GradientHooks::run_reference() {
   const std::int32_t trained = pass();
   begin_pass(reference_pass(), microbatch());
   reference_begins();
-  for (std::int32_t l = 0; l < static_cast<std::int32_t>(model_.order.size()); ++l) {
+  const auto layers = static_cast<std::int32_t>(model_.order.size());
+  const bool has_loss = spec_of(layers - 1).role == LayerRole::kLoss;
+  for (std::int32_t l = 0; l < layers; ++l) {
+    if (has_loss && l + 1 == layers) reference_ended();  // of its forward, not of what reads it
     forward_begins(l);
     run_layer(EventKind::kForward, l);
   }
-  reference_ended();
+  if (!has_loss) reference_ended();
   begin_pass(trained, microbatch());
 }
 

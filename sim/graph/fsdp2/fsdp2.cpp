@@ -256,6 +256,10 @@ void Fsdp2::run_whole(std::int32_t layer) {
 void Fsdp2::forward_layer(std::int32_t layer) {
   run_border(EventKind::kForward, layer, LayerSegment::kBefore);
   if (is_called(layer)) enter_module(layer, 0);
+  for (std::int64_t call = calls_of(layer); call > 1; --call) {
+    state_post_forward(unit_of_layer(layer), /*in_backward=*/false);
+    state_pre_forward(unit_of_layer(layer));
+  }
   run_layer(EventKind::kForward, layer);
   if (ends_module(layer)) leave_module(layer, 0, /*in_backward=*/false);
   const LayerRole role = spec_of(layer).role;
@@ -283,6 +287,12 @@ bool Fsdp2::ends_module(std::int32_t layer) const {
   const bool lists_table =
       parts_tied(plan_.units) && model_.tied_embeddings && stacks_share_table(model_);
   return is_called(layer) && !(lists_table && spec_of(layer).role == LayerRole::kHead);
+}
+
+// Chunks of the sequence go through a head of its own unit one by one.
+std::int64_t Fsdp2::calls_of(std::int32_t layer) const {
+  const bool is_alone = spec_of(layer).role == LayerRole::kHead && !in_root_unit(layer);
+  return is_alone && is_wrapped() ? plan_.units.head_calls : 1;
 }
 
 // The hooks of a list of modules run with the first to begin and the last to end.
@@ -503,6 +513,10 @@ void Fsdp2::run_backward() {
     if (root_hook_due) {
       state_pre_backward(root());
       root_hook_due = false;
+    }
+    for (std::int64_t call = calls_of(l); call > 1; --call) {
+      post_backward(unit_of_layer(l), "autograd");
+      state_pre_backward(unit_of_layer(l));
     }
     if (recompute_of(l) != Recompute::kNone && !recomputes_inside(l)) {
       run_layer(EventKind::kRecompute, l);

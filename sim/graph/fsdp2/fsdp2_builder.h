@@ -189,6 +189,7 @@ class Fsdp2 final : public StepBuilder {
   void enter_module(std::int32_t layer, std::int8_t part);
   void leave_module(std::int32_t layer, std::int8_t part, bool in_backward);
   void begin_backward(std::int32_t layer, std::int8_t part);
+  std::int64_t calls_of(std::int32_t layer) const;
   bool is_called(std::int32_t layer) const;
   bool ends_module(std::int32_t layer) const;
   void end_backward(std::int32_t layer, std::int8_t part);

@@ -211,8 +211,8 @@ Problem problem_of_units(const Plan& plan, const ModelSpec& model) {
                                      blocks, model.name),
                          fmt::format("an integer from 1 to {}", blocks));
   }
-  const auto& [layers, embedding, head, block, experts, every, dimension, table, least, adapters] =
-      plan.units;
+  const auto& [layers, embedding, head, block, experts, every, dimension, table, least, adapters,
+               calls] = plan.units;
   using enum UnitPlacement;
   if (embedding == kWithNorm || embedding == kNorm) {
     return contradiction("units.embedding",
@@ -375,6 +375,10 @@ Problem problem_of_variants(const Plan& plan) {
   if (plan.loss.kind != Loss::Kind::kEager && !is_compiled && plan.logits == Logits::kHeld) {
     return contradiction("logits", "held logits are those that an eager loss was given",
                          "loss: eager", "released");
+  }
+  if (plan.logits == Logits::kKept && plan.loss.kind != Loss::Kind::kChunked) {
+    return contradiction("logits", "kept logits are those that a chunked loss was given",
+                         "loss: chunked-8", "released");
   }
   if (plan.autocast && size_of(*plan.autocast) > size_of(plan.param_dtype)) {
     return contradiction("dtype.autocast", "autocast computes in no wider dtype than dtype.param",

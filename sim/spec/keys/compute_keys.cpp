@@ -65,8 +65,9 @@ constexpr PlanKey kComputeKeys[] = {
     FORESHARD_FLAG(
         kernels.given_mask, .quiet = true,
         .told = [](const Plan& p) { return p.compile == Compile::kModel; }),
+    FORESHARD_FLAG(kernels.rope_tables, .quiet = true),
     FORESHARD_KEY("loss", kLossName, d.plan.loss = read_loss(n), written(p.loss)),
-    FORESHARD_WORD(logits, kUpTo<Logits::kHeld>),
+    FORESHARD_WORD(logits, kUpTo<Logits::kKept>),
     FORESHARD_WORD(reference, kUpTo<Reference::kUnits>, .quiet = true),
     FORESHARD_FLAG(loss_in_forward, .quiet = true),
     FORESHARD_WORD(float8, kUpTo<Float8::kNvfp4>),
@@ -117,6 +118,7 @@ constexpr PlanKey kComputeKeys[] = {
     FORESHARD_KEY("optimizer.clip_norm", kPositiveOrNone,
                   d.plan.optimizer.clip_norm = read_optional_positive(n),
                   written(p.optimizer.clip_norm)),
+    FORESHARD_FLAG(optimizer.in_backward, .quiet = true),
     FORESHARD_NUMBER(optimizer.learning_rate, number(0, 1e3)),
     FORESHARD_KEY("optimizer.beta1", kDecay, d.plan.optimizer.beta1 = read_decay(n),
                   Json(p.optimizer.beta1)),

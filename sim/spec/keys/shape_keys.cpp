@@ -137,6 +137,7 @@ constexpr PlanKey kShapeKeys[] = {
             n.is_scalar() && n.text() == "experts" ? Units::kExpertsDim : n.as_int(0, 1),
         p.units.shard_dim == Units::kExpertsDim ? Json("experts") : Json(p.units.shard_dim)),
     FORESHARD_FLAG(units.table_alone, .quiet = true),
+    FORESHARD_COUNT(units.head_calls, 1, plan_limits::kEvery, .quiet = true),
     FORESHARD_KEY("reshard_after_forward", kReshardPolicy,
                   d.plan.reshard_after_forward = read_reshard_policy(n),
                   written(p.reshard_after_forward)),

@@ -290,5 +290,47 @@ TEST(TrainerSettings, TargetsAreThoseThatTheModelHas) {
   EXPECT_EQ(targets("'nothing.*'"), "");
 }
 
+ForeignPlan recipe(const std::string& text, std::int64_t gpus) {
+  ForeignPlan plan = read_recipe(parse_yaml(text, "recipe.yaml"), gpus);
+  document_of(PlanDocument{}, plan);
+  return plan;
+}
+
+TEST(Recipes, TorchtunesBuilderSaysModelAndAdapters) {
+  const std::string text = R"(model:
+  _component_: torchtune.models.llama3_1.qlora_llama3_1_8b
+  lora_attn_modules: [q_proj, output_proj]
+  apply_lora_to_mlp: True
+tokenizer: {_component_: torchtune.models.llama3.llama3_tokenizer, max_seq_len: null}
+optimizer: {_component_: bitsandbytes.optim.PagedAdamW}
+optimizer_in_bwd: True
+custom_sharded_layers: ['norm', 'output']
+batch_size: 2
+)";
+  const ForeignPlan plan = recipe(text, 8);
+  expect(plan,
+         "model llama3_1_8b; trainer torchtune; runtime fsdp2; batch.micro_batch 2; optimizer.kind "
+         "paged-adamw; optimizer.in_backward true; units.head own; units.embedding; lora.base nf4; "
+         R"(lora.targets ["q_proj","o_proj","gate_proj","up_proj","down_proj"])");
+  EXPECT_TRUE(why(plan, "custom_sharded_layers").starts_with("a part"));
+  expect(recipe(text, 1), "runtime ddp; ddp.bucket_cap_mb 0");
+}
+
+TEST(Recipes, LitGptsKeysSayTheCommand) {
+  const std::string full = R"(checkpoint_dir: checkpoints/meta-llama/Llama-2-7b-hf
+precision: bf16-true
+devices: 4
+train: {global_batch_size: 64, max_norm: 0.5}
+)";
+  expect(recipe(full, 0),
+         "model Llama-2-7b-hf; runtime fsdp1; recompute full; batch.global 64; dtype.master bf16; "
+         "optimizer.clip_norm 0.5; fsdp1.hybrid_shard false; lora.rank; logits");
+  expect(recipe(full, 1), "runtime ddp; recompute");  // the cluster's, not the file's
+  expect(recipe(full + "lora_r: 8\nlora_query: true\nlora_key: false\n", 1),
+         R"(logits kept; lora.rank 8; lora.targets ["q_proj"])");
+  expect(recipe("model_name: pythia-14m\ndevices: auto\ntrain: {}\n", 0),
+         "model pythia-14m; runtime fsdp1; compile model");
+}
+
 }  // namespace
 }  // namespace foreshard::trainer_settings_test
