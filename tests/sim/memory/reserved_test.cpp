@@ -171,12 +171,9 @@ TEST(ReservedReplay, DdpAssignsItsBucketsInTheSecondStep) {
   EXPECT_EQ(buckets_of(plan), Buckets::kFromTheStart);
 }
 
-// The parameters of a unit and the flat one that they make stand beside the shards of those before.
-TEST(ReservedReplay, Fsdp1FlattensUnitAfterUnit) {
-  Plan plan = tiny_plan();
-  plan.runtime = {RuntimeKind::kFsdp1, newest_version(RuntimeKind::kFsdp1)};
-  const EventGraph graph = build_training_step(tiny_model(2), plan);
-  std::vector<std::int64_t> sizes;  // negative: freed
+// What is allocated before the first step; negative: freed.
+std::vector<std::int64_t> sizes_before_steps(const EventGraph& graph) {
+  std::vector<std::int64_t> sizes;
   for (const TracedAction& a : trace_step(graph, {}, DeviceMemory::unlimited(), 0).actions) {
     if (a.row != kNoEvent) break;
     if (a.entry.action == AllocatorTraceEntry::Action::kAlloc) sizes.push_back(a.entry.size);
@@ -184,6 +181,15 @@ TEST(ReservedReplay, Fsdp1FlattensUnitAfterUnit) {
       sizes.push_back(-a.entry.size);
     }
   }
+  return sizes;
+}
+
+// The parameters of a unit and the flat one that they make stand beside the shards of those before.
+TEST(ReservedReplay, Fsdp1FlattensUnitAfterUnit) {
+  Plan plan = tiny_plan();
+  plan.runtime = {RuntimeKind::kFsdp1, newest_version(RuntimeKind::kFsdp1)};
+  const EventGraph graph = build_training_step(tiny_model(2), plan);
+  const std::vector<std::int64_t> sizes = sizes_before_steps(graph);
   const auto rounded = [](std::int64_t bytes) { return (bytes + 511) / 512 * 512; };
   auto next = sizes.begin();
   for (std::size_t u = 1; u <= graph.units.size(); ++u) {  // the root is the last
@@ -205,14 +211,7 @@ TEST(ReservedReplay, Zero3HasItsMastersBeforeTheFirstStep) {
   Plan plan = tiny_plan();
   plan.runtime = {RuntimeKind::kZero3, newest_version(RuntimeKind::kZero3)};
   const EventGraph graph = build_training_step(tiny_model(2), plan);
-  std::vector<std::int64_t> sizes;  // negative: freed
-  for (const TracedAction& a : trace_step(graph, {}, DeviceMemory::unlimited(), 0).actions) {
-    if (a.row != kNoEvent) break;
-    if (a.entry.action == AllocatorTraceEntry::Action::kAlloc) sizes.push_back(a.entry.size);
-    if (a.entry.action == AllocatorTraceEntry::Action::kFreeRequested) {
-      sizes.push_back(-a.entry.size);
-    }
-  }
+  const std::vector<std::int64_t> sizes = sizes_before_steps(graph);
   const auto master = std::ranges::find_if(
       graph.buffers, [](const Buffer& b) { return b.role == BufferRole::kMaster; });
   ASSERT_NE(master, graph.buffers.end());
