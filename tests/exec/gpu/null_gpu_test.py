@@ -22,6 +22,16 @@ from round_plans import PLANS, plan, words_of  # noqa: E402
 from round_tools import example, tokens  # noqa: E402
 
 SKIPPED = 77
+# TorchScript reads an optimizer's functions; what a program says of all holds; the other ranks count as many.
+PROGRAM = """
+import torch, torch.distributed as dist, torch.distributed.optim
+torch.__config__.show()
+assert (torch.ones(3, device="cuda") > 5).all()
+dist.init_process_group("nccl")
+count = torch.tensor([3], device="cuda")
+dist.all_reduce(count)
+assert count.item() == 24, count
+"""
 
 
 def skip(reason):
@@ -60,6 +70,11 @@ class OnNullGpu:
         if not holds:
             self.failed.append(what)
             print("FAILED", what, flush=True)
+
+    def python(self):
+        if importlib.util.find_spec("torch") is not None:
+            status, output, _ = self.run([sys.executable, "-c", PROGRAM], "--world", 8)
+            self.expect(status == 0, f"python: exit {status} {output[-500:]}")
 
     def planted(self, how):
         """By fault, the lines that tell of it."""
@@ -128,6 +143,7 @@ class OnNullGpu:
 def main():
     with tempfile.TemporaryDirectory() as folder:
         null = OnNullGpu(sys.argv[1], sys.argv[2], folder)
+        null.python()
         null.faults()
         null.round("--whole" in sys.argv)
     print(f"{len(null.failed)} failed")
