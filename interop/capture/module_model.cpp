@@ -162,7 +162,7 @@ class ModuleWriter {
     }
     if (layer.role == "inner") layer.name += std::to_string(part);
     layers_.push_back(std::move(layer));
-    if (part > 0) hold_over(static_cast<std::int64_t>(begin));
+    if (part > 0 && layers_.back().role != "loss") hold_over(static_cast<std::int64_t>(begin));
   }
 
   // What names hold of the layer before while this one runs (attention's weights, until the next
@@ -630,8 +630,9 @@ class ModuleWriter {
     // What is broadcast stands last, where its gradient is summed.
     if (inputs.size() == 2 && is_narrow(inputs[0]) && !is_narrow(inputs[1]))
       std::swap(inputs[0], inputs[1]);
-    const bool sums = !view && inputs.size() == 2 && is_differentiated(operation) &&
-                      is_narrow(inputs[1]) && !is_narrow(inputs[0]) && wanted.contains(inputs[1]);
+    const bool sums = !view && aten != "bmm" && inputs.size() == 2 &&
+                      is_differentiated(operation) && is_narrow(inputs[1]) &&
+                      !is_narrow(inputs[0]) && wanted.contains(inputs[1]);
     if (op == "negative_log_likelihood" || (view && !inputs.empty())) inputs.resize(1);
     if ((op == "multiply" || op == "add") && inputs.size() < 2) op = "scale";
     Json made = {
@@ -687,6 +688,9 @@ class ModuleWriter {
     if (view || op == "cast") layer.owned.erase(inputs.empty() ? result : inputs[0]);
     layer.operations.push_back(made);
     if (counts || layer.output.empty()) layer.output = result;  // (metrics are none)
+    // (The first operation of a loss is known by what it is.)
+    if (layer.role == "loss" && layer.operations.size() == 1)
+      hold_over(static_cast<std::int64_t>(i));
   }
 
   // The batch is the runtime's.

@@ -383,7 +383,7 @@ def trace_of(torch, path, given_back):
         def append(self, operation):
             """Views, too, that something reads: a mask is written sample by sample."""
             for view in [self.unread[n] for n in operation["in"] if n in self.unread]:
-                if any(self.unread.pop(out["tensor"], None) for out in view["out"]):
+                if any([self.unread.pop(out["tensor"], None) for out in view["out"]]):  # (all of them)
                     self.append(view)
             self.operations.append(operation)
 
