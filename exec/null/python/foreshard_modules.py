@@ -61,7 +61,7 @@ def start(torch, out, seen):
         others.clear()
         state["trace"].__enter__()
         undone.extend([without_checkpoints(checkpoints), with_lengths_of_host(torch), with_functions(torch, state["trace"])])
-        gathers_unseen(torch, state["trace"])
+        gathers_unseen(torch, state["trace"], names)
 
     def forward_ended(loss, again=False):
         backwards.append(None)  # (one may run others: reversible blocks)
@@ -98,8 +98,8 @@ def inputs_of(things, name=""):
     return {at: said for key, part in parts for at, said in inputs_of(part, ("%s.%s" % (name, key)).lstrip(".")).items()}
 
 
-def gathers_unseen(torch, trace):
-    """What fully_shard does around a unit is its plan's matter."""
+def gathers_unseen(torch, trace, names):
+    """What fully_shard does around a unit is its plan's matter; it may be its own leaf."""
     from torch.utils._python_dispatch import _disable_current_modes
 
     def unseen(real):
@@ -107,6 +107,8 @@ def gathers_unseen(torch, trace):
             with _disable_current_modes():
                 result = real(*given, **named)
             trace.node = torch._C._autograd._get_sequence_nr()
+            for module in (m for unit in getattr(given[0], "modules", ()) for m in unit.modules()):
+                trace.find_parameters(module, names.get(id(module)))
             return result
 
         return run
@@ -268,7 +270,7 @@ def trace_of(torch, path, given_back):
             """A module's own, which fully_shard may only just have gathered."""
             self.bury()
             for of, p in module._parameters.items():
-                whole = self.named.get("%s.%s" % (name, of) if name else of)
+                whole = self.named.get("%s.%s" % (name, of) if name else of) if name is not None else None
                 if whole is not None and p is not None and not hasattr(p, "_local_tensor"):
                     self.parameters.setdefault(address(p), {}).setdefault(p.storage_offset(), whole)
 

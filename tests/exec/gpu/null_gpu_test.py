@@ -31,6 +31,13 @@ dist.init_process_group("nccl")
 count = torch.tensor([3], device="cuda")
 dist.all_reduce(count)
 assert count.item() == 24, count
+from torch.distributed.fsdp import fully_shard
+model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Linear(8, 8)).cuda()
+for unit in (*model, model):
+    fully_shard(unit)
+optimizer = torch.optim.SGD(model.parameters())
+model(torch.ones(4, 8, device="cuda")).sum().backward()
+optimizer.step()
 """
 
 
@@ -73,8 +80,11 @@ class OnNullGpu:
 
     def python(self):
         if importlib.util.find_spec("torch") is not None:
-            status, output, _ = self.run([sys.executable, "-c", PROGRAM], "--world", 8)
+            status, output, _ = self.run([sys.executable, "-c", PROGRAM], "--world", 8, "--modules")
             self.expect(status == 0, f"python: exit {status} {output[-500:]}")
+            traced = json.loads((self.folder / "capture/modules.json").read_text(encoding="utf-8"))["operations"]
+            read = {name for o in traced for name in o["in"] if isinstance(name, str)}
+            self.expect(read == {"0.weight", "0.bias", "1.weight", "1.bias"} and len(traced) == 3, f"python: fully_shard's modules read {read}")
 
     def planted(self, how):
         """By fault, the lines that tell of it."""
