@@ -97,6 +97,11 @@ class LayerFinder {
     }
     std::erase_if(found_.parts, [&](const ModulePart& part) { return part.begin >= loss; });
     found_.parts.push_back({.begin = loss, .handed = largest(found_.crossing(loss))});
+    // What only hands a gradient through (an order of dimensions between lists) is the part's
+    // before.
+    for (std::size_t p = found_.parts.size() - 2; p > 0; --p) {
+      if (found_.parts[p].block < 0 && is_passage(p)) found_.parts.erase(found_.parts.begin() + p);
+    }
     // From behind: what a part hands on, it has made.
     const auto join = [&](std::size_t p) {
       if (found_.parts[p].block != found_.parts[p - 1].block) found_.parts[p - 1].block = -1;
@@ -123,6 +128,14 @@ class LayerFinder {
         found_.parts[p].handed = largest(made);
       }
     }
+  }
+  bool is_passage(std::size_t p) const {
+    const Json& operations = document_.at("operations");
+    for (std::size_t i = found_.parts[p].begin; i < found_.parts[p + 1].begin; ++i) {
+      const Json made = operations[i].value("backward", Json::array());
+      if (uses_parameter(operations[i]) || !made.empty()) return false;
+    }
+    return true;
   }
   // (What only looks at a tensor that has a gradient is a metric.)
   bool reads(std::size_t p, std::int64_t tensor) const {

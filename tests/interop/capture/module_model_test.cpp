@@ -111,6 +111,15 @@ TEST(ModuleModel, ListsAreBlocksAndWhatTravelsBesideIsKept) {
   EXPECT_EQ(elements(model.kinds[0].tensors[at(last.saved[0])], 3, 64), 3 * kWidth);
 }
 
+TEST(ModuleModel, WhatOnlyTurnsATensorIsNoLayer) {
+  CapturedModules turned = program(2, 16);
+  for (Json& operation : turned.document["operations"]) {
+    if (operation["op"] == "gelu") operation.update({{"op", "clone"}, {"backward", Json::array()}});
+  }
+  const std::string text = model_of_modules({turned}, "net");
+  EXPECT_EQ(parse_model_yaml(parse_yaml(text, "net.yaml")).order[3].name, "b.0");
+}
+
 TEST(ModuleModel, BlocksBesideEachOtherAreTwo) {
   const std::string text =
       model_of_modules({program(2, 16, false, true), program(4, 32, false, true)}, "net");
