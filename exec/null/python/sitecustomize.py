@@ -361,6 +361,7 @@ def hook_torch(module):
     for holder, name in itertools.product((module, module.Tensor), ("isfinite", "all", "_is_all_true")):
         if hasattr(holder, name):
             setattr(holder, name, yes(getattr(holder, name)))
+            module.jit._builtins._register_builtin(getattr(holder, name), "aten::" + name)
     hook_values(module)
 
 

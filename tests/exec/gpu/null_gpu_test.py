@@ -26,6 +26,9 @@ SKIPPED = 77
 PROGRAM = """
 import torch, torch.distributed as dist, torch.distributed.optim
 torch.__config__.show()
+@torch.jit.script
+def every(x):
+    return torch.all(x)
 assert (torch.ones(3, device="cuda") > 5).all()
 dist.init_process_group("nccl")
 count = torch.tensor([3], device="cuda")
@@ -80,7 +83,8 @@ class OnNullGpu:
 
     def python(self):
         if importlib.util.find_spec("torch") is not None:
-            status, output, _ = self.run([sys.executable, "-c", PROGRAM], "--world", 8, "--modules")
+            (self.folder / "program.py").write_text(PROGRAM, encoding="utf-8")
+            status, output, _ = self.run([sys.executable, "program.py"], "--world", 8, "--modules")
             self.expect(status == 0, f"python: exit {status} {output[-500:]}")
             traced = json.loads((self.folder / "capture/modules.json").read_text(encoding="utf-8"))["operations"]
             read = {name for o in traced for name in o["in"] if isinstance(name, str)}
