@@ -17,6 +17,7 @@ from ask import NORM, WORKSPACES, answer, ask, same, scheduled
 
 
 LT = 1 << 20  # cuBLASLt's workspace, which products with a bias take
+SMALL = 8320 << 10  # cuBLAS' where the GPU is no Hopper (PyTorch's parseChosenWorkspaceSize)
 
 
 def collectives(program, *said):
@@ -38,21 +39,25 @@ def host_seconds(program, plan):
 
 
 def workspaces(capture):
-    """cuBLAS' and cuBLASLt's: blocks that a product takes in front of itself and nobody gives back."""
-    packed, taken, fresh = capture / "calls.txt.gz", {}, {}
+    """cuBLAS' and cuBLASLt's: blocks that a product takes in front of itself and the last step leaves."""
+    packed, taken, fresh, sizes = capture / "calls.txt.gz", {}, {}, []
     for line in gzip.open(packed, "rt") if packed.exists() else open(capture / "calls.txt"):
         letter, *rest = line.split(" ")
         if letter == "M":
             address, size = rest[3], int(rest[4])
             taken.pop(address, None)
             fresh.pop(address, None)
-            if size in (WORKSPACES // 2, LT):
-                fresh[address] = size
+            for of in (WORKSPACES // 2, SMALL):
+                if of <= size < of + LT:  # (the allocator leaves less than 1 MiB in one piece)
+                    fresh[address] = of
+            if size == LT:
+                fresh[address] = LT
         elif letter not in "NDd":
             if letter == "G":
                 taken.update(fresh)
+            if letter == "H":
+                sizes = list(taken.values())
             fresh = {}
-    sizes = list(taken.values())
     return sum(size for size in sizes if size > LT) + LT * (LT in sizes)
 
 

@@ -1,6 +1,6 @@
 // NCCL with one process for all ranks of a communicator: everything is done at once, and the other
 // ranks say what this one says. So what was known of a buffer is known of all ranks' copies after a
-// broadcast or a gather, and unknown after a sum.
+// broadcast or a gather, and of integers after a sum.
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
@@ -80,6 +80,16 @@ void repeat(const void* from, void* to, std::uint64_t bytes, int parts) {
   std::string all;
   for (int part = 0; part < parts; ++part) all += copy;
   copy_bytes(to, all.data(), all.size());
+}
+
+// As many times what is known of `from` as there are ranks.
+template <typename Integer>
+void sum(const void* from, void* to, std::size_t count, int ranks) {
+  std::vector<Integer> all(count);
+  const std::size_t bytes = count * sizeof(Integer);
+  if (bytes > kKnownBytes || copy_bytes(all.data(), from, bytes)) return forget(to, bytes);
+  for (Integer& each : all) each *= static_cast<Integer>(ranks);
+  copy_bytes(to, all.data(), bytes);
 }
 
 // A group of broadcasts from every rank gathers a list (PyTorch from 2.15 on): the other ranks'
@@ -185,9 +195,14 @@ API Status ncclReduceScatter(const void* from, void* to, std::size_t count, int 
 }
 API Status ncclAllReduce(const void* from, void* to, std::size_t count, int type, int operation,
                          Comm c, StreamHandle stream) {
-  constexpr int kMax = 2, kMin = 3, kAverage = 4;  // ncclRedOp_t
+  constexpr int kSum = 0, kMax = 2, kMin = 3, kAverage = 4;  // ncclRedOp_t
+  constexpr int kInt32 = 2, kInt64 = 4;                      // ncclDataType_t
   if (operation == kMax || operation == kMin || operation == kAverage) {
     repeat(from, to, count * size_of(type), 1);
+  } else if (operation == kSum && type == kInt64) {
+    sum<std::int64_t>(from, to, count, static_cast<const Communicator*>(c)->size);
+  } else if (operation == kSum && type == kInt32) {
+    sum<std::int32_t>(from, to, count, static_cast<const Communicator*>(c)->size);
   } else {
     forget(to, count * size_of(type));
   }

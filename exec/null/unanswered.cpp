@@ -47,7 +47,7 @@ bool is_cuda_symbol(const char* name) {
 bool may_stay(const char* name) {
   return std::strncmp(name, "nvrtc", 5) == 0 || std::strncmp(name, "nvJitLink", 9) == 0 ||
          std::strstr(name, "GetErrorString") != nullptr ||
-         std::strcmp(name, "cudnnGetProperty") == 0 || std::strstr(name, "GetVersion") != nullptr;
+         std::strcmp(name, "cudnnGetProperty") == 0 || std::strstr(name, "Version") != nullptr;
 }
 
 void* own_function(const char* name) {

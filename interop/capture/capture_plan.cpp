@@ -277,6 +277,15 @@ CapturedModules modules_of(const Capture& capture) {
     throw Error(ExitCode::kInvalidInput,
                 made.path + ": is of an earlier foreshard-null; expected a capture of this one");
   }
+  const std::size_t count = made.document.value("count", std::size_t{0});
+  if (count > made.document.at("operations").size()) {
+    throw Error(
+        ExitCode::kMissingCapability,
+        fmt::format("{}: its first forward has {} operations (a loop over positions?), more "
+                    "than layers are made of: capture two batches of a shorter sequence; "
+                    "foreshard predict --capture forecasts the step as it is",
+                    made.path, count));
+  }
   if (made.document.value("differentiates_twice", false)) {
     throw Error(ExitCode::kMissingCapability,
                 made.path +
@@ -427,6 +436,7 @@ OwnModel own_model(const Capture& capture, const std::vector<Capture>& others, S
     const Json document =
         read_json_document(std::filesystem::path(each.path).replace_filename("model.json"));
     inputs.push_back(document.value("inputs", Json::object()));
+    if (inputs.back().empty()) inputs.back() = each.document.at("given");
     check_alone(each, document.value("optimizers", Json::array()));
   }
   const std::vector<Extents> extents = extents_of(inputs, all);

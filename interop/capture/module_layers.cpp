@@ -97,6 +97,11 @@ class LayerFinder {
     }
     std::erase_if(found_.parts, [&](const ModulePart& part) { return part.begin >= loss; });
     found_.parts.push_back({.begin = loss, .handed = largest(found_.crossing(loss))});
+    // What only hands a gradient through (an order of dimensions between lists) is the part's
+    // before.
+    for (std::size_t p = found_.parts.size() - 2; p > 0; --p) {
+      if (found_.parts[p].block < 0 && is_passage(p)) found_.parts.erase(found_.parts.begin() + p);
+    }
     // From behind: what a part hands on, it has made.
     const auto join = [&](std::size_t p) {
       if (found_.parts[p].block != found_.parts[p - 1].block) found_.parts[p - 1].block = -1;
@@ -108,13 +113,15 @@ class LayerFinder {
       join(found_.parts.size() - 2);
     for (std::size_t p = found_.parts.size() - 2; p > 0; --p) {
       std::vector<std::int64_t> made = found_.crossing(found_.parts[p].begin);
+      const bool is_fed = std::ranges::any_of(made, [&](std::int64_t t) { return reads(p, t); });
       std::erase_if(made, [&](std::int64_t t) {
         return p > 1 && place_of_tensor(t) < found_.parts[p - 1].begin;
       });
       // Of two blocks the second one may read what came before the first alone (scales).
       const std::vector<std::int64_t> all = made;
       std::erase_if(made, [&](std::int64_t t) { return !reads(p, t); });
-      if (made.empty() && found_.parts[p].block >= 0 && found_.parts[p - 1].block >= 0) made = all;
+      if (made.empty() && is_fed && found_.parts[p].block >= 0 && found_.parts[p - 1].block >= 0)
+        made = all;
       if (made.empty()) {
         join(p);
       } else {
@@ -122,11 +129,21 @@ class LayerFinder {
       }
     }
   }
+  bool is_passage(std::size_t p) const {
+    const Json& operations = document_.at("operations");
+    for (std::size_t i = found_.parts[p].begin; i < found_.parts[p + 1].begin; ++i) {
+      const Json made = operations[i].value("backward", Json::array());
+      if (uses_parameter(operations[i]) || !made.empty()) return false;
+    }
+    return true;
+  }
+  // (What only looks at a tensor that has a gradient is a metric.)
   bool reads(std::size_t p, std::int64_t tensor) const {
     const Json& operations = document_.at("operations");
     for (std::size_t i = found_.parts[p].begin; i < found_.parts[p + 1].begin; ++i) {
       const Json& in = operations[i].at("in");
-      if (contains(in, Json(tensor))) return true;
+      const bool looks = found_.made_at.contains(tensor) && !is_differentiated(operations[i]);
+      if (!looks && contains(in, Json(tensor))) return true;
     }
     return false;
   }

@@ -25,6 +25,7 @@ namespace foreshard {
 namespace {
 
 constexpr std::string_view kInput = "input";
+constexpr std::int64_t kLeastHeld = 1 << 12;  // elements
 
 struct Layer {
   std::string name, role, prefix;             // of parameters
@@ -147,7 +148,7 @@ class ModuleWriter {
     }
     handed_ = handed;
     Layer layer;
-    const bool is_last = part + 2 == found_.parts.size();
+    const bool is_last = part + 2 == found_.parts.size() && !looks_up_again(part);
     layer.role = part == 0                         ? "embedding"
                  : part + 1 == found_.parts.size() ? "loss"
                  : block >= 0                      ? "block"
@@ -161,6 +162,39 @@ class ModuleWriter {
     }
     if (layer.role == "inner") layer.name += std::to_string(part);
     layers_.push_back(std::move(layer));
+    if (part > 0 && layers_.back().role != "loss") hold_over(static_cast<std::int64_t>(begin));
+  }
+
+  // What names hold of the layer before while this one runs (attention's weights, until the next
+  // ones have their name) is there from its start.
+  void hold_over(std::int64_t begin) {
+    Layer& layer = layers_.back();
+    for (const auto& [tensor, before] : layers_[layers_.size() - 2].names) {
+      const auto ended = ends_.find(tensor);
+      const bool is_there = ended != ends_.end() && ended->second.forward >= begin;
+      if (!is_there || found_.is_read_from(tensor, at(begin)) || storage(tensor) != tensor ||
+          !described_.contains(tensor) || found_.elements.at(tensor) < kLeastHeld)
+        continue;
+      const std::string name = fmt::format("held_{}", layer.tensors.size());
+      layer.tensors[name] = described_.at(tensor);
+      layer.sizes[name] = found_.elements.at(tensor);
+      layer.names[tensor] = name;
+      layer.operations.push_back(
+          {{"op", "copy"}, {"name", name}, {"outputs", {name}}, {"gradient", "none"}});
+    }
+  }
+
+  // Rows of a table that an earlier layer has.
+  bool looks_up_again(std::size_t part) const {
+    const Json& operations = document_.at("operations");
+    const auto place = [&](std::size_t p) {
+      return operations.begin() + static_cast<std::ptrdiff_t>(found_.parts[p].begin);
+    };
+    return std::any_of(place(part), place(part + 1), [&](const Json& operation) {
+      const Json& in = operation.at("in");
+      return operation.at("op") == "embedding" && in[0].is_string() &&
+             seen_parameters_.contains(in[0].get<std::string>());
+    });
   }
 
   // What other models that run first (an autoencoder, a text's encoder) take and give back.
@@ -264,7 +298,6 @@ class ModuleWriter {
   // Names of the program's that outlast what reads and keeps a tensor, as the allocator saw it.
   // `next`: the first operation behind the layer.
   void end_names(std::size_t next) {
-    constexpr std::int64_t kLeast = 1 << 12;  // elements
     Layer& layer = layers_.back();
     if (layer.operations.empty()) return;
     const auto behind = [&](std::int64_t place) {  // the last operation there or before
@@ -273,7 +306,7 @@ class ModuleWriter {
     for (const auto& [tensor, name] : layer.names) {
       const auto ended = ends_.find(tensor);
       if (ended == ends_.end() || storage(tensor) != tensor || name == layer.output ||
-          name == kInput || layer.sizes.at(name) < kLeast || found_.is_read_from(tensor, next))
+          name == kInput || layer.sizes.at(name) < kLeastHeld || found_.is_read_from(tensor, next))
         continue;
       const auto [forward, backward] = ended->second;
       const bool is_kept = saw_ends_ && forward < 0 && backward < 0 && described_.contains(tensor);
@@ -435,32 +468,47 @@ class ModuleWriter {
   std::optional<std::string> known(std::int64_t tensor) {
     Layer& layer = layers_.back();
     if (const auto it = layer.names.find(tensor); it != layer.names.end()) return it->second;
-    const std::string number = std::to_string(tensor);
-    const bool is_batch = layers_.size() == 1 && document_.at("given").contains(number);
     const bool hands_on = layers_.size() > 1 && tensor == handed_ &&
                           layers_[layers_.size() - 2].names.contains(tensor);
     if (auto name = stand_in(tensor, false)) return name;
-    if (auto name = constant(tensor)) return name;
-    if ((!is_batch && !hands_on) || layer.tensors.contains(kInput)) return given_name(tensor);
     Json first = Json::object();
-    if (is_batch) {
-      std::vector<std::int64_t> all;
-      for (const CapturedModules& capture : captures_) {
-        all.push_back(capture.document.at("given").at(number).at("elements"));
-      }
-      first[std::string(kInput)] = sizes_.tensor(all, document_.at("given").at(number).at("dtype"));
-      if (first.begin()->is_null()) return std::nullopt;
-      if (document_.at("given").at(number).at("dtype") == "torch.bfloat16")
-        first[std::string(kInput)]["type"] = "bf16";  // as the program makes it
-    } else {
+    if (layers_.size() == 1 && !layer.tensors.contains(kInput)) first = batch_of(tensor);
+    const bool is_batch = !first.empty();
+    if (!is_batch) {
+      if (auto name = constant(tensor)) return name;
+      if (!hands_on || layer.tensors.contains(kInput)) return given_name(tensor);
       first[std::string(kInput)] = described_.at(tensor);
     }
     for (const auto& [name, value] : layer.tensors.items()) first[name] = value;
     layer.tensors = std::move(first);
-    layer.sizes[std::string(kInput)] =
-        is_batch ? document_.at("given").at(number).at("elements").get<std::int64_t>()
-                 : found_.elements.at(tensor);
+    layer.sizes[std::string(kInput)] = is_batch
+                                           ? there(tensor, 0)->at("elements").get<std::int64_t>()
+                                           : found_.elements.at(tensor);
     return layer.names[tensor] = kInput;
+  }
+
+  // What a capture says of a tensor that the program gives its model, or that this has of the host;
+  // else null.
+  const Json* there(std::int64_t tensor, std::size_t capture) const {
+    const Json& document = captures_[capture].document;
+    const std::string number = std::to_string(tensor);
+    if (document.at("given").contains(number)) return &document.at("given").at(number);
+    const auto made = constants_.find(tensor);
+    if (made == constants_.end()) return nullptr;
+    const Json& operation = document.at("operations")[made->second.first];
+    return operation.at("in").empty() ? nullptr : &operation.at("out")[made->second.second];
+  }
+  // As the first layer's input; empty where samples have no part in it.
+  Json batch_of(std::int64_t tensor) const {
+    if (there(tensor, 0) == nullptr) return Json::object();
+    std::vector<std::int64_t> all;
+    for (std::size_t c = 0; c < captures_.size(); ++c)
+      all.push_back(there(tensor, c)->at("elements"));
+    const std::string dtype = there(tensor, 0)->at("dtype");
+    Json made = sizes_.tensor(all, dtype);
+    if (!made.contains("per_token") && !made.contains("per_sequence")) return Json::object();
+    if (dtype == "torch.bfloat16") made["type"] = "bf16";  // as the program makes it
+    return {{std::string(kInput), made}};
   }
 
   // What the layer itself makes of nothing (zeros that a mask is written into), or has of the host
@@ -504,9 +552,12 @@ class ModuleWriter {
       made["tied"] = true;
       if (layer.role == "head") {
         is_tied_ = true;
-        Json first = {{name, made}};  // as a model.yaml has it
-        first.update(layer.parameters);
-        layer.parameters = first;
+        layer.parameters[name] = made;
+        for (Json* of : {&layer.parameters, &layers_[0].parameters}) {  // as a model.yaml has it
+          Json first = {{name, of->at(name)}};
+          first.update(*of);
+          *of = first;
+        }
         return name;
       }
       name += fmt::format(" again {}", layer.parameters.size());
@@ -579,8 +630,9 @@ class ModuleWriter {
     // What is broadcast stands last, where its gradient is summed.
     if (inputs.size() == 2 && is_narrow(inputs[0]) && !is_narrow(inputs[1]))
       std::swap(inputs[0], inputs[1]);
-    const bool sums = !view && inputs.size() == 2 && is_differentiated(operation) &&
-                      is_narrow(inputs[1]) && !is_narrow(inputs[0]) && wanted.contains(inputs[1]);
+    const bool sums = !view && aten != "bmm" && inputs.size() == 2 &&
+                      is_differentiated(operation) && is_narrow(inputs[1]) &&
+                      !is_narrow(inputs[0]) && wanted.contains(inputs[1]);
     if (op == "negative_log_likelihood" || (view && !inputs.empty())) inputs.resize(1);
     if ((op == "multiply" || op == "add") && inputs.size() < 2) op = "scale";
     Json made = {
@@ -636,6 +688,9 @@ class ModuleWriter {
     if (view || op == "cast") layer.owned.erase(inputs.empty() ? result : inputs[0]);
     layer.operations.push_back(made);
     if (counts || layer.output.empty()) layer.output = result;  // (metrics are none)
+    // (The first operation of a loss is known by what it is.)
+    if (layer.role == "loss" && layer.operations.size() == 1)
+      hold_over(static_cast<std::int64_t>(i));
   }
 
   // The batch is the runtime's.
@@ -862,7 +917,7 @@ class ModuleWriter {
     for (std::size_t l = 0; l < layers_.size();) {
       std::size_t end = l + 1;
       while (end < layers_.size() && layers_[end].role == "block" && layers_[end].same_as.empty() &&
-             list_of(layers_[end].name) == list_of(layers_[l].name) &&
+             stem_of(layers_[end].name) == stem_of(layers_[l].name) &&
              layers_[end].kind() == layers_[l].kind())
         ++end;
       if (!layers_[l].same_as.empty()) {
@@ -879,9 +934,11 @@ class ModuleWriter {
       if (l == 0 && others > 0) kinds[kind]["resident_bytes"] = others;
       Json entry = {{"kind", kind}, {"name", layers_[l].name}};
       if (layers_[l].role == "block") {
-        entry["name"] = list_of(layers_[l].name) + ".{}";
+        const std::string stem = stem_of(layers_[l].name),
+                          number = layers_[l].name.substr(stem.size());
+        if (!number.empty()) entry["name"] = stem + "{}";
         entry["repeat"] = end - l;
-        if (const auto first = number_of(layers_[l].name); first > 0) entry["from"] = first;
+        if (const auto first = std::atoll(number.c_str()); first > 0) entry["from"] = first;
       }
       order.push_back(entry);
       l = end;
@@ -937,8 +994,9 @@ class ModuleWriter {
     }
     return text;
   }
-  static std::int64_t number_of(const std::string& block) {
-    return std::atoll(block.c_str() + block.rfind('.') + 1);
+  // "blocks." of "blocks.0"
+  static std::string stem_of(const std::string& block) {
+    return block.substr(0, block.find_last_not_of("0123456789") + 1);
   }
 
   const std::vector<CapturedModules>& captures_;

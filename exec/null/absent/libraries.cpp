@@ -48,6 +48,7 @@ API int cudnnGetProperty(int part, int* value) {  // libraryPropertyType
   *value = kCudnn[part];
   return 0;
 }
+API std::size_t cudnnGetCudartVersion() { return 13000; }
 API std::size_t cublasLtGetVersion() { return 130200; }
 API const char* cudnnGetErrorString(int) { return "the null GPU's cuDNN refuses this"; }
 API const char* cusparseGetErrorString(int) { return "the null GPU has no cuSPARSE"; }

@@ -13,6 +13,9 @@ import os
 import sys
 
 
+MOST_OPERATIONS = 30_000  # whose file import reads
+
+
 def start(torch, out, seen):
     handles, path, state, undone, checkpoints, backwards = [], [], {}, [], [], []
     names = {}  # of modules, by id
@@ -33,6 +36,7 @@ def start(torch, out, seen):
         elif not path and id(module) not in names and is_stepped_with(torch, state["trace"].roots[0][1], module):
             names.update({id(m): n for n, m in state["trace"].add_root(module)})
         path.append(names.get(id(module), path[-1] if path else ""))
+        state["trace"].find_parameters(module, names.get(id(module)))
         if checkpoints and checkpoints[-1] is None:
             checkpoints[-1] = path[-1]
 
@@ -48,7 +52,7 @@ def start(torch, out, seen):
 
     def begin(root, arguments):
         root, arguments = whose_forward(torch, root, arguments)
-        seen["called"], seen["inputs"] = root, {str(i): {"shape": list(t.shape), "dtype": str(t.dtype)} for i, t in enumerate(arguments) if torch.is_tensor(t)}
+        seen["called"], seen["inputs"] = root, inputs_of(arguments)
         root = getattr(root, "_orig_mod", root)  # (torch.compile's)
         outer.clear()
         state["trace"] = trace_of(torch, path, blocks_given_back())
@@ -57,6 +61,7 @@ def start(torch, out, seen):
         others.clear()
         state["trace"].__enter__()
         undone.extend([without_checkpoints(checkpoints), with_lengths_of_host(torch), with_functions(torch, state["trace"])])
+        gathers_unseen(torch, state["trace"], names)
 
     def forward_ended(loss, again=False):
         backwards.append(None)  # (one may run others: reversible blocks)
@@ -83,6 +88,34 @@ def start(torch, out, seen):
     module = sys.modules["torch.nn.modules.module"]
     handles += [module.register_module_forward_pre_hook(enter), module.register_module_forward_hook(leave)]
     return forward_ended, backward_ended
+
+
+def inputs_of(things, name=""):
+    """Tensors (NumPy's, too) that a forward is given, by where they stand in tuples, lists and dictionaries."""
+    if type(things).__name__ == "ndarray" or hasattr(things, "untyped_storage"):
+        return {name: {"shape": list(things.shape), "dtype": "torch." + str(things.dtype).removeprefix("torch.")}}
+    parts = things.items() if isinstance(things, dict) else enumerate(things) if isinstance(things, (list, tuple)) else ()
+    return {at: said for key, part in parts for at, said in inputs_of(part, ("%s.%s" % (name, key)).lstrip(".")).items()}
+
+
+def gathers_unseen(torch, trace, names):
+    """What fully_shard does around a unit is its plan's matter; it may be its own leaf."""
+    from torch.utils._python_dispatch import _disable_current_modes
+
+    def unseen(real):
+        def run(*given, **named):
+            with _disable_current_modes():
+                result = real(*given, **named)
+            trace.node = torch._C._autograd._get_sequence_nr()
+            for module in (m for unit in getattr(given[0], "modules", ()) for m in unit.modules()):
+                trace.find_parameters(module, names.get(id(module)))
+            return result
+
+        return run
+
+    for of in [m.FSDPParamGroup for n, m in sys.modules.items() if n.endswith("._fsdp_param_group")]:
+        for name in ("pre_forward", "post_forward", "pre_backward", "post_backward", "finalize_backward"):
+            setattr(of, name, unseen(getattr(of, name)))
 
 
 def whose_forward(torch, module, arguments):
@@ -187,7 +220,15 @@ def trace_of(torch, path, given_back):
     from torch.utils._python_dispatch import TorchDispatchMode
 
     def address(tensor):
-        return tensor.untyped_storage().data_ptr()
+        return getattr(tensor, "_local_tensor", tensor).untyped_storage().data_ptr()
+
+    def extent(tensor):
+        """A complex number is two."""
+        return torch.view_as_real(tensor.detach()).shape if tensor.is_complex() else tensor.shape
+
+    def real(tensor):
+        """Its elements and their type."""
+        return {"elements": math.prod(extent(tensor)), "dtype": str(tensor.dtype.to_real() if tensor.is_complex() else tensor.dtype)}
 
     def flat(things):
         for thing in things:
@@ -211,16 +252,27 @@ def trace_of(torch, path, given_back):
             self.running, self.beside, self.most = None, {}, 0  # what the node that runs has made, by storage; elements at most
             self.functions, self.hidden = [], []  # of autograd.Function; those that run modules without autograd
             self.living, self.ended = {}, {}  # numbers by storage; by number, where the storage was given back
-            self.parameters = {}  # by storage and place in it
+            self.parameters, self.named = {}, {}  # by storage and place in it; a parameter's first name, by each
             self.roots, self.unread, self.looks = [], {}, 0  # with what stands before their names; views by number
 
         def add_root(self, root):
             """One model; others that its optimizer steps, too, stand beside it. Its modules by name."""
             prefix = "%s%d." % (type(root).__name__, len(self.roots)) if self.roots else ""
             self.roots.append((prefix, root))
-            for name, p in root.named_parameters():
-                self.parameters.setdefault(address(p), {})[p.storage_offset()] = prefix + name
+            first = {}
+            for name, p in root.named_parameters(remove_duplicate=False):
+                self.named[prefix + name] = first.setdefault(id(p), prefix + name)
+            for name, module in root.named_modules():
+                self.find_parameters(module, (prefix + name).rstrip("."))
             return [((prefix + n).rstrip("."), m) for n, m in root.named_modules()]
+
+        def find_parameters(self, module, name):
+            """A module's own, which fully_shard may only just have gathered."""
+            self.bury()
+            for of, p in module._parameters.items():
+                whole = self.named.get("%s.%s" % (name, of) if name else of) if name is not None else None
+                if whole is not None and p is not None and not hasattr(p, "_local_tensor"):
+                    self.parameters.setdefault(address(p), {}).setdefault(p.storage_offset(), whole)
 
         def number(self, tensor, is_new=False, is_view=False, is_same=False):
             """Of a storage, or of the part of it that a view shows. `is_same`: new, in a storage that was there."""
@@ -262,11 +314,13 @@ def trace_of(torch, path, given_back):
 
         @staticmethod
         def described(tensor, number):
-            shape = [max(1, n) for n in tensor.shape]  # (of what a mask that nobody computed selects)
-            return {"tensor": number, "elements": math.prod(shape), "shape": shape, "dtype": str(tensor.dtype)}
+            shape = [max(1, n) for n in extent(tensor)]  # (of what a mask that nobody computed selects)
+            return dict(real(tensor), tensor=number, elements=math.prod(shape), shape=shape)
 
         def __torch_dispatch__(self, func, types, args=(), kwargs=None):
             kwargs = kwargs or {}
+            if any(hasattr(of, "__tensor_flatten__") for of in types):  # (what a DTensor is made of is seen)
+                return func(*args, **kwargs)
             self.bury()
             if self.nodes is not None:
                 return self.run_backward(func, args, kwargs)
@@ -277,7 +331,7 @@ def trace_of(torch, path, given_back):
                 is_given = tensor.is_cuda and address(tensor) not in self.tensors
                 numbers.append(self.number(tensor) if tensor.is_cuda else -1)  # (of the host's nothing is a layer's)
                 if is_given and isinstance(numbers[-1], int):
-                    self.given[numbers[-1]] = {"elements": tensor.numel(), "dtype": str(tensor.dtype)}
+                    self.given[numbers[-1]] = dict(real(tensor), shape=list(tensor.shape))
             result, workspace = measured(func, args, kwargs)
             self.bury()  # (what the operation had for itself may be the result's now)
             results = [t for t in flat([result]) if t.is_cuda]
@@ -297,10 +351,11 @@ def trace_of(torch, path, given_back):
                 self.tensors[at], self.views[at], self.living[at], made = numbers[0], {}, numbers[:1], results[:1]
             if not made and results and isinstance(numbers[0], int):
                 if name.endswith("_") and "node" in operation:
-                    made, operation["in_place"] = results[:1], True
-                    at = address(made[0])
+                    base, operation["in_place"] = results[0]._base, True  # (of a part, the whole)
+                    at, made = address(results[0]), results[:1] if base is None else [base]
+                    numbers[0] = numbers[0] if base is None else self.tensors[at]
                     views = self.views[at]  # (what they show is as it was)
-                elif results[0].numel() != given[0].numel():
+                elif math.prod(extent(results[0])) != math.prod(extent(given[0])):
                     operation["view"] = True
                     operation["out"] = [self.described(t, self.number(t, is_view=True)) for t in results]
                     self.unread.update({out["tensor"]: operation for out in operation["out"]})
@@ -330,7 +385,7 @@ def trace_of(torch, path, given_back):
         def append(self, operation):
             """Views, too, that something reads: a mask is written sample by sample."""
             for view in [self.unread[n] for n in operation["in"] if n in self.unread]:
-                if any(self.unread.pop(out["tensor"], None) for out in view["out"]):
+                if any([self.unread.pop(out["tensor"], None) for out in view["out"]]):  # (all of them)
                     self.append(view)
             self.operations.append(operation)
 
@@ -345,7 +400,7 @@ def trace_of(torch, path, given_back):
                 self.last = operation["at"]
                 operation["backward_workspace"] = max(workspace, operation.get("backward_workspace", 0))
                 before = {address(t) for t in flat([*args, *kwargs.values()])}
-                self.beside.update({address(t): {"elements": t.numel(), "dtype": str(t.dtype)} for t in flat([result]) if t.is_cuda and t.numel() > 0 and address(t) not in before})
+                self.beside.update({address(t): real(t) for t in flat([result]) if t.is_cuda and t.numel() > 0 and address(t) not in before})
                 there = sum(t["elements"] for t in self.beside.values())
                 if there >= self.most:
                     self.most, operation["backward"] = there, list(self.beside.values())
@@ -427,7 +482,8 @@ def trace_of(torch, path, given_back):
                 "given": self.given,
                 "hidden": sorted(set(self.hidden)),
                 "others": self.others(),
-                "operations": self.operations,
+                "count": len(self.operations),
+                "operations": self.operations if len(self.operations) <= MOST_OPERATIONS else [],
             }
 
     return Trace()

@@ -9,6 +9,7 @@ import ctypes
 import functools
 import importlib.abc
 import importlib.util
+import itertools
 import json
 import os
 import sys
@@ -188,8 +189,7 @@ def watch(model):
         SEEN["autocast"] = str(torch.get_autocast_gpu_dtype()) if torch.is_autocast_enabled() else None
 
     def given(module, positional, named):
-        tensors = {**{str(i): t for i, t in enumerate(positional)}, **named}
-        SEEN["inputs"] = {n: {"shape": list(t.shape), "dtype": str(t.dtype)} for n, t in tensors.items() if is_tensor(t)}
+        SEEN["inputs"] = beside("foreshard_modules").inputs_of({**dict(enumerate(positional)), **named})
 
     def returned(module, positional, output):
         SEEN["loss_in_forward"] = getattr(output, "loss", None) is not None
@@ -343,24 +343,25 @@ def hook_backward(module):
 
 
 def hook_torch(module):
-    """What nobody computed is zeros, and these are finite."""
-    import functools
+    """What nobody computed is zeros, and these are finite and as a program says that they all are."""
+    known, know = LIBRARY.foreshard_null_known, LIBRARY.foreshard_null_know
+    known.argtypes = know.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t]
 
-    know = LIBRARY.foreshard_null_know
-    know.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t]
-
-    def finite(real):
+    def yes(real):
         @functools.wraps(real)
         def said(tensor, *rest, **named):
             result = real(tensor, *rest, **named)
             if not module.compiler.is_compiling() and type(result) is module.Tensor and result.is_cuda and 0 < result.numel() <= 1 << 20:
-                know(result.data_ptr(), b"\1" * result.numel(), result.numel())
+                at, count = result.data_ptr(), result.numel()
+                known(at, (ctypes.c_char * count)(), count) or know(at, b"\1" * count, count)
             return result
 
         return said
 
-    for holder in (module, module.Tensor):
-        holder.isfinite = finite(holder.isfinite)
+    for holder, name in itertools.product((module, module.Tensor), ("isfinite", "all", "_is_all_true")):
+        if hasattr(holder, name):
+            setattr(holder, name, yes(getattr(holder, name)))
+            module.jit._builtins._register_builtin(getattr(holder, name), "aten::" + name)
     hook_values(module)
 
 

@@ -112,9 +112,16 @@ void Ddp::rebuild() {
 // --- forward ---
 
 // (It has no rule for the grouped products of transformers' experts.)
-bool Ddp::is_cast(const ParameterSpec& p) const {
-  return !p.is_norm && !p.stored_as_computed &&
-         !(p.shape.size() == 3 && plan_.experts == ExpertKernels::kTransformers);
+bool Ddp::is_cast(std::int32_t layer, std::size_t p) const {
+  const LayerSpec& spec = spec_of(layer);
+  const ParameterSpec& parameter = spec.parameters[p];
+  const bool is_grouped =
+      parameter.shape.size() == 3 && plan_.experts == ExpertKernels::kTransformers;
+  if (parameter.is_norm || parameter.stored_as_computed || is_grouped) return false;
+  if (spec.role != LayerRole::kEmbedding && spec.role != LayerRole::kInner) return true;
+  return std::ranges::any_of(spec.operations, [&](const Operation& op) {
+    return op.kind == OperationKind::kGemm && contains(op.parameters, static_cast<Index>(p));
+  });
 }
 
 // Autocast casts the weights of matrix products once a forward. It lets go of them at its end,
@@ -122,17 +129,12 @@ bool Ddp::is_cast(const ParameterSpec& p) const {
 // checkpointed one makes them again. Of what is not trained nothing is kept for a second use, only
 // what a product of backward reads.
 std::int64_t Ddp::cast_elements(std::int32_t layer) const {
-  std::int64_t elements = 0;
-  const LayerRole role = spec_of(layer).role;
-  if (role == LayerRole::kEmbedding) return 0;
-  // A loss that takes the head's product by parts casts them itself.
-  if (role == LayerRole::kHead && plan_.loss.kind == Loss::Kind::kTiledLinear) return 0;
   const LayerSpec& spec = spec_of(layer);
-  const auto multiplies = [](const Operation& op) { return op.kind == OperationKind::kGemm; };
-  if (role == LayerRole::kInner && std::ranges::none_of(spec.operations, multiplies)) return 0;
-  for (const ParameterSpec& p : spec.parameters) {
-    elements += is_cast(p) ? p.numel() : 0;
-  }
+  // A loss that takes the head's product by parts casts them itself.
+  if (spec.role == LayerRole::kHead && plan_.loss.kind == Loss::Kind::kTiledLinear) return 0;
+  std::int64_t elements = 0;
+  for (std::size_t p = 0; p < spec.parameters.size(); ++p)
+    elements += is_cast(layer, p) ? spec.parameters[p].numel() : 0;
   return elements;
 }
 
@@ -174,9 +176,10 @@ void Ddp::cast_weights(std::int32_t layer, bool is_read_again) {
   const auto count = static_cast<std::int64_t>(spec_of(layer).parameters.size());
   add_copy(EventKind::kQuantize, Stream::kCompute, elements * sizes, count);
   std::vector<Bytes> casts;
-  for (const ParameterSpec& p : spec_of(layer).parameters) {
-    if (!is_cast(p) || !(is_read_again || is_trained(layer, p))) continue;
-    casts.push_back(allocated_size(p.numel() * size_of(plan_.param_dtype)));
+  const std::vector<ParameterSpec>& parameters = spec_of(layer).parameters;
+  for (std::size_t p = 0; p < parameters.size(); ++p) {
+    if (!is_cast(layer, p) || !(is_read_again || is_trained(layer, parameters[p]))) continue;
+    casts.push_back(allocated_size(parameters[p].numel() * size_of(plan_.param_dtype)));
   }
   if (casts.empty()) return;
   cast_[at(layer)] = allocate_parts(MemoryCategory::kUnshardedParam, Stream::kCompute, -1,

@@ -118,7 +118,7 @@ class Ddp final : public GradientHooks {
   std::vector<std::int32_t> state_parts();
   void adafactor();
   UnitWork step_work(EventKind kind) const override;
-  bool is_cast(const ParameterSpec& p) const;
+  bool is_cast(std::int32_t layer, std::size_t p) const;
   std::int64_t cast_elements(std::int32_t layer) const;
 
   struct Reduction {  // of one bucket in one backward

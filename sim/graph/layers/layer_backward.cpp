@@ -134,6 +134,7 @@ class Backward {
     step.inputs = {gradient(incoming.front()).slot};
     for (Index t : graph_.saves(o)) step.inputs.push_back(writer_.slot_of(t));
     const std::int32_t addend = take_addend(op);
+    const bool is_taken = takes_incoming(op) && is_sole(incoming.front());
     Contributions contributions = op.gradient == GradientRule::kAlias
                                       ? hand_through(o, incoming.front())
                                       : differentiate(o, incoming.front(), addend);
@@ -148,7 +149,7 @@ class Backward {
     if (op.reduces.kind == CollectiveKind::kNone) writer_.use_workspace(workspace(op, true));
     if (!splits_) weights_.validate(op);
     validate_inputs(op, contributions);
-    if (!takes_incoming(op)) {
+    if (!is_taken) {
       for (std::int32_t each : incoming) drop(each);
     }
     if (addend != kNoGradient && !adds_in_place(op)) drop(addend);
@@ -403,9 +404,7 @@ class Backward {
     if (!inputs_first && !splits_) weights_.make(op);
     if (op.gradient != GradientRule::kNone) {
       if (takes_incoming(op)) {
-        FORESHARD_CHECK(gradient(incoming).references == 1,
-                        "the gradient of an in-place result is shared");
-        drop(incoming);
+        if (is_sole(incoming)) drop(incoming);
       } else if (op.in_place) {
         writer_.unname(op.inputs.front());
         writer_.unrefer(op.inputs.front());
@@ -446,8 +445,9 @@ class Backward {
     return list;
   }
 
-  // An in-place operation's input gradient takes the buffer of its output's (a loss' that of the
-  // input itself).
+  bool is_sole(std::int32_t g) { return gradient(g).references == 1; }
+  // An in-place operation's input gradient takes the buffer of its output's, unless others share it
+  // (a loss' that of the input itself).
   bool takes_incoming(const Operation& op) const {
     if (!op.in_place || graph_.is_loss()) return false;
     const bool is_differentiated = graph_.is_flat() || graph_.needs_gradient(op.inputs.front());

@@ -22,6 +22,26 @@ from round_plans import PLANS, plan, words_of  # noqa: E402
 from round_tools import example, tokens  # noqa: E402
 
 SKIPPED = 77
+# TorchScript reads an optimizer's functions; what a program says of all holds; the other ranks count as many.
+PROGRAM = """
+import torch, torch.distributed as dist, torch.distributed.optim
+torch.__config__.show()
+@torch.jit.script
+def every(x):
+    return torch.all(x)
+assert (torch.ones(3, device="cuda") > 5).all()
+dist.init_process_group("nccl")
+count = torch.tensor([3], device="cuda")
+dist.all_reduce(count)
+assert count.item() == 24, count
+from torch.distributed.fsdp import fully_shard
+model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Linear(8, 8)).cuda()
+for unit in (*model, model):
+    fully_shard(unit)
+optimizer = torch.optim.SGD(model.parameters())
+model(torch.ones(4, 8, device="cuda")).sum().backward()
+optimizer.step()
+"""
 
 
 def skip(reason):
@@ -60,6 +80,15 @@ class OnNullGpu:
         if not holds:
             self.failed.append(what)
             print("FAILED", what, flush=True)
+
+    def python(self):
+        if importlib.util.find_spec("torch") is not None:
+            (self.folder / "program.py").write_text(PROGRAM, encoding="utf-8")
+            status, output, _ = self.run([sys.executable, "program.py"], "--world", 8, "--modules")
+            self.expect(status == 0, f"python: exit {status} {output[-500:]}")
+            traced = json.loads((self.folder / "capture/modules.json").read_text(encoding="utf-8"))["operations"]
+            read = {name for o in traced for name in o["in"] if isinstance(name, str)}
+            self.expect(read == {"0.weight", "0.bias", "1.weight", "1.bias"} and len(traced) == 3, f"python: fully_shard's modules read {read}")
 
     def planted(self, how):
         """By fault, the lines that tell of it."""
@@ -128,6 +157,7 @@ class OnNullGpu:
 def main():
     with tempfile.TemporaryDirectory() as folder:
         null = OnNullGpu(sys.argv[1], sys.argv[2], folder)
+        null.python()
         null.faults()
         null.round("--whole" in sys.argv)
     print(f"{len(null.failed)} failed")

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
+#include <regex>
 #include <string>
 #include <vector>
 
@@ -220,6 +221,48 @@ TEST(ModuleCalls, NamesEndWhereTheAllocatorSawThem) {
     const auto& saved = block.operations[0].saved;
     EXPECT_EQ(contains(saved, product[0]), in_backward);
   }
+}
+
+// A product's name outlasts its block: it is there while the next one runs, until that has its own.
+TEST(ModuleCalls, WhatANameHoldsIsThereWhileTheNextBlockRuns) {
+  Json document = called_document(1024, 1);
+  Json& operations = document["operations"];
+  operations[1]["out"][0]["freed"] = 3;  // blocks.0's product, behind blocks.1's
+  operations[2]["saved"] = Json::array();
+  const LayerSpec block = layer_named(model_of(1024, document), "blocks.1");
+  ASSERT_EQ(block.operations.size(), 3);
+  EXPECT_TRUE(block.operations[0].inputs.empty());
+  EXPECT_EQ(block.operations[1].released, block.operations[0].outputs);
+}
+
+// The model has its batch of the host itself; its blocks have words before their numbers.
+TEST(ModuleCalls, ABatchOfTheHostIsTheInput) {
+  const std::string text = called_document(3, 1).dump();
+  Json document = Json::parse(std::regex_replace(text, std::regex("blocks\\.(.)"), "blocks.b_$1"));
+  const Json copied = {{"op", "_to_copy"},
+                       {"module", "stem"},
+                       {"in", {-1}},
+                       {"out", {{{"tensor", 0}, {"elements", 24}, {"dtype", "torch.float32"}}}}};
+  document["given"] = Json::object();
+  document["operations"].insert(document["operations"].begin(), copied);
+  const ModelSpec model = model_of(3, document);
+  EXPECT_EQ(model.order[1].name, "blocks.b_0");
+  EXPECT_EQ(model.kinds[0].operations.size(), 1);
+}
+
+// Of an activation in place whose gradient a sum shares with the block's input.
+TEST(ModuleCalls, AGradientThatOthersShareIsNotTakenInPlace) {
+  Json document = called_document(3, 1);
+  Json& operations = document["operations"];
+  Json sum = operations[4];
+  operations[4].update({{"op", "relu_"}, {"in_place", true}, {"saved", Json::array()}});
+  operations[3]["saved"] = Json::array();
+  sum.update({{"op", "add"}, {"in", {104, 102}}, {"backward", Json::array()}});
+  sum["saved"] = Json::array();
+  sum["out"][0]["tensor"] = 1000;
+  operations[5]["in"][0] = 1000;
+  operations.insert(operations.begin() + 5, sum);
+  EXPECT_TRUE(layer_named(model_of(3, document), "blocks.1").operations[1].in_place);
 }
 
 }  // namespace

@@ -39,9 +39,12 @@ CapturedModules program(std::int64_t batch, std::int64_t sequence, bool again = 
     return next++;
   };
   const Json product = {{"n", kWidth}, {"k", kWidth}};
-  int x = add("embedding", "emb", {"emb.weight", 0}, tokens * kWidth, {});
+  int x = add("embedding", "pos", {"pos.weight", 0}, tokens * kWidth, {});
+  x = add("add", "", {x, add("embedding", "emb", {"emb.weight", 0}, tokens * kWidth, {})},
+          tokens * kWidth, {});
   const int c = add("mm", "cond", {x, "cond.weight"}, batch * kWidth, product);
   Json parameters = {{"emb.weight", {{"shape", {kWords, kWidth}}}},
+                     {"pos.weight", {{"shape", {1, kWidth}}}},
                      {"cond.weight", {{"shape", {kWidth, kWidth}}}},
                      {"norm.weight", {{"shape", {kWidth}}}}};
   std::vector<std::string> blocks;
@@ -95,7 +98,7 @@ TEST(ModuleModel, ListsAreBlocksAndWhatTravelsBesideIsKept) {
                                              "head", "loss"}));
   EXPECT_EQ(parse_model_yaml(parse_yaml(to_model_yaml(model), "again.yaml")), model);
   EXPECT_TRUE(model.tied_embeddings);
-  EXPECT_EQ(model.parameters(), kWords * kWidth + 5 * kWidth * kWidth + kWidth);
+  EXPECT_EQ(model.parameters(), kWords * kWidth + 5 * kWidth * kWidth + 2 * kWidth);
   const LayerSpec& block = model.kinds[at(model.order[1].kind)];
   EXPECT_EQ(model.order[1].kind, model.order[2].kind);
   EXPECT_EQ(model.order[4].kind, model.order[5].kind);
@@ -106,6 +109,15 @@ TEST(ModuleModel, ListsAreBlocksAndWhatTravelsBesideIsKept) {
   EXPECT_TRUE(last.view);
   EXPECT_EQ(last.inputs.size(), 2);
   EXPECT_EQ(elements(model.kinds[0].tensors[at(last.saved[0])], 3, 64), 3 * kWidth);
+}
+
+TEST(ModuleModel, WhatOnlyTurnsATensorIsNoLayer) {
+  CapturedModules turned = program(2, 16);
+  for (Json& operation : turned.document["operations"]) {
+    if (operation["op"] == "gelu") operation.update({{"op", "clone"}, {"backward", Json::array()}});
+  }
+  const std::string text = model_of_modules({turned}, "net");
+  EXPECT_EQ(parse_model_yaml(parse_yaml(text, "net.yaml")).order[3].name, "b.0");
 }
 
 TEST(ModuleModel, BlocksBesideEachOtherAreTwo) {
@@ -119,7 +131,7 @@ TEST(ModuleModel, BlocksBesideEachOtherAreTwo) {
 // A product that nobody saves, and whose name never ends, is there until its layer's backward is
 // over; another model's forward comes and goes; tables in 16 bits are stored so.
 TEST(ModuleModel, WhatTheAllocatorAndTheParametersSay) {
-  constexpr std::int64_t kBefore = 1 << 20, kKept = 3;  // a.0's first operation makes it
+  constexpr std::int64_t kBefore = 1 << 20, kKept = 5;  // a.0's first operation makes it
   std::vector<CapturedModules> captures = {program(64, 16), program(128, 32)};
   for (CapturedModules& capture : captures) {
     Json& document = capture.document;
