@@ -38,6 +38,7 @@ EventGraph Megatron::build() {
   for (const FlatBuffer& buffer : buffers_) {  // zero_grad_buffer
     add_copy(EventKind::kAccumulate, Stream::kCompute, buffer.numel * gradient_size(), 1);
   }
+  cast_weights();
   if (plan_.mesh.pp > 1) run_pipeline();
   for (std::int32_t m = 0; m < count && plan_.mesh.pp == 1; ++m) {
     begin_pass(m, m);
@@ -49,6 +50,22 @@ EventGraph Megatron::build() {
   finalize_gradients();
   step();
   return finish();
+}
+
+// Weights are cast in the first micro-batch, in both layouts, and kept (TELinear.forward hands
+// TransformerEngine is_first_microbatch).
+void Megatron::cast_weights() {
+  if (plan_.float8 == Float8::kNone) return;
+  std::int64_t numel = 0, count = 0;
+  for (const Parameter& p : parameters()) {
+    const bool is_cast = std::ranges::any_of(spec_of(p.layer).operations, [&](const Operation& op) {
+      return op.fp8_weight && op.parameters.front() == p.index;
+    });
+    if (!is_cast) continue;
+    numel += p.numel;
+    ++count;
+  }
+  add_copy(EventKind::kQuantize, Stream::kCompute, numel * (2 + 1 + 1), count);
 }
 
 // _forward_pre_hook: a module waits for the buckets that its parameters are in.
