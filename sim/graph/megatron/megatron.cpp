@@ -65,7 +65,11 @@ void Megatron::cast_weights() {
     numel += p.numel;
     ++count;
   }
-  add_copy(EventKind::kQuantize, Stream::kCompute, numel * (2 + 1 + 1), count);
+  const bool fp4 = plan_.float8 == Float8::kNvfp4;  // a kernel for each layout
+  const bool asks_amax = fp4 || plan_.float8 == Float8::kCurrent;
+  const std::int64_t reads = 1 + (fp4 ? 1 : 0) + (asks_amax ? 1 : 0);
+  const std::int64_t moved = reads * 2 * numel + 2 * narrow_bytes(plan_.float8, numel);
+  add_copy(EventKind::kQuantize, Stream::kCompute, moved, count);
 }
 
 // _forward_pre_hook: a module waits for the buckets that its parameters are in.
