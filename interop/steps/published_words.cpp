@@ -155,6 +155,8 @@ class RowReader {
       number(said, column);
     }
     read_column("runtime");
+    // torchtitan's stages stay gathered (fsdp_reshard_after_forward: default).
+    if (row_.has("prefetch_kind") && row_.count("pp", 1) > 1) row_.words["reshard"] = "never";
     read_column("dtype");
     apply(rule_of("reduction", lower(cell("dtype"))), "dtype");
     for (const char* word : {"sequence_parallel", "dispatcher", "overlap"}) {

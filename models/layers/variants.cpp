@@ -468,8 +468,9 @@ void apply_float8(LayerSpec& layer, const Plan& plan) {
     op.fp8 = plan.float8;
     const auto narrow = [&](std::int64_t elements) { return narrow_bytes(op.fp8, elements); };
     ParameterSpec& parameter = layer.parameters[static_cast<std::size_t>(op.parameters.front())];
-    op.fp8_weight = plan.float8_all_gather && parameter.shape.size() == 2;  // of an nn.Linear
-    parameter.gathered_in_fp8 = op.fp8_weight;
+    parameter.gathered_in_fp8 =
+        plan.float8_all_gather && parameter.shape.size() == 2;  // of an nn.Linear
+    op.fp8_weight = parameter.gathered_in_fp8 || plan.runtime.kind == RuntimeKind::kMegatron;
     op.forward_workspace = {bytes(op.name + ".input_fp8", narrow(op.k), 0)};
     if (!op.fp8_weight)
       op.forward_workspace.push_back(bytes(op.name + ".weight_fp8", 0, narrow(weight)));

@@ -66,6 +66,9 @@ TABLES = [Table("2026-11-21", "unseen_steps"), Table("2026-11-22", "unseen_steps
           Table("2026-11-28 eighth", "unseen_steps_eighth", has_level=True, moved={
               "time": {"rests_on_readings": 0.069, "hopper_compiled": 0.081, "fp8": -0.081, "stack torchtitan_2025": 0.094,
                        "stack torchtitan_2026": -0.022},
+              "memory": {"no_preset": 0.091}}),
+          Table("2026-11-29 ninth", "unseen_steps_ninth", has_level=True, moved={
+              "time": {"rests_on_readings": 0.072, "hopper_compiled": 0.069, "fp8": -0.059, "stack deepspeed_examples": -0.019, "stack fms_fsdp": -0.019, "stack internevo": 0.041, "stack lightning": -0.034, "stack torchtitan_2024": 0.003, "stack torchtitan_2025": 0.1, "stack torchtitan_2026": -0.016},
               "memory": {"no_preset": 0.091}})]
 KINDS = ("time", "memory")
 FACTS = {

@@ -49,7 +49,7 @@ bool sends_tokens(const Plan& plan) {
          plan.expert_parallel.dispatcher == ExpertParallel::Dispatcher::kDeepEp;
 }
 
-LayerSpec weigh_in_activation(LayerSpec layer) {
+LayerSpec weigh_in_activation(LayerSpec layer, bool adds_bias) {
   const auto end = layer.operations.end();
   const auto last = std::find_if(layer.operations.rbegin(), layer.operations.rend(),
                                  [](const Operation& op) { return op.groups > 1; });
@@ -72,14 +72,41 @@ LayerSpec weigh_in_activation(LayerSpec layer) {
   const auto factors = static_cast<Index>(layer.tensors.size() - 1);
   activation->inputs.push_back(factors);
   activation->saved.push_back(factors);
+  // rows + bias * score, expert by expert in fp32, put side by side and cast (experts.py of 0.15 to
+  // 0.20, _apply_bias).
+  Operations bias;
+  if (adds_bias && last->parameters.size() > 1) {
+    for (const Index t : {wide, weighed}) layer.tensors[at(t)].in_registers = false;
+    layer.tensors.push_back(layer.tensors[at(weighed)]);
+    const auto joined = static_cast<Index>(layer.tensors.size() - 1);
+    bias = {*weighs, *narrows, *narrows, *narrows};
+    bias[0].inputs = bias[0].saved = {factors};
+    bias[0].outputs = bias[1].released = {wide};
+    bias[1].function = Function::kAdd;
+    bias[1].inputs = {made, wide};
+    bias[1].outputs = bias[2].inputs = bias[2].released = {weighed};
+    bias[2].function = Function::kCopy;
+    bias[2].outputs = bias[3].inputs = {joined};
+    std::replace(bias[3].released.begin(), bias[3].released.end(), weighed, joined);
+    bias[0].released.clear();
+    for (Operation& op : bias) {
+      op.part = last->part;
+      op.region = -1;
+    }
+  }
   std::erase_if(layer.operations, [&](const Operation& op) {
     return makes(wide)(op) || makes(weighed)(op) || makes(narrow)(op);
   });
-  for (const Index gone : {wide, weighed}) forget(layer, gone);
-  for (Operation& op : layer.operations) {
-    for (Indices* list : {&op.inputs, &op.saved, &op.released}) {
-      std::replace(list->begin(), list->end(), narrow, made);
+  if (bias.empty()) {
+    for (const Index gone : {wide, weighed}) forget(layer, gone);
+    for (Operation& op : layer.operations) {
+      for (Indices* list : {&op.inputs, &op.saved, &op.released}) {
+        std::replace(list->begin(), list->end(), narrow, made);
+      }
     }
+  } else {
+    const auto behind = find_op(layer, makes(made)) + 1;
+    layer.operations.insert(behind, bias.begin(), bias.end());
   }
   Operation cast = {
       .name = "scores_cast", .function = Function::kCast, .inputs = {scores}, .outputs = {factors}};

@@ -73,7 +73,8 @@ bool sends_tokens(const Plan& plan);
 
 // Scores are multiplied into the experts' activation instead of into their rows in fp32
 // (Megatron-Core, core/fusions/fused_bias_swiglu.py: WeightedSwiGLUFunction; DeepEP's users too).
-LayerSpec weigh_in_activation(LayerSpec layer);
+// `adds_bias`: a bias of the last product is not the product's.
+LayerSpec weigh_in_activation(LayerSpec layer, bool adds_bias);
 
 // A dispatcher that takes tokens and hands back their sums (DeepEP, HybridEP): no copy of a token
 // for each of its experts before they travel, and none is summed after (deep_ep/buffer.py:

@@ -87,7 +87,11 @@ LayerSpec as_executed(LayerSpec layer, const Plan& plan) {
   if (plan.mesh.cp > 1) layer = unpack_attention(std::move(layer));
   if (is_megatron) layer = copy_keys(std::move(layer), plan.mesh.tp);
   const bool sends = sends_tokens(plan);
-  if (is_megatron || sends) layer = weigh_in_activation(std::move(layer));
+  if (is_megatron || sends) {
+    // Graphs of whole iterations need rows that the host does not count: fused experts.
+    const bool is_fused = plan.megatron.cuda_graphs == MegatronOptions::CudaGraphs::kIteration;
+    layer = weigh_in_activation(std::move(layer), is_megatron && !is_fused);
+  }
   if (is_megatron) layer = route_by_maps(std::move(layer), plan);
   return sends ? send_tokens(std::move(layer)) : layer;
 }

@@ -260,7 +260,7 @@ void add_gemm_backward(const KernelCounts& counts, const Operation& op, Backward
   }
   if (parts.inputs) {
     add_dequantize(counts, op, Pass::kBackward, phase);
-    if (op.fp8_weight) {
+    if (fp8 && !keeps && op.fp8_weight) {
       add_memory_kernel(phase, Function::kCopy, Pass::kBackward, 2 * weights);
     } else if (fp8 && !keeps) {
       add_transposed(op, weights, phase, 1);

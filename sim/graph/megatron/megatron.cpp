@@ -51,14 +51,32 @@ EventGraph Megatron::build() {
   return finish();
 }
 
+// Weights are cast in the first micro-batch, in both layouts, and kept (TELinear.forward hands
+// TransformerEngine is_first_microbatch).
+void Megatron::cast_weights(std::int32_t layer) {
+  std::int64_t numel = 0, count = 0;
+  for (const Operation& op : spec_of(layer).operations) {
+    if (!op.fp8_weight) continue;
+    numel += parameter(first_of_layer_[at(layer)] + op.parameters.front()).numel;
+    ++count;
+  }
+  if (count == 0) return;
+  const bool fp4 = plan_.float8 == Float8::kNvfp4;  // a kernel for each layout
+  const bool asks_amax = fp4 || plan_.float8 == Float8::kCurrent;
+  const std::int64_t reads = 1 + (fp4 ? 1 : 0) + (asks_amax ? 1 : 0);
+  const std::int64_t moved = reads * 2 * numel + 2 * narrow_bytes(plan_.float8, numel);
+  add_copy(EventKind::kQuantize, Stream::kCompute, moved, count);
+}
+
 // _forward_pre_hook: a module waits for the buckets that its parameters are in.
 void Megatron::forward_begins(std::int32_t layer) {
-  if (!first_ || !options().overlap_param_gather) return;
   const auto l = at(layer);
-  if (model_.order[l].same_as >= 0) return;
-  for (std::int32_t p = first_of_layer_[l]; p < first_of_layer_[l + 1]; ++p) {
+  if (!first_ || model_.order[l].same_as >= 0) return;
+  const bool waits = options().overlap_param_gather;
+  for (std::int32_t p = first_of_layer_[l]; p < first_of_layer_[l + 1] && waits; ++p) {
     finish_param_sync(place_of_[at(p)]);
   }
+  cast_weights(layer);
 }
 
 void Megatron::gradient_ready(std::int32_t p) { ready_.push_back(p); }

@@ -74,6 +74,7 @@ class Megatron final : public GradientHooks {
 
   // --- megatron.cpp ---
   void find_norm_ranks();
+  void cast_weights(std::int32_t layer);
   void forward_begins(std::int32_t layer) override;
   void gradient_ready(std::int32_t parameter) override;
   void backward_ended(std::int32_t layer) override;

@@ -50,6 +50,10 @@ TEST(PublishedWords, ARowSaysItsModelMeshAndCode) {
   EXPECT_EQ(plan.batch.accumulation, 1);
   EXPECT_EQ(plan.recompute.value, Recompute::kFull);
   EXPECT_EQ(job.model.name, "qwen3-14b");
+  std::string staged = kTitan;
+  staged.replace(staged.find(",4,2,1,1,,,"), 11, ",2,2,1,2,2,,");
+  EXPECT_EQ(training_job(row(staged)).resolved.plan.reshard_after_forward.value.kind,
+            Reshard::Kind::kNever);
 }
 
 // 16 sequences of 4096 tokens in the time that eight GPUs take for 1000 tokens a second each.

@@ -11,6 +11,7 @@
 #include <string>
 #include <utility>
 
+#include "models/layers/variants.h"
 #include "models/zoo.h"
 #include "sim/base/error.h"
 #include "sim/graph/training_step.h"
@@ -428,6 +429,62 @@ TEST(Megatron, RoutersLaunchMapsAndSums) {
   const auto fused = small("qwen3-30b-a3b");
   EXPECT_EQ(flex.at(EventKind::kForward) - fused.at(EventKind::kForward), 22 * 48);
   EXPECT_EQ(flex.at(EventKind::kBackward) - fused.at(EventKind::kBackward), 11 * 48);
+}
+
+// Bytes of a pass' kernels of one function, of all micro-batches.
+std::int64_t moved(const EventGraph& graph, EventKind kind, Function function) {
+  std::int64_t bytes = 0;
+  for (const Row& row : graph.rows) {
+    const Work& work = graph.works[row.work];
+    for (std::uint32_t k = work.kernels_begin; k < work.kernels_end && row.kind == kind; ++k) {
+      if (graph.kernels[k].function == function) bytes += graph.kernels[k].bytes.count();
+    }
+  }
+  return bytes;
+}
+
+// experts.py, _apply_bias: of each row of the experts' outputs, 2880 wide, bias * score is made in
+// fp32, added to two bytes, put beside the other experts' and cast. A graph of whole iterations
+// counts no rows on the host, so its experts are fused.
+TEST(Megatron, TheLastBiasOfExpertsIsAddedInFp32) {
+  const ModelSpec model = load_zoo_model("gpt-oss-20b");
+  Plan plan = megatron_plan();
+  plan.batch = {1024, 1, 1};
+  plan.mesh = {8, 1};
+  plan.mesh.ep = 8;
+  const auto copied = [&] {
+    return moved(build_training_step(model, plan), EventKind::kForward, Function::kCopy);
+  };
+  const std::int64_t eager = copied();
+  plan.megatron.cuda_graphs = MegatronOptions::CudaGraphs::kIteration;
+  const std::int64_t rows = 1024 * 4 + 8 * 4;  // four experts' of a rank, padded
+  EXPECT_EQ(eager - copied(), 24 * rows * 2880 * (4 + 4));
+}
+
+// TransformerEngine casts weights in the first micro-batch alone, to both layouts.
+TEST(Megatron, WeightsAreCastOnceAStep) {
+  Plan plan = megatron_plan();
+  plan.float8 = Float8::kDelayed;
+  const ModelSpec model = with_variants(tiny_model(1), plan);
+  const auto casts = [&](int microbatches) {
+    plan.batch.accumulation = microbatches;
+    const EventGraph graph = build_training_step(model, plan);
+    std::int64_t once = 0;
+    for (const Row& row : graph.rows) {
+      if (row.kind == EventKind::kQuantize) once += graph.works[row.work].bytes.count();
+    }
+    return std::pair(once, moved(graph, EventKind::kForward, Function::kCast));
+  };
+  const auto [once, one] = casts(1);
+  const auto [again, three] = casts(3);
+  std::int64_t weights = 0;
+  for (const ParameterSpec& p : model.kinds[1].parameters) {
+    if (p.shape.size() == 2) weights += p.shape[0] * p.shape[1];
+  }
+  EXPECT_EQ(once, 2 * weights);  // written
+  EXPECT_EQ(again, once);
+  EXPECT_EQ(three, 3 * one);
+  EXPECT_LT(one, 2 * once);  // of what products read
 }
 
 RC_GTEST_PROP(MegatronProperty, RowsPointBackAndBuffersAreFreedOnce, ()) {
