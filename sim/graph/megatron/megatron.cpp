@@ -68,13 +68,14 @@ void Megatron::cast_weights(std::int32_t layer) {
   add_copy(EventKind::kQuantize, Stream::kCompute, moved, count);
 }
 
-// _forward_pre_hook: a module waits for the buckets that its parameters are in.
+// _forward_pre_hook: a module waits for the buckets that its parameters are in, then casts them.
 void Megatron::forward_begins(std::int32_t layer) {
   const auto l = at(layer);
   if (!first_ || model_.order[l].same_as >= 0) return;
-  const bool waits = options().overlap_param_gather;
-  for (std::int32_t p = first_of_layer_[l]; p < first_of_layer_[l + 1] && waits; ++p) {
-    finish_param_sync(place_of_[at(p)]);
+  if (options().overlap_param_gather) {
+    for (std::int32_t p = first_of_layer_[l]; p < first_of_layer_[l + 1]; ++p) {
+      finish_param_sync(place_of_[at(p)]);
+    }
   }
   cast_weights(layer);
 }

@@ -32,6 +32,15 @@ Plan megatron_plan() {
   return plan;
 }
 
+// Eight ranks share the experts.
+Plan over_experts(std::int64_t shard = 8, std::int64_t micro_batches = 1) {
+  Plan plan = megatron_plan();
+  plan.batch = {1024, 1, micro_batches};
+  plan.mesh = {shard, 1};
+  plan.mesh.ep = 8;
+  return plan;
+}
+
 struct Sent {
   std::int64_t count = 0, bytes = 0;
   bool operator==(const Sent&) const = default;
@@ -262,10 +271,7 @@ TEST(Megatron, RecomputationEndsBeforeBackwardBegins) {
 
 TEST(Megatron, ExpertsAreReducedOverTheirOwnRanks) {
   const ModelSpec model = load_zoo_model("qwen3-30b-a3b");
-  Plan plan = megatron_plan();
-  plan.batch = {1024, 1, 1};
-  plan.mesh = {16, 1};
-  plan.mesh.ep = 8;
+  Plan plan = over_experts(16);
   const EventGraph graph = build_training_step(model, plan);
   const auto sums = sent(graph);
   EXPECT_TRUE(sums.contains({"efsdp", EventKind::kReduceScatter}));
@@ -288,11 +294,8 @@ TEST(Megatron, ExpertsAreReducedOverTheirOwnRanks) {
 // home, once each in both passes; 1,024 / 2 positions of 8 experts' rows of 2,048 values a rank.
 TEST(Megatron, RanksThatShareExpertsGatherTheirRows) {
   const ModelSpec model = load_zoo_model("qwen3-30b-a3b");
-  Plan plan = megatron_plan();
-  plan.batch = {1024, 1, 1};
-  plan.mesh = {8, 1};
+  Plan plan = over_experts();
   plan.mesh.tp = 2;
-  plan.mesh.ep = 8;
   const EventGraph whole = build_training_step(model, plan);
   plan.mesh.etp = 2;
   const EventGraph shared = build_training_step(model, plan);
@@ -328,10 +331,7 @@ TEST(Megatron, RanksThatShareExpertsGatherTheirRows) {
 // rows of experts; what travels is the same.
 TEST(Megatron, RowsOfExpertsTravelBesideAnotherMicroBatch) {
   const ModelSpec model = load_zoo_model("qwen3-30b-a3b");
-  Plan plan = megatron_plan();
-  plan.batch = {1024, 1, 3};
-  plan.mesh = {8, 1};
-  plan.mesh.ep = 8;
+  Plan plan = over_experts(8, 3);
   // Rows of compute that wait for an all-to-all, by kind and micro-batch.
   const auto waiting = [](const EventGraph& graph) {
     std::map<std::pair<EventKind, std::int32_t>, std::int64_t> counts;
@@ -381,10 +381,7 @@ TEST(Megatron, UnitsOfAMixtureAreNoLessThanWhatIsInThem) {
 // forward, four backward.
 TEST(Megatron, ExpertsMultiplyTwiceABlock) {
   const ModelSpec model = load_zoo_model("qwen3-30b-a3b");
-  Plan plan = megatron_plan();
-  plan.batch = {1024, 1, 1};
-  plan.mesh = {8, 1};
-  plan.mesh.ep = 8;
+  Plan plan = over_experts();
   const EventGraph graph = build_training_step(model, plan);
   std::map<EventKind, std::int64_t> grouped;
   for (const Row& row : graph.rows) {
@@ -401,10 +398,7 @@ TEST(Megatron, ExpertsMultiplyTwiceABlock) {
 // selections), less permutations that are fused: 22 + 10 forward, the second by all-to-all alone,
 // and 11 backward; a fused router has none.
 TEST(Megatron, RoutersLaunchMapsAndSums) {
-  Plan plan = megatron_plan();
-  plan.batch = {1024, 1, 1};
-  plan.mesh = {8, 1};
-  plan.mesh.ep = 8;
+  Plan plan = over_experts();
   const auto small = [&](const std::string& name) {
     const EventGraph graph = build_training_step(load_zoo_model(name), plan);
     std::map<EventKind, std::int64_t> counts;
@@ -448,10 +442,7 @@ std::int64_t moved(const EventGraph& graph, EventKind kind, Function function) {
 // counts no rows on the host, so its experts are fused.
 TEST(Megatron, TheLastBiasOfExpertsIsAddedInFp32) {
   const ModelSpec model = load_zoo_model("gpt-oss-20b");
-  Plan plan = megatron_plan();
-  plan.batch = {1024, 1, 1};
-  plan.mesh = {8, 1};
-  plan.mesh.ep = 8;
+  Plan plan = over_experts();
   const auto copied = [&] {
     return moved(build_training_step(model, plan), EventKind::kForward, Function::kCopy);
   };
