@@ -239,7 +239,11 @@ class VariantSearch {
     if (best_.variant == nullptr) throw *failure_;
     if (!has_detail_ && options_.detail == SearchDetail::kAll) {
       add_counts(counts_, found_, -1);
-      found_ = search_of(best_, SearchDetail::kAll, std::nullopt);
+      JobVariant around = *best_.variant;
+      if (found_.best) around.space = settled(around.space, found_.best->plan);
+      const bool is_known = around.space.base == best_.variant->space.base;
+      found_ = search_of(around, is_known ? memory_of(best_) : SearchMemory(), SearchDetail::kAll,
+                         std::nullopt);
       add_counts(counts_, found_, 1);
     }
     JobSearch answer{*best_.variant, std::move(found_), 0, {}};
@@ -288,7 +292,7 @@ class VariantSearch {
       }
     }
     try {
-      SearchResult r = search_of(at, detail, limit);
+      SearchResult r = search_of(*at.variant, memory_of(at), detail, limit);
       add_counts(counts_, r, 1);
       compare_mesh(*at.variant, r.best);
       std::optional<double>& step = pipelines_[at.variant->space.base.mesh.pp].seconds;
@@ -330,14 +334,17 @@ class VariantSearch {
     if (!is_new) known->second.at_least = std::min(known->second.at_least, layers);
   }
 
-  SearchResult search_of(const Numbered& at, SearchDetail detail,
+  SearchMemory memory_of(const Numbered& at) const {
+    return memory_after_ ? memory_after_(at.start) : SearchMemory();
+  }
+
+  SearchResult search_of(const JobVariant& variant, const SearchMemory& memory, SearchDetail detail,
                          std::optional<double> limit) const {
-    const JobVariant& variant = *at.variant;
     SearchOptions own = options_;
     own.detail = detail;
     own.faster_than = limit;
     const CostModel costs = cost_model(variant.job);
-    if (memory_after_) own.memory = memory_after_(at.start);
+    own.memory = memory;
     const StackSet stacks = stack_set(variant.job, costs);
     StackOdds odds(stacks, replays_);
     own.fit = rule_of(odds, replays_, options_.fit);

@@ -252,8 +252,9 @@ void add_optimizer(const Json& document, const Steps& steps, KeyWriter& out) {
   const Json foreach = optimizer.value("foreach", Json());
   const std::int64_t states = states_of(optimizers);
   const bool is_loop = foreach.is_boolean() && !foreach.get<bool>();
+  const bool late = document.value("zeroes_late", false) && !document.contains("deepspeed");
   out.line("optimizer",
-           fmt::format("{{kind: {}, implementation: {}, clip_norm: {}}}",
+           fmt::format("{{kind: {}, implementation: {}, clip_norm: {}{}}}",
                        name == "Adafactor" ? "adafactor"
                        : states == 0       ? "sgd"
                        : states == 1       ? "sgd-momentum"
@@ -261,7 +262,7 @@ void add_optimizer(const Json& document, const Steps& steps, KeyWriter& out) {
                        optimizer.value("fused", false) ? "fused"
                        : is_loop                       ? "loop"
                                                        : "foreach",
-                       steps.clip),
+                       steps.clip, late ? ", zero_grad: after_forward" : ""),
            name);
 }
 

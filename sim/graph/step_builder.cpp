@@ -736,8 +736,27 @@ void StepBuilder::begin_pass(std::int32_t pass, std::int32_t microbatch) {
   first_execution_ = pass * static_cast<std::int32_t>(model_.order.size());
 }
 
+// Of the step before, alike those that this one leaves.
+void StepBuilder::find_gradients() {
+  std::vector<MemoryAction> frees;
+  for (const std::int32_t left : left_gradients_) {
+    const std::int32_t found = graph_.buffer_count();
+    graph_.buffers.push_back(graph_.buffer(left));
+    graph_.buffers.back().category = MemoryCategory::kShardedGrad;
+    graph_.persistent.push_back(found);
+    frees.push_back({MemoryAction::Kind::kFree, found});
+  }
+  const auto [rows, actions] = forward_end_;
+  graph_.actions.insert(graph_.actions.begin() + static_cast<std::ptrdiff_t>(actions),
+                        frees.begin(), frees.end());
+  for (std::size_t r = rows; r < graph_.details.size(); ++r) {
+    graph_.details[r].actions_begin += static_cast<std::uint32_t>(frees.size());
+  }
+}
+
 EventGraph StepBuilder::finish() {
   drop_logits();
+  find_gradients();
   graph_.final_host_wait =
       std::max({graph_.final_host_wait, unawaited_compute_, pending_host_wait_});
   for (std::size_t i = 0; i + 1 < graph_.details.size(); ++i) {

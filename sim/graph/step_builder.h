@@ -213,6 +213,15 @@ class StepBuilder {
          recorded == 0 ? MemoryAction::kWhole : static_cast<std::uint8_t>(recorded)});
     buffer = kNoBuffer;
   }
+  // zero_grad's: freed, or (Optimizer::leaves_gradients) left to the next step, which frees it
+  // where first_forward_ends() was called.
+  void drop_gradient(std::int32_t& buffer) {
+    if (!plan_.optimizer.leaves_gradients()) return free(buffer);
+    if (buffer != kNoBuffer) left_gradients_.push_back(std::exchange(buffer, kNoBuffer));
+  }
+  void first_forward_ends() {
+    if (microbatch_ == 0) forward_end_ = {graph_.details.size(), graph_.actions.size()};
+  }
   void free_all(std::vector<std::int32_t>& buffers) {
     for (std::int32_t& buffer : buffers) free(buffer);
     buffers.clear();
@@ -351,6 +360,7 @@ class StepBuilder {
   const Plan& plan_;
 
  private:
+  void find_gradients();
   void add_axes();
   void lower_units(const LayerPrograms& programs);
   void assign_layers(const LayerPrograms& programs);
@@ -412,6 +422,8 @@ class StepBuilder {
   std::vector<std::int32_t> given_masks_;
   std::int64_t logits_bytes() const;
   std::int32_t held_logits_ = kNoBuffer, zeros_ = kNoBuffer;
+  std::vector<std::int32_t> left_gradients_;
+  std::pair<std::size_t, std::size_t> forward_end_;  // rows, actions
   std::int32_t root_ = -1;
   bool repeats_layers_ = false;  // some layer is called more than once
   // Of each layer, per kind of pass, into graph_.programs.

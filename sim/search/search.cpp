@@ -28,9 +28,8 @@ std::vector<Plan> enumerate(const SearchSpace& space, const ModelSpec& model,
 
 namespace {
 
-// `base`: gets the values that the best plan takes.
 Candidate finished(Candidate best, const SearchSpace& space, const ModelSpec& model,
-                   const CostModel& costs, const SearchOptions& options, Plan& base) {
+                   const CostModel& costs, const SearchOptions& options) {
   if (options.objective != Objective::kTime) return best;
   for (const KnobAxis& knob : space.finish) {
     for (const auto& set : knob.values) {
@@ -39,15 +38,25 @@ Candidate finished(Candidate best, const SearchSpace& space, const ModelSpec& mo
       if (plan == best.plan || find_problem(plan, model, costs.cluster())) continue;
       const double limit = best.seconds * (1 - options.tie);
       const auto other = judge_plan(plan, model, costs, options.fit, limit);
-      if (!other || other->seconds >= limit) continue;
-      best = *other;
-      set(base);
+      if (other && other->seconds < limit) best = *other;
     }
   }
   return best;
 }
 
 }  // namespace
+
+SearchSpace settled(SearchSpace space, const Plan& best) {
+  for (const KnobAxis& knob : space.finish) {
+    for (const auto& set : knob.values) {
+      Plan plan = best;
+      set(plan);
+      if (plan == best) set(space.base);
+    }
+  }
+  space.finish.clear();
+  return space;
+}
 
 SpaceFloor floor_of(const SearchSpace& space, const ModelSpec& model, const CostModel& costs,
                     std::shared_ptr<StageSamples> samples) {
@@ -99,15 +108,11 @@ SearchResult search(const SearchSpace& space, const ModelSpec& model, const Cost
     places.each(places.size(), [&](std::size_t i) { places.judge(i); });
     best = smallest_that_holds(places);
   }
-  Plan base = space.base;
   std::optional<Candidate> last;
-  if (best) last = finished(places.describe(*best), space, model, costs, options, base);
+  if (best) last = finished(places.describe(*best), space, model, costs, options);
   const bool is_all = options.detail == SearchDetail::kAll;
-  if (is_all && base != space.base) {
-    // Tables are of what the best plan was finished with, which may let another win.
-    SearchSpace again = space;
-    again.base = base;
-    again.finish.clear();
+  const SearchSpace again = last ? settled(space, last->plan) : space;
+  if (is_all && again.base != space.base) {
     SearchOptions anew = options;
     anew.memory = {};
     return search(again, model, costs, anew);

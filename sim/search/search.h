@@ -181,6 +181,10 @@ SpaceFloor floor_of(const SearchSpace& space, const ModelSpec& model, const Cost
 // to have it first, of equal ones the last.
 std::vector<std::size_t> search_order(const std::vector<SpaceFloor>& floors);
 
+// The space around the values that `best` was finished with (SearchSpace::finish), which may let
+// another plan win: what tables are of.
+SearchSpace settled(SearchSpace space, const Plan& best);
+
 SearchResult search(const SearchSpace& space, const ModelSpec& model, const CostModel& costs,
                     const SearchOptions& options);
 

@@ -499,12 +499,17 @@ struct Optimizer {
   // Of parameters. kDecay: biases and norms, which do not decay, are a second one, as transformers'
   // Trainer has it (get_decay_parameter_names).
   enum class Groups : std::uint8_t { kOne, kDecay };
+  // When the loop lets go of gradients. kAfterForward: between the first forward of a step and its
+  // backward, so that those of the step before live through it.
+  enum class ZeroGrad : std::uint8_t { kAfterStep, kAfterForward };
   Kind kind = Kind::kAdamW;
   Implementation implementation = Implementation::kForeach;
   Groups groups = Groups::kOne;
   DType state = DType::kFp32;
   std::optional<double> clip_norm = 1.0;
   bool in_backward = false;  // steps a parameter as soon as its gradient is there
+  ZeroGrad zero_grad = ZeroGrad::kAfterStep;
+  bool leaves_gradients() const { return zero_grad == ZeroGrad::kAfterForward && !in_backward; }
   // What follows changes numbers only, neither time nor memory.
   double learning_rate = 3e-4;
   double beta1 = 0.9;

@@ -36,6 +36,9 @@ constexpr const char* word_of(Optimizer::Implementation implementation) {
 constexpr const char* word_of(Optimizer::Groups groups) {
   return word_at(groups, {"one", "decay"});
 }
+constexpr const char* word_of(Optimizer::ZeroGrad when) {
+  return word_at(when, {"after_step", "after_forward"});
+}
 constexpr const char* word_of(Communicators communicators) {
   return word_at(communicators, {"shared", "separate"});
 }

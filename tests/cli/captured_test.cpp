@@ -119,6 +119,7 @@ TEST(Captured, AProgramOfItsOwnIsImportedByItsModules) {
   const Outcome imported =
       run("import " + folder + "large " + folder + "small --out mine.yaml --plan plan.yaml");
   ASSERT_EQ(imported.exit_code, 0) << imported.err;
+  expect_says(read_temporary("plan.yaml"), "zero_grad: after_forward");
   const std::string model = read_temporary("mine.yaml");
   expect_says(model, R"("name":"blocks.{}","repeat":2)");
   expect_says(model, R"("kv_heads":4,"head_dim":64,"causal":true)");

@@ -1,5 +1,6 @@
 // Traces of torch.profiler, plain or gzipped: any bytes give the steps of a job, what they tell of
 // it, and the run of work of each rank, or an Error for bad input.
+// seeds: tests/interop/traces/fsdp2_cuda_host
 #include <cstddef>
 #include <cstdint>
 

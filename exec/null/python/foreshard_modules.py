@@ -84,6 +84,8 @@ def start(torch, out, seen):
         document = dict(trace.document(), differentiates_twice=state["again"], before=state["before"], checkpoints=[c for c in checkpoints if c])
         with open(os.path.join(out, "modules.json"), "w") as file:
             json.dump(document, file)
+        del trace, document
+        gc.collect()  # what it held
 
     module = sys.modules["torch.nn.modules.module"]
     handles += [module.register_module_forward_pre_hook(enter), module.register_module_forward_hook(leave)]
@@ -408,6 +410,7 @@ def trace_of(torch, path, given_back):
 
         def read_saved(self, loss):
             """What each node of autograd keeps for backward."""
+            self.others_there = self.others()  # (in backward DDP's buckets are seen, too)
             self.bury()
             behind, self.nodes = nodes_behind(loss), {}
             for name, begin, end, node, parameters in self.functions:
@@ -481,7 +484,7 @@ def trace_of(torch, path, given_back):
                 },
                 "given": self.given,
                 "hidden": sorted(set(self.hidden)),
-                "others": self.others(),
+                "others": self.others_there,
                 "count": len(self.operations),
                 "operations": self.operations if len(self.operations) <= MOST_OPERATIONS else [],
             }

@@ -189,6 +189,8 @@ def watch(model):
         SEEN["autocast"] = str(torch.get_autocast_gpu_dtype()) if torch.is_autocast_enabled() else None
 
     def given(module, positional, named):
+        if SEEN.pop("fresh", False) and any(p.grad is not None for p in module.parameters()):
+            SEEN["left"] = module  # by the step before
         SEEN["inputs"] = beside("foreshard_modules").inputs_of({**dict(enumerate(positional)), **named})
 
     def returned(module, positional, output):
@@ -239,6 +241,7 @@ def hook_optimizers(module):
         SEEN.setdefault("processor", []).append(ratio)
 
     def stepped(optimizer, *unused):
+        SEEN["fresh"] = True
         mark("observed")  # what follows is not the program's time
         if not numbers:
             # Now, for a program's function may have ended before the process does.
@@ -320,17 +323,25 @@ def traces():
 
 
 def hook_backward(module):
-    """The trace of the forward is over where backward begins."""
+    """The trace of the forward is over where backward begins, and gradients of the step before are, or are not."""
+    backward, grad = module.backward, module.grad
+
+    def counted(tensors, *rest, **named):
+        left = SEEN.pop("left", None)
+        if left is not None:
+            SEEN["zeroes_late"] = all(p.grad is None for p in left.parameters())
+        backward(tensors, *rest, **named)
+
+    module.backward = counted
     if not traces():
         return
     import torch
 
     forward_ended, backward_ended = beside("foreshard_modules").start(torch, OUT, SEEN)
-    backward, grad = module.backward, module.grad
 
     def begun(tensors, *rest, **named):
         guarded(lambda: forward_ended(tensors))
-        backward(tensors, *rest, **named)
+        counted(tensors, *rest, **named)
         guarded(backward_ended)
 
     def differentiated(outputs, *rest, **named):
@@ -546,7 +557,7 @@ def write_model():
         if root is None:
             return
         document = described_model(root)
-    document.update({key: SEEN[key] for key in ("inputs", "loss_in_forward", "logits_held", "logits_dtype", "autocast", "peaks", "optimizers", "processor") if key in SEEN})
+    document.update({key: SEEN[key] for key in ("inputs", "loss_in_forward", "logits_held", "logits_dtype", "zeroes_late", "autocast", "peaks", "optimizers", "processor") if key in SEEN})
     with open(os.path.join(OUT, "model.json"), "w") as file:
         json.dump(document, file, indent=1)
 

@@ -190,10 +190,10 @@ void Ddp::optimizer(bool stepped) {
   for (std::size_t p = 0; p < parameters().size(); ++p) {
     if (!parameters()[p].used || is_in_bucket_[p]) continue;
     std::int32_t gradient = gradient_buffer(static_cast<std::int32_t>(p), 0);
-    StepBuilder::free(gradient);
+    drop_gradient(gradient);
   }
   is_in_bucket_.assign(parameters().size(), false);
-  for (std::int32_t& gradient : wide_gradients_) StepBuilder::free(gradient);
+  for (std::int32_t& gradient : wide_gradients_) drop_gradient(gradient);
   wide_gradients_.clear();
   if (plan_.host_sync == HostSync::kStep) graph().final_host_wait = last;
 }

@@ -117,6 +117,7 @@ void GradientHooks::run_forward() {
       if (!is_behind) forward_ended();
       drop_logits();
       run_reference();
+      first_forward_ends();
       // A loss that casts its logits, or whose operations are known, holds them through its own
       // backward.
       const bool casts_logits = spec_of(l).operations.front().kind != OperationKind::kSoftmaxLoss ||

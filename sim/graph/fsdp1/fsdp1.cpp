@@ -162,9 +162,9 @@ void Fsdp1::run_forward() {
   }
   if (root() >= 0 && !root_is_inner_) end_root();
   if (!has_loss) return;
-  if (!loss_is_inside_) {
-    add_layer_row(EventKind::kLoss, loss);
-  } else if (root() >= 0 && !root_is_inner_) {
+  if (!loss_is_inside_) add_layer_row(EventKind::kLoss, loss);
+  first_forward_ends();
+  if (loss_is_inside_ && root() >= 0 && !root_is_inner_) {
     pre_backward(root());  // its hook sits on the loss, too
   }
   add_phase(EventKind::kBackward, loss, Segments::kInside);

@@ -86,6 +86,10 @@ void Fsdp1::optimizer() {
     if (plan_.host_sync == HostSync::kStep) graph().final_host_wait = last;
   }
   for (Handle& h : handles_) {  // zero_grad
+    if (plan_.optimizer.leaves_gradients() && !dry_) {
+      drop_gradient(h.gradient);
+      drop_gradient(h.flat_gradient);
+    }
     drop(h.gradient, gradient_streams());
     drop(h.flat_gradient);
     h.has_gradient = h.has_flat_gradient = h.lowered_gradient = h.gradient_is_stored_dtype = false;

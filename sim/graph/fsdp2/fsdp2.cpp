@@ -199,6 +199,7 @@ void Fsdp2::run_forward(bool training) {
   if (is_pipelined()) return;
   if (!inside) compute_loss(last);
   run_reference();
+  first_forward_ends();
   // The root's hook sits on the loss where its forward returns that.
   if (inside && root() >= 0) {
     log_where_ = "backward";

@@ -276,17 +276,17 @@ void Fsdp2::zero_grad() {
     const std::int32_t unit = trained_[i].unit;
     if (unit < 0) {
       std::int32_t gradient = trained_[i++].ignored_gradient;
-      StepBuilder::free(gradient);
+      drop_gradient(gradient);
       continue;
     }
     Group& g = group(unit);
     const std::size_t first = i;
     while (i < trained_.size() && trained_[i].unit == unit) ++i;
     for (std::size_t k = first; k < i && !g.host_gradients.empty(); ++k) {
-      StepBuilder::free(g.host_gradients[next[at(unit)]++]);
+      drop_gradient(g.host_gradients[next[at(unit)]++]);
     }
     left[at(unit)] -= static_cast<std::int64_t>(i - first);
-    if (left[at(unit)] == 0) StepBuilder::free(g.gradient);
+    if (left[at(unit)] == 0) drop_gradient(g.gradient);
   }
   for (Group& g : groups_) {
     g.host_gradients.clear();

@@ -64,7 +64,7 @@ void Fsdp2::hold_plain_gradients() {
 }
 
 void Fsdp2::drop_plain_gradients() {
-  visit_plain_gradients([&](const Slot&, std::int32_t buffer) { StepBuilder::free(buffer); });
+  visit_plain_gradients([&](const Slot&, std::int32_t buffer) { drop_gradient(buffer); });
 }
 
 // One after the other; the sums live until the caller has read them all.

@@ -119,6 +119,7 @@ constexpr PlanKey kComputeKeys[] = {
                   d.plan.optimizer.clip_norm = read_optional_positive(n),
                   written(p.optimizer.clip_norm)),
     FORESHARD_FLAG(optimizer.in_backward, .quiet = true),
+    FORESHARD_WORD(optimizer.zero_grad, kUpTo<Optimizer::ZeroGrad::kAfterForward>, .quiet = true),
     FORESHARD_NUMBER(optimizer.learning_rate, number(0, 1e3)),
     FORESHARD_KEY("optimizer.beta1", kDecay, d.plan.optimizer.beta1 = read_decay(n),
                   Json(p.optimizer.beta1)),

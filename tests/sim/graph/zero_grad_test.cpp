@@ -1,0 +1,61 @@
+// Optimizer::zero_grad: gradients that the step before leaves live through the first forward, and
+// no longer.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+
+#include "sim/graph/training_step.h"
+#include "sim/memory/memory_profile.h"
+#include "sim/memory/reserved.h"
+#include "tests/support/fixtures.h"
+
+namespace foreshard::zero_grad_test {
+namespace {
+
+std::int64_t gradient_bytes(const EventGraph& graph) {
+  std::int64_t bytes = 0;
+  for (const std::int32_t id : graph.persistent) {
+    const Buffer buffer = graph.buffer(id);
+    bytes += buffer.category == MemoryCategory::kShardedGrad ? buffer.bytes.count() : 0;
+  }
+  return bytes;
+}
+
+TEST(ZeroGrad, AfterForwardLeavesGradientsToTheNextStepsForward) {
+  const ModelSpec model = tiny_model(3);
+  for (const RuntimeKind runtime : {RuntimeKind::kFsdp2, RuntimeKind::kFsdp1, RuntimeKind::kDdp}) {
+    for (const std::int64_t microbatches : {1, 3, 0}) {  // 0: one, on one rank
+      Plan plan = tiny_plan();
+      if (microbatches == 0) plan.mesh.shard = 1;
+      plan.runtime = {runtime, "2.11"};
+      if (runtime == RuntimeKind::kDdp) plan.mesh = {1, plan.mesh.shard};
+      plan.batch.accumulation = std::max<std::int64_t>(1, microbatches);
+      const EventGraph usual = build_training_step(model, plan);
+      plan.optimizer.zero_grad = Optimizer::ZeroGrad::kAfterForward;
+      const EventGraph late = build_training_step(model, plan);
+      const std::int64_t left = gradient_bytes(late);
+      // fp32, of shards that may be padded; of DDP, whose buckets hold them a second time, whole.
+      const std::int64_t all = 4 * model.parameters() / plan.mesh.shard;
+      EXPECT_GE(left, all);
+      EXPECT_LT(left, all + all / 10);
+      EXPECT_EQ(gradient_bytes(usual), 0);
+
+      const MemoryProfile a = replay_allocations(usual), b = replay_allocations(late);
+      ASSERT_EQ(a.samples.size(), b.samples.size());
+      EXPECT_EQ((b.at_start - a.at_start).count(), left);
+      EXPECT_EQ(b.samples.back().now, b.at_start);  // a step leaves what it found
+      EXPECT_TRUE(replay_reserved(late, {}, DeviceMemory::unlimited()).repeats);
+      bool in_forward = true;
+      for (std::size_t r = 0; r < usual.rows.size(); ++r) {
+        in_forward &= usual.rows[r].kind != EventKind::kLoss;
+        const bool is_last = r + 1 == usual.rows.size() ||
+                             usual.rows[r].kind == EventKind::kOptimizer;  // which dropped them
+        if (usual.rows[r].kind == EventKind::kLoss || is_last) continue;
+        EXPECT_EQ((b.samples[r].now - a.samples[r].now).count(), in_forward ? left : 0) << r;
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace foreshard::zero_grad_test
