@@ -268,6 +268,7 @@ TEST(Variants, LossPeaks) {
       {{Loss::Kind::kEager, 0}, Logits::kReleased, 12},        // log-probabilities, two gradients
       {{Loss::Kind::kEager, 0}, Logits::kHeld, 16},            // and the fp32 copy
       {{Loss::Kind::kEagerCompute, 0}, Logits::kReleased, 6},  // log-probabilities, two gradients
+      {{Loss::Kind::kEagerCompute, 0}, Logits::kHeld, 16},     // fp32 logits, three gradients
       {{Loss::Kind::kCompiled, 0}, Logits::kReleased, 4},      // logits and their gradient
       {{Loss::Kind::kFused, 0}, Logits::kReleased, 2},         // one in the other's place
       {{Loss::Kind::kChunked, 8}, Logits::kReleased, 6.5},     // 2 + 4 + 4/8 before backward
