@@ -17,8 +17,9 @@ namespace {
 struct ShellWord {
   std::string text;
   std::int64_t line = 0;
-  bool is_quoted = false;
 };
+
+constexpr std::string_view kEnd = ";";  // of a command
 
 // Without comments; a backslash at the end of a line continues it.
 std::vector<ShellWord> shell_words(std::string_view script) {
@@ -27,7 +28,7 @@ std::vector<ShellWord> shell_words(std::string_view script) {
   char quote = 0;
   std::int64_t line = 0, nested = 0;  // `$(expr 16 / 2)` is a word
   const auto end = [&] {
-    if (!word.text.empty() || word.is_quoted) words.push_back(std::exchange(word, {}));
+    if (!word.text.empty()) words.push_back(std::exchange(word, {}));
   };
   for (std::size_t i = 0; i < script.size(); ++i) {
     const char c = script[i];
@@ -40,16 +41,21 @@ std::vector<ShellWord> shell_words(std::string_view script) {
       }
     } else if (nested == 0 && (std::isspace(static_cast<unsigned char>(c)) != 0)) {
       end();
+      if (c == '\n') words.push_back({std::string(kEnd), line});
     } else if (c == '#' && word.text.empty()) {
       while (i + 1 < script.size() && script[i + 1] != '\n') ++i;
-    } else if (c == '\\') {
-      if (i + 1 < script.size() && script[i + 1] != '\n') word.text += script[++i];
+    } else if (c == '\\' && i + 1 < script.size()) {
+      if (script[++i] != '\n') {
+        word.text += script[i];
+      } else {
+        ++line;
+        end();
+      }
     } else {
       if (word.text.empty()) word.line = line;
       nested += c == '(' ? 1 : c == ')' ? -1 : 0;
       if (c == '"' || c == '\'') {
         quote = c;
-        word.is_quoted = true;
       } else {
         word.text += c;
       }
@@ -75,11 +81,16 @@ std::string shell_value(const ShellWord& word) {
 ConfigNode read_trainer_script(std::string_view text, const std::string& file) {
   const std::vector<ShellWord> words = shell_words(text);
   static constexpr std::string_view kPrograms[] = {"swift", "trl", "llamafactory-cli"};
+  static constexpr std::string_view kTrain[] = {"sft", "pt",     "rlhf", "dpo",
+                                                "kto", "reward", "train"};
   std::map<std::string, std::pair<std::int64_t, std::string>> found;
   bool runs = false;
   for (std::size_t i = 0; i < words.size(); ++i) {
     const std::string& word = words[i].text;
-    if (!runs && i > 0 && contains(kPrograms, words[i - 1].text)) {
+    if (word == kEnd) {
+      if (!found.empty()) break;
+      runs = false;
+    } else if (!runs && i > 0 && contains(kPrograms, words[i - 1].text) && contains(kTrain, word)) {
       runs = true;
       if (word == "rlhf") found["rlhf_type"] = {words[i].line, "dpo"};
       if (words[i - 1].text == "swift") found.try_emplace("tuner_type", words[i].line, "lora");
@@ -89,13 +100,14 @@ ConfigNode read_trainer_script(std::string_view text, const std::string& file) {
     } else if (word.starts_with("--")) {
       std::string key = word.substr(2), value = "true";
       if (const std::size_t equal = key.find('='); equal != std::string::npos) {
-        value = shell_value({key.substr(equal + 1), 0, false});
+        value = shell_value({key.substr(equal + 1)});
         key.resize(equal);
       }
       std::ranges::replace(key, '-', '_');
       std::vector<std::string> values;
       const std::int64_t line = words[i].line;
-      while (i + 1 < words.size() && !words[i + 1].text.starts_with("--")) {
+      while (i + 1 < words.size() && !words[i + 1].text.starts_with("--") &&
+             words[i + 1].text != kEnd) {
         values.push_back(shell_value(words[++i]));
       }
       if (values.size() == 1) value = values.front();

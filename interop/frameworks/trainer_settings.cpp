@@ -150,7 +150,9 @@ class TrainerReader {
   bool is_of(std::string_view code) const { return code_.key == code; }
   // What the code takes in such a case where nobody says it.
   void take_usual(const char* when) {
-    for (const ConfigItem& each : code_.value.at(when).items()) {
+    const ConfigNode* keys = code_.value.find(when);
+    if (keys == nullptr) return;
+    for (const ConfigItem& each : keys->items()) {
       if (!plan_.has(each.key)) reader_.assume(each.key, each.value.as_string(), kUsual);
     }
   }

@@ -972,6 +972,7 @@ ModelSpec with_variants(ModelSpec model, const Plan& plan) {
     }
     if (plan.recompute_keeps == SelectivePolicy::kDotsExceptMlp) keep_dots_except_mlp(layer);
     if (plan.float8 != Float8::kNone && !layer.wide) apply_float8(layer, plan);
+    if (plan.loss.chunks == 1) fuse_silu(layer, true);  // Liger
     if (plan.compile != Compile::kNone) compile(layer);
   }
   return model;

@@ -291,6 +291,7 @@ TEST(TrainerSettings, SwiftHasSettingsOfRuntimesByName) {
 TEST(TrainerSettings, AScriptsArgumentsAreAFile) {
   const ConfigNode root = read_trainer_script(R"(# swift sft --model no
 export CUDA_VISIBLE_DEVICES=0,1  # GPUs
+swift rollout --model no
 NPROC_PER_NODE=2 \
 swift rlhf \
     --model 'Qwen/Qwen3-8B' --dataset 'a b#500' \
@@ -299,10 +300,12 @@ swift rlhf \
     --gradient-checkpointing-kwargs '{"use_reentrant": true}' \
     --gradient_accumulation_steps $(expr 16 / $n) \
     --learning_rate=1e-4 --packing
+swift export --packing no
 )",
                                               "train.sh");
   EXPECT_EQ(root.at("target_modules").elements().size(), 2U);
-  EXPECT_EQ(root.at("target_modules").key_location().line, 7);
+  EXPECT_EQ(root.at("target_modules").key_location().line, 8);
+  EXPECT_EQ(root.at("packing").text(), "true");
   const ForeignPlan plan = read_trainer(root, nullptr);
   expect(plan,
          "model Qwen/Qwen3-8B; recompute_reentrant true; batch.accumulation; lora.rank 8; "
