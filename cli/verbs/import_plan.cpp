@@ -22,11 +22,12 @@
 namespace foreshard {
 namespace {
 
-enum class Kind { kNone, kWeights, kToml, kJson, kYaml };
+enum class Kind { kNone, kWeights, kToml, kShell, kJson, kYaml };
 
 Kind kind_of(const std::string& path) {
   if (looks_like_safetensors(path)) return Kind::kWeights;
   if (path.ends_with(".toml")) return Kind::kToml;
+  if (path.ends_with(".sh")) return Kind::kShell;
   const std::string text = read_text_start(path, kMaxYamlBytes);
   if (topology_format(text) != TopologyFormat::kNone) return Kind::kNone;
   if (path.ends_with(".json")) return Kind::kJson;
@@ -35,7 +36,7 @@ Kind kind_of(const std::string& path) {
   for (const char* key :
        {"distributed_type:", "compute_environment:", "tensor_model_parallel_size:",
         "per_device_train_batch_size:", "finetuning_type:", "model_name_or_path:", "base_model:",
-        "_component_:", "micro_batch_size:"}) {
+        "_component_:", "micro_batch_size:", "tuner_type:", "rlhf_type:"}) {
     if (contains(text, key)) return Kind::kYaml;
   }
   return Kind::kNone;
@@ -147,8 +148,9 @@ Import read_all(const ImportOptions& options) {
       plan = read_torchtitan(read_toml_file(path));
       continue;
     }
-    const ConfigNode root = kind == Kind::kYaml
-                                ? read_yaml_file(path)
+    const ConfigNode root = kind == Kind::kYaml ? read_yaml_file(path)
+                            : kind == Kind::kShell
+                                ? read_trainer_script(read_text_file(path, kMaxYamlBytes), path)
                                 : parse_json(read_text_file(path, kMaxJsonBytes), path);
     if (looks_like_trainer(root)) {
       take_name(trainer_file, path);
@@ -164,7 +166,7 @@ Import read_all(const ImportOptions& options) {
   if (trainer) {
     const std::string named = deepspeed_file_of(*trainer);
     if (!plan && !named.empty()) plan = named_deepspeed(named, trainer_file);
-    plan = read_trainer(*trainer, plan ? &*plan : nullptr, options.stage);
+    plan = read_trainer(*trainer, plan ? &*plan : nullptr, options.stage, gpus);
   }
   if (!plan) return import;
   if (gpus != 0) follow_cluster(gpus, *plan);

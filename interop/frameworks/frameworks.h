@@ -55,6 +55,10 @@ ForeignPlan read_megatron(const ConfigNode& root);
 
 bool looks_like_trainer(const ConfigNode& root);
 
+// The arguments that a shell script gives a trainer (swift, trl, llamafactory-cli, or a .py) as
+// such a file, on the lines where they stand. What the shell computes is "auto".
+ConfigNode read_trainer_script(std::string_view text, const std::string& file);
+
 // Adapters' targets as the linear layers of the model that they are; nullptr: it is not known.
 void fill_targets(const ModelSpec* model, ForeignPlan& plan);
 
@@ -63,9 +67,9 @@ std::string deepspeed_file_of(const ConfigNode& root);
 
 // `sharding`: what DeepSpeed's or Accelerate's file beside it says, nullptr: there is none, so that
 // the settings' own deepspeed, fsdp and fsdp_config stand. `stage`: what is trained, where the
-// settings do not say; "": sft. Throws ConfigError.
+// settings do not say; "": sft. `gpus`: of the cluster, 0: nobody says. Throws ConfigError.
 ForeignPlan read_trainer(const ConfigNode& root, const ForeignPlan* sharding,
-                         const std::string& stage = "");
+                         const std::string& stage = "", std::int64_t gpus = 0);
 
 // Files of torchtune's recipes and LitGPT's commands (sources: settings.yaml).
 

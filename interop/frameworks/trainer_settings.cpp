@@ -19,16 +19,23 @@
 namespace foreshard {
 namespace {
 
-// Whose words the file has beside those of TrainingArguments.
-enum class Dialect { kTransformers, kTrl, kLlamaFactory, kAxolotl };
+// Whose words the file has beside those of TrainingArguments, and what that code takes by default.
+ConfigItem code_of(const ConfigNode& root) {
+  const ConfigNode codes = settings_of("trainer").at("codes");
+  const auto is = [&](const ConfigItem& code) {
+    return std::ranges::any_of(parts_of(code.value.at("tells").as_string(), " "),
+                               [&](const std::string& key) { return root.has(key); });
+  };
+  const auto found = std::ranges::find_if(codes.items(), is);
+  return found == codes.items().end() ? codes.items().back() : *found;
+}
 
-Dialect dialect_of(const ConfigNode& root) {
-  if (root.has("base_model")) return Dialect::kAxolotl;
-  if (root.has("finetuning_type") || root.has("cutoff_len")) return Dialect::kLlamaFactory;
-  for (const char* key : {"max_length", "max_seq_length", "packing", "use_peft", "loss_type"}) {
-    if (root.has(key)) return Dialect::kTrl;
-  }
-  return Dialect::kTransformers;
+// Settings of a runtime that the code has by their name, or what is said.
+ConfigNode named(const ConfigNode& root, const ConfigNode& said) {
+  const ConfigNode code = code_of(root).value;
+  const ConfigNode* names = said.is_scalar() ? code.find("named") : nullptr;
+  const ConfigNode* settings = names == nullptr ? nullptr : names->find(said.text());
+  return settings == nullptr ? said : *settings;
 }
 
 bool is_pattern(const std::string& name) {
@@ -99,19 +106,24 @@ ConfigNode accelerate_settings(const ConfigNode& root, const std::string& comput
   return parse_json(all.dump(), root.location().file);
 }
 
+constexpr const char* kUsual = "the code's default";
+
 class TrainerReader {
  public:
   TrainerReader(const ConfigNode& root, ForeignPlan& plan, const ForeignPlan* sharding,
-                std::string stage)
+                std::string stage, std::int64_t gpus)
       : root_(root),
         plan_(plan),
         sharding_(sharding),
         stage_(std::move(stage)),
-        dialect_(dialect_of(root)),
-        reader_(root, plan, "trainer") {}
+        gpus_(gpus),
+        code_(code_of(root)),
+        reader_(root, plan, "trainer") {
+    plan_.format = code_.key;
+  }
 
   void read() {
-    for (const char* key : {"model_name_or_path", "base_model"}) {
+    for (const char* key : {"model_name_or_path", "base_model", "model"}) {
       if (const ConfigNode* name = reader_.find(key)) reader_.map(key, "model", name->as_string());
     }
     reader_.assume("stack", "hf_trainer", "transformers' Trainer");
@@ -122,6 +134,7 @@ class TrainerReader {
       reader_.assume("optimizer.implementation", "fused", "transformers 5: adamw_torch_fused");
     }
     if (runtime() == "ddp") reader_.take("ddp");
+    if (runtime() == "ddp" && gpus_ == 1) reader_.assume("ddp.bucket_cap_mb", "0", "one GPU");
     reader_.take("missing");
     read_checkpoints();
     read_adapters();
@@ -134,6 +147,15 @@ class TrainerReader {
   }
 
  private:
+  bool is_of(std::string_view code) const { return code_.key == code; }
+  // What the code takes in such a case where nobody says it.
+  void take_usual(const char* when) {
+    const ConfigNode* keys = code_.value.find(when);
+    if (keys == nullptr) return;
+    for (const ConfigItem& each : keys->items()) {
+      if (!plan_.has(each.key)) reader_.assume(each.key, each.value.as_string(), kUsual);
+    }
+  }
   bool is_on(const char* path) {
     const ConfigNode* node = reader_.find(path);
     return node != nullptr && node->is_scalar() && flag_of(*node);
@@ -156,23 +178,26 @@ class TrainerReader {
     for (const char* key : {"fp16", "float16"}) {
       if (is_on_or_auto(key)) return {key, "fp16"};
     }
-    // trl/trainer/base_config.py: bf16 unless fp16 is asked for.
-    return {"", dialect_ == Dialect::kTrl && !root_.has("bf16") ? "bf16" : ""};
+    if (is_of("ms-swift") && reader_.find("torch_dtype") != nullptr) {
+      return {"torch_dtype", is_word("torch_dtype", "bfloat16") ? "bf16" : "fp16"};
+    }
+    // trl/trainer/base_config.py: bf16 unless fp16 is asked for; ms-swift: as config.json says.
+    return {"", (is_of("TRL") || is_of("ms-swift")) && !root_.has("bf16") ? "bf16" : ""};
   }
 
   void read_dtypes() {
     const auto [key, compute] = dtype();
     const bool by_sharding = sharding_ != nullptr && sharding_->has("dtype.param") &&
                              !sharding_->assumed.contains("dtype.param");
-    const bool is_late = dialect_ == Dialect::kAxolotl && runtime() == "zero3" &&
-                         !plan_.has("dtype.param") && !by_sharding;
+    const bool is_late =
+        is_of("Axolotl") && runtime() == "zero3" && !plan_.has("dtype.param") && !by_sharding;
     if (is_late) {
       reader_.assume("dtype.param", "fp32",
                      "Axolotl makes the model before an \"auto\" is filled in");
     } else if (!key.empty()) {
       reader_.map(key, "dtype.param", compute);
     } else if (!compute.empty()) {
-      reader_.assume("dtype.param", compute, "TRL's default");
+      reader_.assume("dtype.param", compute, kUsual);
     } else if (!by_sharding) {
       reader_.assume("dtype.param", "fp32", "neither bf16 nor fp16");
     }
@@ -182,7 +207,7 @@ class TrainerReader {
   // Axolotl's under fully_shard, too; the others train in fp32.
   void read_stored() {
     const bool is_sharded = runtime() == "fsdp2";
-    const bool is_axolotl = dialect_ == Dialect::kAxolotl && plan_.value("dtype.param") == "bf16";
+    const bool is_axolotl = is_of("Axolotl") && plan_.value("dtype.param") == "bf16";
     if (plan_.has("lora.rank") || !(runtime() == "ddp" || (is_sharded && is_axolotl))) return;
     const ConfigNode* loaded = find_first({"dtype", "torch_dtype"});
     if (is_on("pure_bf16")) {
@@ -194,6 +219,8 @@ class TrainerReader {
       reader_.assume(is_narrow ? "dtype.master" : "ddp.blocks_narrow", is_narrow ? "bf16" : "true",
                      "Axolotl loads the model in bf16, tables and norms in fp32 but for flash "
                      "attention and fully_shard");
+    } else if (is_of("ms-swift") && loaded == nullptr) {
+      reader_.assume("dtype.master", plan_.value("dtype.param"), "loaded as config.json says");
     } else if (loaded != nullptr) {
       const std::string word = loaded->as_string();
       const char* path = root_.has("dtype") ? "dtype" : "torch_dtype";
@@ -217,12 +244,6 @@ class TrainerReader {
     return nullptr;
   }
 
-  // What the others ask for: accelerate 1.3 to 1.11, and 1.13.0.
-  void read_version() {
-    if (dialect_ != Dialect::kLlamaFactory && dialect_ != Dialect::kAxolotl) return;
-    reader_.assume("trainer", "accelerate@1.13", plan_.format + " asks for Accelerate before 1.14");
-  }
-
   void read_runtime() {
     const ConfigNode* deepspeed = find_given("deepspeed");
     if (sharding_ != nullptr) {
@@ -230,21 +251,26 @@ class TrainerReader {
       for (const char* key : {"fsdp", "fsdp_config", "fsdp_version"}) {
         reader_.ignore(key, fmt::format("{}'s settings say the runtime", sharding_->format));
       }
+      plugin_checkpoints_ = sharding_->value("recompute") == "full";
       const bool is_fsdp = sharding_->value("runtime").starts_with("fsdp");
       if (!is_fsdp) reader_.assume("trainer", "transformers", "Trainer");
-      if (is_fsdp) read_version();
+      if (is_fsdp) take_usual("fsdp");
       return;
     }
     if (deepspeed != nullptr) {
-      take(read_deepspeed(*deepspeed), "deepspeed");
+      take(read_deepspeed(named(root_, *deepspeed)), "deepspeed");
       reader_.assume("trainer", "transformers", "Trainer");
       return;
     }
-    if (find_given("fsdp") != nullptr || find_given("fsdp_config") != nullptr) {
-      read_version();
+    const ConfigNode* fsdp = find_given("fsdp");
+    if (fsdp != nullptr || find_given("fsdp_config") != nullptr) {
+      take_usual("fsdp");
       reader_.ignore("fsdp_version", "read as Accelerate's settings");
-      take(read_accelerate(accelerate_settings(root_, dtype().second)),
+      const ConfigNode by_name = fsdp == nullptr ? root_ : named(root_, *fsdp);
+      take(read_accelerate(
+               accelerate_settings(by_name.is_mapping() ? by_name : root_, dtype().second)),
            root_.has("fsdp_config") ? "fsdp_config" : "fsdp");
+      plugin_checkpoints_ = plan_.value("recompute") == "full";
       return;
     }
     reader_.assume("runtime", "ddp", "neither deepspeed nor fsdp");
@@ -264,7 +290,7 @@ class TrainerReader {
 
   // Preferences: the answers of a sample are one batch; a frozen reference may run beside it.
   void read_stage() {
-    const char* path = root_.has("rl") ? "rl" : "stage";
+    const char* path = root_.has("rl") ? "rl" : root_.has("rlhf_type") ? "rlhf_type" : "stage";
     if (const ConfigNode* said = reader_.find(path)) stage_ = said->as_string();
     if (stage_.empty()) stage_ = "sft";
     const ConfigNode stages = settings_of("trainer").at("stages");
@@ -292,47 +318,54 @@ class TrainerReader {
           "two answers to each prompt are one batch");
     }
     if (!plan_.has("batch.padded")) reader_.assume("batch.padded", "true", "answers are padded");
-    for (const ConfigItem& each : row->at(plan_.format).items()) {
-      say(each.key.c_str(), each.value.as_string(), "the code's step of preferences");
-    }
+    // Outputs of DDP and FSDP1 are fp32 (Accelerate's prepare_model).
+    const auto say_all = [&](const ConfigNode& keys) {
+      for (const ConfigItem& each : keys.items()) {
+        const bool is_meant = !each.key.starts_with("lora.") || plan_.has("lora.rank");
+        if (is_meant && each.value.is_scalar()) {
+          say(each.key.c_str(), each.value.as_string(), "the code's step");
+        }
+      }
+    };
+    const ConfigNode ours = row->at(plan_.format);
+    const ConfigNode* wide = ours.find("fp32");
+    say_all(ours);
+    if (wide != nullptr && (runtime() == "ddp" || runtime() == "fsdp1")) say_all(*wide);
     if (row->find("reference") == nullptr || is_on("precompute_ref_log_probs")) return;
     if (plan_.has("lora.rank")) {
       return say("reference", "base", "the model without its adapters");
     }
-    const bool is_factory = dialect_ == Dialect::kLlamaFactory;
+    const bool is_factory = is_of("LLaMA-Factory");
     const char* cut = is_factory ? "units" : "unit";
-    say("reference", runtime() == "fsdp2" ? cut : "whole", "a frozen copy of the model");
+    const char* zero = runtime() == "zero3" ? "units" : "whole";
+    say("reference", runtime() == "fsdp2" ? cut : zero, "a frozen copy of the model");
     if (is_factory && runtime() == "ddp" && !is_on("pure_bf16")) {
       reader_.assume("dtype.reference", plan_.value("dtype.param"), "loaded to compute");
     }
   }
 
   void read_checkpoints() {
-    if (sharding_ != nullptr && sharding_->value("recompute") == "full") {
-      plan_.assumed.emplace("recompute");  // the trainer's are off for the plugin's
+    if (plugin_checkpoints_) {
+      reader_.assume("recompute", "full", "the plugin's, which the trainer's are off for");
+    } else if (!plan_.has("recompute") || plan_.assumed.contains("recompute")) {
+      reader_.assume("recompute", code_.value.at("always").at("recompute").as_string(), kUsual);
     }
-    if (!plan_.has("recompute") || plan_.assumed.contains("recompute")) {
-      const bool on = dialect_ == Dialect::kLlamaFactory || dialect_ == Dialect::kTrl;
-      reader_.assume("recompute", on ? "full" : "none",
-                     on ? "gradients are checkpointed by default" : "no gradient_checkpointing");
-    }
-    if (plan_.has("recompute_reentrant") || plan_.value("recompute") == "none") return;
-    const bool is_reentrant = dialect_ == Dialect::kLlamaFactory || dialect_ == Dialect::kAxolotl;
-    if (is_reentrant && runtime() != "fsdp2") {
-      reader_.assume("recompute_reentrant", "true", "the code's default");
-    }
+    if (plan_.value("recompute") == "none" || runtime() == "fsdp2") return;
+    take_usual(runtime() == "ddp" && gpus_ != 1 ? "ddp" : "checkpoints");
   }
 
   void read_adapters() {
     const bool by_type = is_word("finetuning_type", "lora"), by_peft = is_on("use_peft");
     const bool by_adapter = is_word("adapter", "lora"), is_qlora = is_word("adapter", "qlora");
     const bool four_bits = is_on("load_in_4bit"), all_linear = is_on("lora_target_linear");
-    const ConfigNode* bits = reader_.find("quantization_bit");
+    const ConfigNode* bits = find_first({"quantization_bit", "quant_bits"});
     if (is_word("finetuning_type", "freeze")) {
       reader_.unsupported("finetuning_type", "all parameters are taken as trained");
     }
-    const bool has_adapters = by_type || by_peft || by_adapter || is_qlora;
-    for (const char* key : {"finetuning_type", "adapter", "use_peft"}) {
+    const bool is_swift = is_of("ms-swift"), by_tuner = is_word("tuner_type", "lora");
+    const bool has_adapters = by_type || by_peft || by_adapter || is_qlora || by_tuner ||
+                              (is_swift && !find_first({"tuner_type", "train_type"}));
+    for (const char* key : {"finetuning_type", "adapter", "use_peft", "tuner_type"}) {
       if (root_.has(key) && !is_word(key, "freeze")) {
         reader_.ignore(key, has_adapters ? "adapters" : "no adapters");
       }
@@ -346,15 +379,8 @@ class TrainerReader {
       }
       return;
     }
-    const bool is_trl = dialect_ == Dialect::kTrl;
-    if (!plan_.has("lora.rank")) {
-      reader_.assume("lora.rank", is_trl ? "16" : "8", "the code's default");
-    }
-    if (is_trl && !plan_.has("lora.dropout")) {
-      reader_.assume("lora.dropout", "0.05", "TRL's default");
-    }
-    const bool is_axolotl = dialect_ == Dialect::kAxolotl, is_fsdp2 = runtime() == "fsdp2";
-    const bool is_factory = dialect_ == Dialect::kLlamaFactory;
+    const bool is_trl = is_of("TRL"), is_axolotl = is_of("Axolotl");
+    const bool is_fsdp2 = runtime() == "fsdp2", is_factory = is_of("LLaMA-Factory");
     if (runtime() == "fsdp1" || (is_axolotl && is_fsdp2)) {
       reader_.assume("units.adapters_alone", "true",
                      is_axolotl ? "Axolotl makes a unit of each"
@@ -370,7 +396,8 @@ class TrainerReader {
       reader_.assume("lora.fused", "true", "Axolotl switches its kernels on");
     }
     bool has_targets = false;
-    for (const char* key : {"lora_target_modules", "lora_target"}) {
+    for (const char* key :
+         {"lora_target_modules", "lora_target", "target_modules", "target_regex"}) {
       const ConfigNode* names = reader_.find(key);
       if (names == nullptr) continue;
       const bool is_one = !names->is_sequence() && is_pattern(names->as_string());
@@ -382,10 +409,9 @@ class TrainerReader {
     }
     if (all_linear && !has_targets) {
       reader_.map("lora_target_linear", "lora.targets", "all-linear");
-    } else if (!has_targets && is_trl) {
-      reader_.assume("lora.targets", R"(["q_proj","v_proj"])", "PEFT's for most models");
     }
-    for (const char* key : {"lora_modules_to_save", "additional_target"}) {
+    take_usual("adapters");
+    for (const char* key : {"lora_modules_to_save", "additional_target", "modules_to_save"}) {
       const ConfigNode* names = find_given(key);
       if (names == nullptr) continue;
       const std::string all = json_of(*names).dump();
@@ -423,8 +449,8 @@ class TrainerReader {
 
   // llamafactory/hparams/parser.py, of adapters; axolotl/core/builders/causal.py.
   void read_unused() {
-    const bool is_off = (dialect_ == Dialect::kAxolotl && !root_.has("rl")) ||
-                        (dialect_ == Dialect::kLlamaFactory && plan_.has("lora.rank"));
+    const bool is_off = (is_of("Axolotl") && !root_.has("rl")) ||
+                        (is_of("LLaMA-Factory") && plan_.has("lora.rank"));
     if (is_off && runtime() == "ddp" && !plan_.has("ddp.find_unused_parameters")) {
       reader_.assume("ddp.find_unused_parameters", "false", "the code's default");
     }
@@ -437,9 +463,12 @@ class TrainerReader {
 
   // Sequences are as long as the longest of a batch, at most what is said; packed ones as long.
   void read_batch() {
-    if (!plan_.has("batch.micro_batch")) {
-      const bool is_axolotl = dialect_ == Dialect::kAxolotl;
-      reader_.assume("batch.micro_batch", is_axolotl ? "1" : "8", "TrainingArguments' default");
+    take_usual("always");
+    if (is_of("ms-swift") && !plan_.has("batch.accumulation") && gpus_ > 0) {
+      const auto micro = parse_number<std::int64_t>(plan_.value("batch.micro_batch")).value_or(1);
+      reader_.assume("batch.accumulation",
+                     fmt::format("{}", (15 + micro * gpus_) / (micro * gpus_)),
+                     "16 sequences a step");
     }
     const bool is_packed = is_on("packing") || is_on("sample_packing") || is_on("neat_packing") ||
                            is_on("padding_free");
@@ -462,7 +491,7 @@ class TrainerReader {
     const ConfigNode* smoothing = reader_.find("label_smoothing_factor");
     if (smoothing != nullptr && smoothing->as_double() > 0) {
       reader_.map("label_smoothing_factor", "loss", "smoothed");
-    } else if (dialect_ == Dialect::kTrl && !plan_.has("loss")) {
+    } else if (is_of("TRL") && !plan_.has("loss")) {
       reader_.assume("loss", "tiled-linear", "TRL's");
     }
   }
@@ -471,7 +500,9 @@ class TrainerReader {
   ForeignPlan& plan_;
   const ForeignPlan* sharding_;
   std::string stage_;
-  Dialect dialect_;
+  std::int64_t gpus_;
+  bool plugin_checkpoints_ = false;
+  ConfigItem code_;
   ForeignReader reader_;
 };
 
@@ -524,21 +555,19 @@ bool looks_like_trainer(const ConfigNode& root) {
   const bool is_axolotl =
       root.has("base_model") && (root.has("micro_batch_size") || root.has("sequence_len"));
   return is_axolotl || root.has("per_device_train_batch_size") || root.has("finetuning_type") ||
+         code_of(root).key == "ms-swift" ||
          (root.has("model_name_or_path") && (root.has("learning_rate") || root.has("use_peft")));
 }
 
 std::string deepspeed_file_of(const ConfigNode& root) {
   const ConfigNode* file = root.find("deepspeed");
-  return file != nullptr && file->is_scalar() ? file->as_string() : "";
+  return file != nullptr && named(root, *file).is_scalar() ? file->as_string() : "";
 }
 
 ForeignPlan read_trainer(const ConfigNode& root, const ForeignPlan* sharding,
-                         const std::string& stage) {
+                         const std::string& stage, std::int64_t gpus) {
   ForeignPlan plan;
-  static constexpr const char* kNames[] = {"transformers' Trainer", "TRL", "LLaMA-Factory",
-                                           "Axolotl"};
-  plan.format = kNames[static_cast<std::size_t>(dialect_of(root))];
-  TrainerReader(root, plan, sharding, stage).read();
+  TrainerReader(root, plan, sharding, stage, gpus).read();
   return sharding == nullptr ? plan : joined(std::move(plan), *sharding);
 }
 

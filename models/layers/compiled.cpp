@@ -228,7 +228,7 @@ void share_quantised_inputs(LayerSpec& layer) {
 
 // silu(a) * b is one operation, where b is: the product that makes b may stand between them, which
 // would part them in regions. silu(a) is never written.
-void fuse_silu(LayerSpec& layer) {
+void fuse_silu(LayerSpec& layer, bool in_place) {
   std::vector<Operation>& ops = layer.operations;
   for (std::size_t s = 0; s < ops.size(); ++s) {
     if (ops[s].function != Function::kSilu) continue;
@@ -238,6 +238,7 @@ void fuse_silu(LayerSpec& layer) {
     Operation& product = *std::find_if(ops.begin(), ops.end(), reads);
     if (product.function != Function::kMultiply) continue;
     product.function = Function::kSiluMultiply;
+    product.in_place = in_place;
     std::replace(product.inputs.begin(), product.inputs.end(), silu, ops[s].inputs.front());
     std::replace(product.saved.begin(), product.saved.end(), silu, ops[s].inputs.front());
     product.released.insert(product.released.end(), ops[s].released.begin(), ops[s].released.end());

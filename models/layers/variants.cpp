@@ -18,7 +18,9 @@
 // loss:
 //   eager      logits 2V, their fp32 copy 4V, log-probabilities 4V; backward two gradients 4V: 12V
 //   eager-compute
-//              logits 2V, log-probabilities 2V; backward two gradients 2V: 6V
+//              logits 2V, log-probabilities 2V; backward two gradients 2V: 6V; held: fp32 outputs'
+//              logsumexp by sequences (trl until 0.29, trainer/utils.py, selective_log_softmax):
+//              logits 4V, backward three gradients 4V: 16V
 //   held       the fp32 copy lives until its own gradient is made: 16V
 //   compiled   logits and logsumexp are saved, the gradient is written once: 2V + 2V
 //   (torchtitan#1033
@@ -395,6 +397,20 @@ void take_log_probabilities(LayerSpec& layer, const Plan& plan) {
   if (plan.reference != Reference::kNone) ops.front().saved.push_back(ops.front().outputs.front());
 }
 
+// logsumexp of each sequence's fp32 logits, the model's outputs: backward has the gradients of the
+// sequences, of these together and of what was gathered, and their sum takes the logits' place.
+void sum_exponentials(LayerSpec& layer) {
+  std::vector<Operation>& ops = layer.operations;
+  if (ops.front().function == Function::kCast) ops.front().released.push_back(0);
+  const auto softmax = std::ranges::find(ops, Function::kLogSoftmax, &Operation::function);
+  TensorSpec& sums = layer.tensors[at(softmax->outputs.front())];
+  sums.per_token = 1;
+  softmax->saved = softmax->inputs;
+  for (const char* name : {"sequences.grad", "gathered.grad"}) {
+    softmax->backward_workspace.push_back(add_logits(layer, name, ElementType::kFp32));
+  }
+}
+
 bool keeps_compute_dtype(const LayerSpec& loss) {
   const Operation& first = loss.operations.front();
   return first.function == Function::kLogSoftmax &&
@@ -404,6 +420,7 @@ bool keeps_compute_dtype(const LayerSpec& loss) {
 void apply_loss(LayerSpec& layer, const Plan& plan) {
   switch (plan.loss.kind) {
     case Loss::Kind::kEagerCompute:
+      if (plan.logits == Logits::kHeld) return sum_exponentials(layer);
       leave_out_cast(layer);
       return;
     case Loss::Kind::kSmoothed:
@@ -955,6 +972,7 @@ ModelSpec with_variants(ModelSpec model, const Plan& plan) {
     }
     if (plan.recompute_keeps == SelectivePolicy::kDotsExceptMlp) keep_dots_except_mlp(layer);
     if (plan.float8 != Float8::kNone && !layer.wide) apply_float8(layer, plan);
+    if (plan.loss.chunks == 1) fuse_silu(layer, true);  // Liger
     if (plan.compile != Compile::kNone) compile(layer);
   }
   return model;

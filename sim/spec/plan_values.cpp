@@ -212,20 +212,23 @@ constexpr std::array<std::string_view, 9> kLosses = {
     "eager",        "eager-compute", "compiled", "chunked-",         "fused",
     "fused-linear", "tiled-linear",  "smoothed", "log-probabilities"};
 
+constexpr std::string_view kLiger = "liger";  // fused-linear, of one chunk
+
 Loss read_loss(const ConfigNode& node) {
   static constexpr const char* kExpected =
-      "eager, eager-compute, compiled, fused, fused-linear, tiled-linear, smoothed, "
+      "eager, eager-compute, compiled, fused, fused-linear, liger, tiled-linear, smoothed, "
       "log-probabilities or chunked-N, for example chunked-8";
   static constexpr std::string_view kChunked = kLosses[at(Loss::Kind::kChunked)];
   const std::string_view text = node.text();
+  if (text == kLiger) return {Loss::Kind::kFusedLinear, 1};
   const auto word = std::ranges::find(kLosses, text);
   if (word != kLosses.end() && text != kChunked) {
     return {static_cast<Loss::Kind>(word - kLosses.begin()), 0};
   }
   if (!text.starts_with(kChunked)) {
     throw wrong_word(node, kExpected,
-                     {"eager", "eager-compute", "compiled", "fused", "fused-linear", "tiled-linear",
-                      "smoothed", "log-probabilities", "chunked-8"});
+                     {"eager", "eager-compute", "compiled", "fused", "fused-linear", "liger",
+                      "tiled-linear", "smoothed", "log-probabilities", "chunked-8"});
   }
   const auto chunks = parse_number<std::int64_t>(text.substr(kChunked.size())).value_or(0);
   if (chunks < 2 || chunks > plan_limits::kEvery) {
@@ -363,6 +366,7 @@ Json written(const Runtime& runtime) {
 
 Json written(const Loss& loss) {
   std::string word(kLosses[at(loss.kind)]);
+  if (loss.chunks == 1) return kLiger;
   return loss.kind == Loss::Kind::kChunked ? word + std::to_string(loss.chunks) : word;
 }
 

@@ -71,14 +71,12 @@ std::vector<std::string> collectives(const Outcome& schedule) {
   return found;
 }
 
-// Small Llamas: unit by unit with norm and head together, replicated with the gradients of two
-// micro-batches reduced in the second, in fp32 under autocast, under FullyShardedDataParallel, and
-// DeepSpeed's. Lowered again, each plan is its capture; where a step ends is the program's matter
-// (ZeRO gathers behind its optimizer).
+// Small Llamas: unit by unit with norm and head together, replicated in fp32 under autocast, under
+// FullyShardedDataParallel, and DeepSpeed's. Lowered again, each plan is its capture; where a step
+// ends is the program's matter (ZeRO gathers behind its optimizer).
 TEST(Captured, AnImportedPlanIsTheCapture) {
   for (const auto& [name, said, count] :
        {std::tuple("llama_fsdp2_8", "head: with_norm", 36U),
-        std::tuple("llama_ddp_8", "mode: keep_unsharded", 2U),
         std::tuple("llama_autocast_8", "residual: fp32", 3U),
         std::tuple("llama_fsdp1_8", "use_orig_params: true", 11U),
         std::tuple("llama_zero2_8", "runtime: zero2@0.19", 4U),

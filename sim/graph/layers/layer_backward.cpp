@@ -134,6 +134,8 @@ class Backward {
     step.inputs = {gradient(incoming.front()).slot};
     for (Index t : graph_.saves(o)) step.inputs.push_back(writer_.slot_of(t));
     const std::int32_t addend = take_addend(op);
+    const Indices& saved = graph_.saves(o);
+    if (replaces(op)) drop_saved(saved);
     const bool is_taken = takes_incoming(op) && is_sole(incoming.front());
     Contributions contributions = op.gradient == GradientRule::kAlias
                                       ? hand_through(o, incoming.front())
@@ -143,9 +145,9 @@ class Backward {
       step.outputs.push_back(gradient(each.gradient).slot);
     }
     if (op.kind == OperationKind::kAttention && !graph_.is_flat()) drop_unneeded(contributions);
-    const Indices& saved = graph_.saves(o);
-    const bool unpacked = graph_.is_checkpointed() && graph_.inside(o) && !graph_.is_flat();
-    if (unpacked) drop_saved(Indices(saved.rbegin(), saved.rend()));
+    const bool unpacked =
+        replaces(op) || (graph_.is_checkpointed() && graph_.inside(o) && !graph_.is_flat());
+    if (unpacked && !replaces(op)) drop_saved(Indices(saved.rbegin(), saved.rend()));
     if (op.reduces.kind == CollectiveKind::kNone) writer_.use_workspace(workspace(op, true));
     if (!splits_) weights_.validate(op);
     validate_inputs(op, contributions);
@@ -405,7 +407,7 @@ class Backward {
     if (op.gradient != GradientRule::kNone) {
       if (takes_incoming(op)) {
         if (is_sole(incoming)) drop(incoming);
-      } else if (op.in_place) {
+      } else if (op.in_place && !replaces(op)) {
         writer_.unname(op.inputs.front());
         writer_.unrefer(op.inputs.front());
       }
@@ -449,10 +451,15 @@ class Backward {
   // An in-place operation's input gradient takes the buffer of its output's, unless others share it
   // (a loss' that of the input itself).
   bool takes_incoming(const Operation& op) const {
-    if (!op.in_place || graph_.is_loss()) return false;
+    if (!op.in_place || graph_.is_loss() || replaces(op)) return false;
     const bool is_differentiated = graph_.is_flat() || graph_.needs_gradient(op.inputs.front());
     return is_differentiated && op.gradient != GradientRule::kNone &&
            op.gradient != GradientRule::kAlias;
+  }
+
+  // Liger's product: the gradients of its inputs take the places of these.
+  static bool replaces(const Operation& op) {
+    return op.in_place && op.function == Function::kSiluMultiply;
   }
 
   Contributions input_gradients(const Operation& op, std::int32_t incoming) {

@@ -217,7 +217,9 @@ class Forward {
     Slots ended;
     if (op.ring.ranks > 1) ended = write_ring_forward(writer_, op, category);
     // The bytes of an in-place operation's input change their name.
-    if (op.in_place && !graph_.is_loss()) writer_.take_over(op.inputs.front());
+    if (op.in_place && !graph_.is_loss() && op.function != Function::kSiluMultiply) {
+      writer_.take_over(op.inputs.front());
+    }
     for (Index t : op.outputs) {
       if (graph_.is_alias(op)) {
         writer_.share_storage(t, op.inputs.front());

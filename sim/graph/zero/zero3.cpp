@@ -43,8 +43,79 @@ EventGraph Zero3::build(const LayerPrograms& programs) {
     }
     script_ = &trace_->script;
   }
+  if (plan_.reference != Reference::kNone) make_reference();
   run_step();
   return finish();
+}
+
+// What transformers has not filled in by then DeepSpeed takes as its own default
+// (trl/models/utils.py, prepare_deepspeed: it is called in front of the first step).
+void Zero3::make_reference() {
+  Plan plan = plan_;
+  const std::int64_t square = model_.hidden * model_.hidden;
+  ZeroOptions& zero = plan.zero;
+  const ZeroOptions usual;
+  if (zero.stage3_prefetch_bucket_size == square * 9 / 10) {
+    zero.stage3_prefetch_bucket_size = usual.stage3_prefetch_bucket_size;
+  }
+  if (zero.stage3_param_persistence_threshold == 10 * model_.hidden) {
+    zero.stage3_param_persistence_threshold = usual.stage3_param_persistence_threshold;
+  }
+  plan.batch.accumulation = 1;
+  begin_pass(reference_pass(), 0);
+  other_.trace = std::make_shared<const Zero3Trace>(*this, model_, plan, true);
+  const std::vector<Zero3Parameter>& parameters = other_.trace->script.parameters;
+  other_.gathered.assign(parameters.size(), kNoBuffer);
+  other_.handle_of.assign(parameters.size(), -1);
+  for (const std::int64_t numel : other_.trace->script.sizes) {
+    other_.partitions.push_back(foreshard::partition_of(numel, plan_.mesh.fsdp()));
+  }
+}
+
+void Zero3::swap_models() {
+  std::swap(trace_, other_.trace);
+  std::swap(partitions_, other_.partitions);
+  std::swap(gathered_, other_.gathered);
+  std::swap(handle_of_, other_.handle_of);
+  script_ = &trace_->script;
+}
+
+void Zero3::hold_reference() {
+  if (other_.trace == nullptr) return;
+  swap_models();
+  std::int64_t partitions = 0;  // bytes
+  for (const Zero3Parameter& each : script_->parameters) {
+    partitions += partition_of(each) * element_size(each);
+  }
+  allocate_persistent(MemoryCategory::kShardedParam, -1, Bytes(partitions));
+  graph().buffers.back().on_host = plan_.zero.offload_param != ZeroOffload::kNone;
+  for (const std::int64_t bytes : resident_bytes()) {
+    allocate_persistent(MemoryCategory::kUnshardedParam, -1, Bytes(bytes));
+  }
+  for (const std::int32_t p : trace_->list(trace_->at_start)) {
+    if (plan_.mesh.fsdp() == 1) break;
+    at(gathered_, p) =
+        allocate_persistent(MemoryCategory::kUnshardedParam, unit_of(p),
+                            Bytes(partition_of(p) * plan_.mesh.fsdp() * element_size(p)));
+  }
+  swap_models();
+}
+
+void Zero3::run_reference() {
+  if (other_.trace == nullptr) return;
+  close_run();
+  const std::int32_t trained = pass();
+  swap_models();
+  refers_ = true;
+  begin_pass(reference_pass(), microbatch());
+  layer_ = -1;
+  follow(trace_->pass(0).forward);
+  catch_up();
+  close_run();
+  layer_ = -1;
+  refers_ = false;
+  swap_models();
+  begin_pass(trained, microbatch());
 }
 
 LibraryStep Zero3::record(Zero3Run& run, std::int32_t step) {
@@ -166,8 +237,13 @@ void Zero3::visit(const Zero3Place& place) {
       if (place.phase == EventKind::kBackward) copy_gradients();
       break;
     case Kind::kLoss:
+      if (refers_) {
+        settle(add_layer_row(EventKind::kForward, place.layer));
+        break;
+      }
       settle(add_layer_row(EventKind::kLoss, place.layer));
       drop_logits();
+      run_reference();
       add_phase(EventKind::kBackward, place.layer, Segments::kInside);
       hold_logits();
       break;

@@ -79,6 +79,11 @@ class Zero3 final : public StepBuilder {
   void visit(const Zero3Place& place);  // all but modules
   void end_gradients();
   void end_backward();
+  // Plan::reference: an engine without an optimizer, with a trace and partitions of its own.
+  void make_reference();
+  void hold_reference();
+  void run_reference();
+  void swap_models();
   // The phase of a layer runs in rows that are opened late and cut where something else is issued.
   void move_to(const Zero3Place& place);
   void catch_up() {  // memory of the segments up to where the walk is
@@ -222,6 +227,14 @@ class Zero3 final : public StepBuilder {
   std::vector<std::int64_t> sub_groups_;  // partitioned elements of each
   std::int64_t partitioned_ = 0;          // of trained parameters
   GivenBatch batch_;
+
+  // Of the model that does not run: the reference, and while it runs the trained one.
+  struct Other {
+    std::shared_ptr<const Zero3Trace> trace;
+    std::vector<std::int64_t> partitions;
+    std::vector<std::int32_t> gathered, handle_of;
+  } other_;
+  bool refers_ = false;
 
   Zero3Run* run_ = nullptr;
   std::int32_t step_ = 0;

@@ -63,6 +63,7 @@ void Zero3::persistent_memory() {
   for (const std::int64_t bytes : resident_bytes()) {
     hold(MemoryCategory::kUnshardedParam, bytes, false);
   }
+  hold_reference();
   const bool on_host = states != ZeroOffload::kNone;
   std::int64_t largest = 0;
   for (const std::int64_t elements : sub_groups_) {

@@ -99,13 +99,15 @@ class TracedBuilder final : public StepBuilder {
 
 }  // namespace
 
-Zero3Trace::Zero3Trace(const StepBuilder& builder, const ModelSpec& model, const Plan& plan)
+Zero3Trace::Zero3Trace(const StepBuilder& builder, const ModelSpec& model, const Plan& plan,
+                       bool forward_alone)
     : script(builder, model, plan),
       zero_(plan.zero),
       recompute_(plan.recompute),
       frozen_(plan.frozen),
       accumulation_(plan.batch.accumulation),
       ranks_(plan.zero.offload_param == ZeroOffload::kNvme ? plan.mesh.fsdp() : 0) {
+  if (forward_alone) script.backward.clear();
   Zero3Coordinator coordinator(script, plan);
   if (plan.batch.accumulation > 1) coordinator.rehearse();
   coordinator.start_complete();

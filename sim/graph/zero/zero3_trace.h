@@ -38,7 +38,9 @@ struct Zero3Trace {
     Range leftovers;
   };
 
-  Zero3Trace(const StepBuilder& builder, const ModelSpec& model, const Plan& plan);
+  // forward_alone: of an engine that trains nothing.
+  Zero3Trace(const StepBuilder& builder, const ModelSpec& model, const Plan& plan,
+             bool forward_alone = false);
   // Whether another plan of the same model and programs has the same one.
   bool serves(const Plan& plan) const;
 

@@ -372,7 +372,9 @@ Problem problem_of_shared_table(const Plan& plan, const ModelSpec& model) {
 Problem problem_of_variants(const Plan& plan) {
   const bool is_compiled =
       plan.loss.kind == Loss::Kind::kCompiled && plan.compile == Compile::kModel;
-  if (plan.loss.kind != Loss::Kind::kEager && !is_compiled && plan.logits == Logits::kHeld) {
+  const bool is_eager =
+      plan.loss.kind == Loss::Kind::kEager || plan.loss.kind == Loss::Kind::kEagerCompute;
+  if (!is_eager && !is_compiled && plan.logits == Logits::kHeld) {
     return contradiction("logits", "held logits are those that an eager loss was given",
                          "loss: eager", "released");
   }

@@ -263,6 +263,62 @@ TEST(TrainerSettings, PreferencesAreTwoAnswersBesideAReference) {
   expect(trainer(trl, nullptr, "kto"), "batch.micro_batch 8; reference whole");
 }
 
+TEST(TrainerSettings, SwiftHasSettingsOfRuntimesByName) {
+  const std::string text =
+      "model: a/b\nrlhf_type: dpo\nmax_length: 512\nmodules_to_save: [embed_tokens]\n";
+  const auto on = [&](const std::string& more, std::int64_t gpus) {
+    const ConfigNode root = parse_yaml(text + more, "train.yaml");
+    EXPECT_TRUE(looks_like_trainer(root));
+    EXPECT_EQ(deepspeed_file_of(root), "");
+    ForeignPlan plan = read_trainer(root, nullptr, "", gpus);
+    document_of(PlanDocument{}, plan);
+    return plan;
+  };
+  // Adapters by default, without dropout beside a reference; 16 sequences a step; outputs are fp32.
+  expect(on("", 4),
+         "runtime ddp; dtype.param bf16; batch.micro_batch 2; batch.accumulation 4; lora.rank 8; "
+         "lora.targets all-linear; lora.dropout 0; lora.modules_to_save [embedding]; reference "
+         "base; recompute full; recompute_reentrant; loss eager-compute; logits held");
+  expect(on("", 1), "ddp.bucket_cap_mb 0; recompute_reentrant true");
+  expect(on("deepspeed: zero2\ntuner_type: full\n", 4),
+         "runtime zero2; zero.reduce_bucket_size 200000000; dtype.master; lora.rank; logits; "
+         "recompute_reentrant true; reference whole");
+  expect(on("fsdp: fsdp2\ngradient_checkpointing: false\n", 4),
+         "runtime fsdp2; recompute full; recompute_reentrant");
+  expect(on("tuner_type: full\ntorch_dtype: float16\n", 4), "dtype.param fp16; dtype.master fp16");
+}
+
+TEST(TrainerSettings, AScriptsArgumentsAreAFile) {
+  const ConfigNode root = read_trainer_script(R"(# swift sft --model no
+export CUDA_VISIBLE_DEVICES=0,1  # GPUs
+swift rollout --model no
+NPROC_PER_NODE=2 \
+swift rlhf \
+    --model 'Qwen/Qwen3-8B' --dataset 'a b#500' \
+              other \
+    --target_modules q_proj v_proj \
+    --gradient-checkpointing-kwargs '{"use_reentrant": true}' \
+    --gradient_accumulation_steps $(expr 16 / $n) \
+    --learning_rate=1e-4 --packing
+swift export --packing no
+)",
+                                              "train.sh");
+  EXPECT_EQ(root.at("target_modules").elements().size(), 2U);
+  EXPECT_EQ(root.at("target_modules").key_location().line, 8);
+  EXPECT_EQ(root.at("packing").text(), "true");
+  const ForeignPlan plan = read_trainer(root, nullptr);
+  expect(plan,
+         "model Qwen/Qwen3-8B; recompute_reentrant true; batch.accumulation; lora.rank 8; "
+         "optimizer.learning_rate 0.0001; reference base");
+  EXPECT_TRUE(why(plan, "gradient_accumulation_steps: auto").starts_with("\"auto\""));
+  const ConfigNode trl = read_trainer_script(
+      "accelerate launch --config_file a.yaml dpo.py --model_name_or_path a/b --max_length 8", "t");
+  EXPECT_FALSE(trl.has("config_file"));
+  EXPECT_EQ(trl.at("max_length").as_int(), 8);
+  expect(read_trainer(read_trainer_script("trl dpo --use_peft --max_length 8", "t"), nullptr),
+         "reference base; lora.rank 16");
+}
+
 TEST(TrainerSettings, SwitchesThatAreOffAreInTheLedger) {
   const ForeignPlan plan = trainer(std::string(kFactory) +
                                    "use_galore: false\nuse_badam: true\n"

@@ -84,7 +84,6 @@ TEST(HfCases, PresetsAreWhatTheirCodesDo) {
       {"drawn_18_08_accelerate_llama4", 0.007},
       {"launch_ax_lora_ddp", 0.008},  // the first block's input wants a gradient
       {"launch_lf_lora_fsdp2", 0.003},
-      {"launch_lf_torchao", 0.005},
       {"launch_trl_lora_ddp_bf16", 0.008},  // TRL copies what its loss reads
       {"launch_tt_full", 0.008},
       {"launch_tt_lora", 0.004},  // cuBLASLt's workspaces

@@ -9,6 +9,7 @@
 #include <algorithm>
 
 #include "models/families.h"
+#include "models/layers/compiled.h"
 #include "models/zoo.h"
 #include "sim/base/lookup.h"
 #include "sim/graph/layers/column_sums.h"
@@ -268,6 +269,7 @@ TEST(Variants, LossPeaks) {
       {{Loss::Kind::kEager, 0}, Logits::kReleased, 12},        // log-probabilities, two gradients
       {{Loss::Kind::kEager, 0}, Logits::kHeld, 16},            // and the fp32 copy
       {{Loss::Kind::kEagerCompute, 0}, Logits::kReleased, 6},  // log-probabilities, two gradients
+      {{Loss::Kind::kEagerCompute, 0}, Logits::kHeld, 16},     // fp32 logits, three gradients
       {{Loss::Kind::kCompiled, 0}, Logits::kReleased, 4},      // logits and their gradient
       {{Loss::Kind::kFused, 0}, Logits::kReleased, 2},         // one in the other's place
       {{Loss::Kind::kChunked, 8}, Logits::kReleased, 6.5},     // 2 + 4 + 4/8 before backward
@@ -320,6 +322,32 @@ TEST(Variants, ALossWithTheHeadsProductKeepsNoLogits) {
     }
   }
   EXPECT_EQ(added, kTiles * kWeights * ((2 + 4) + (4 + 2 + 2)));
+}
+
+// silu is not kept, and the gradients of gate and up stand where those two stood.
+TEST(Variants, LigersProductTakesThePlacesOfItsInputs) {
+  Plan plan = plan_with(Compile::kNone);
+  plan.loss = {Loss::Kind::kFusedLinear, 0};
+  const ModelSpec eager = variant(plan);
+  plan.loss.chunks = 1;
+  const ModelSpec liger = variant(plan);
+  ModelSpec apart = eager;
+  for (LayerSpec& layer : apart.kinds) fuse_silu(layer);
+  const auto backward = [](const ModelSpec& model, std::int64_t* kept) {
+    const auto block = std::ranges::find(model.kinds, LayerRole::kBlock, &LayerSpec::role);
+    // Without the weights' gradients, which are larger.
+    const LayerProgram p = build_layer_program(
+        *block, {.sequence = kTokens, .frozen = std::vector<bool>(block->parameters.size(), true)});
+    *kept = p.forward.swing.net;
+    return p.backward.swing.peak;
+  };
+  std::int64_t plain = 0, fused = 0, in_place = 0;
+  (void)backward(eager, &plain);
+  const std::int64_t peak = backward(apart, &fused);
+  constexpr std::int64_t kProduct = kTokens * kFfn;
+  EXPECT_EQ(peak - backward(liger, &in_place), 2 * kProduct);
+  EXPECT_EQ(plain - in_place, kProduct);
+  EXPECT_EQ(fused, in_place);
 }
 
 // All 1,024 tokens at once (a tile takes 4,096) by 32,768 words, and backward fp32 sums of both

@@ -73,6 +73,34 @@ TEST(Reference, OfOneUnitGathersAllAtOnce) {
             held_bytes(plain));
 }
 
+// An engine of its own: nothing is gathered for the trained one's backward, small parameters stay,
+// and what is left to DeepSpeed's defaults runs ahead further than what transformers fills in.
+TEST(Reference, OfZero3GathersByItsOwnTrace) {
+  const ModelSpec model = tiny_model(4);
+  const auto gathers = [&](Reference reference, std::int64_t ahead, std::int64_t* held) {
+    Plan plan = tiny_plan();
+    plan.runtime = {RuntimeKind::kZero3, "0.19"};
+    plan.reference = reference;
+    plan.batch.accumulation = 2;
+    plan.zero.stage3_prefetch_bucket_size = ahead;
+    plan.zero.stage3_max_reuse_distance = 0;
+    const EventGraph graph = build_training_step(model, plan);
+    *held = held_bytes(graph);
+    const CostModel costs(round_cluster(16), round_calibration());
+    EXPECT_NO_THROW((void)forecast(model, plan, costs));
+    return count(graph, EventKind::kAllGather);
+  };
+  std::int64_t plain = 0, beside = 0;
+  const std::int64_t filled_in = model.hidden * model.hidden * 9 / 10;
+  const auto alone = gathers(Reference::kNone, filled_in, &plain);
+  // All that is large at once, when the model is entered.
+  EXPECT_EQ(gathers(Reference::kUnits, filled_in, &beside) - alone, 2);
+  EXPECT_GT(beside, plain);
+  // One by one where the file says that nothing runs ahead: table, seven matrices a block, head.
+  const auto unhurried = gathers(Reference::kNone, 0, &plain);
+  EXPECT_EQ(gathers(Reference::kUnits, 0, &beside) - unhurried, 2 * (2 + 4 * 7));
+}
+
 // Nothing is left of one forward when the next step begins: the allocator refuses what is
 // allocated twice.
 TEST(Reference, LeavesNothingBehind) {
