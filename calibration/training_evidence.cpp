@@ -176,8 +176,9 @@ Calibration informed(Calibration calibration, const TrainingEvidence& evidence,
     for (Eigen::Index i = 0; i < known; ++i) {
       const auto row = at(i);
       information(i) += family.information[row];
-      for (Eigen::Index j = 0; j < known; ++j) {
+      for (Eigen::Index j = 0; j <= i; ++j) {
         precision(i, j) += family.precision[row][at(j)];
+        precision(j, i) = precision(i, j);
       }
     }
   }

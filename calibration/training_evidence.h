@@ -58,7 +58,7 @@ double remaining_log_sd(double log_sd, double before);
 struct FamilyEvidence {
   std::string family;
   std::int64_t rows = 0;
-  std::vector<std::vector<double>> precision;  // by TrainingEvidence::names
+  std::vector<std::vector<double>> precision;  // by TrainingEvidence::names, to the diagonal
   std::vector<double> information;
 };
 

@@ -138,7 +138,7 @@ TrainingEvidence gather_evidence(const CsvTable& table) {
   const std::size_t size = evidence.names.size();
   for (const std::string& name : families) {
     FamilyEvidence family = {.family = name};
-    family.precision.assign(size, std::vector<double>(size, 0));
+    for (std::size_t row = 1; row <= size; ++row) family.precision.emplace_back(row);
     family.information.assign(size, 0);
     for (const Observation& each : all) {
       if (each.family != name) continue;
@@ -160,7 +160,9 @@ TrainingEvidence gather_evidence(const CsvTable& table) {
       }
       for (const auto& [a, of_a] : causes) {
         family.information[a] += weight * of_a * each.residual;
-        for (const auto& [b, of_b] : causes) family.precision[a][b] += weight * of_a * of_b;
+        for (const auto& [b, of_b] : causes) {
+          if (b <= a) family.precision[a][b] += weight * of_a * of_b;
+        }
       }
     }
     for (double& value : family.information) value = rounded(value);
