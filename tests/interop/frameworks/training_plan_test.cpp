@@ -103,6 +103,13 @@ TEST(TrainingPlan, AttentionOfTransformersMayHaveAMask) {
   EXPECT_EQ(may_have_a_mask("generic"), 0);
 }
 
+TEST(TrainingRows, AModelMayReadImages) {
+  Cells cells = small_run();
+  cells["zoo_model"] = "vit-base-patch16-224";
+  cells["seq_len"] = "197";
+  EXPECT_EQ(training_job(row_of(cells)).model.name, "vit-base-patch16-224");
+}
+
 // shard_group of zero1 is the optimizer's: DeepSpeed's over all ranks, InternEvo's in groups.
 TEST(TrainingRows, OptimizersMayBePartitionedInGroups) {
   Cells cells = small_run();
