@@ -145,8 +145,9 @@ void add_kernels(const TrainingRow& row, const Cluster& cluster, Assignments& pl
   const bool by_hand = is_fused_by_hand(row);
   if (is_tensorwise && by_hand) plan.add("float8=current");  // TransformerEngine's, not torchao's
   // Other runtimes and scalings gather in the compute dtype.
-  const bool can_gather = told_runtime(row) == "megatron" ? is_tensorwise || fp8 == "delayed"
-                          : row.word("runtime") == "fsdp2" && is_tensorwise && !by_hand;
+  const bool can_gather = told_runtime(row) == "megatron"
+                              ? is_tensorwise || fp8 == "delayed"
+                              : row.word("runtime") == "fsdp2" && is_tensorwise && !by_hand;
   if (can_gather && row.count("fp8_all_gather") == 1) plan.add("float8_all_gather=true");
 }
 

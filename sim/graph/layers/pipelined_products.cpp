@@ -90,8 +90,8 @@ class Pipeline {
     while (segment > 0 && begin_of(segment).kernels == to) --segment;
     const Place begin = begin_of(segment);
     const auto first = phase_.steps.begin();
-    auto made = std::ranges::find_if(
-        phase_.steps, [&](const LayerStep& step) { return step.kernels_end >= to; });
+    auto made = std::ranges::find_if(phase_.steps,
+                                     [&](const LayerStep& step) { return step.kernels_end >= to; });
     if (made == phase_.steps.end()) return;
     while (made != first && is_move(*made)) --made;
     if (made->kernels_end <= begin.kernels || !is_product(*made)) return;

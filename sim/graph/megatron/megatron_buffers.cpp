@@ -1,8 +1,8 @@
 // Flat buffers and their buckets. A parameter begins at a multiple of 64 elements, a bucket ends at
 // one of lcm(ranks, 128), so that every rank's shard is aligned; where there are no shards nothing
-// is (param_and_grad_buffer.py, _ParamAndGradBuffer.__init__ of 0.20). Without overlap_grad_reduce
-// a buffer is one bucket (distributed_data_parallel.py). Weights in fp8 have buckets of their own, the
-// last of which goes with everything else (partition_buckets).
+// is (param_and_grad_buffer.py, _ParamAndGradBuffer.__init__ of 0.20). Weights in fp8 have buckets
+// of their own, whose last goes with everything else (partition_buckets). Without
+// overlap_grad_reduce a buffer is one bucket (distributed_data_parallel.py).
 #include <algorithm>
 #include <numeric>
 
