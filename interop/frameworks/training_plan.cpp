@@ -22,18 +22,18 @@ bool is_megatron(const TrainingRow& row) {
   return is_fused_by_hand(row) && row.has("fp8") && row.word("fp8") != "none";
 }
 
-// One without preset that partitions the optimizer alone has Megatron-Core's distributed optimizer,
-// whose configurations for speed overlap the reduction (NeMo's and Megatron-Bridge's recipes).
+// Of one without preset that partitions the optimizer alone.
 bool has_distributed_optimizer(const TrainingRow& row) {
   const std::string_view norm = row.word("norm_impl");
-  return row.word("runtime") == "zero1" && find_stack(likely_stack(row)) == nullptr &&
+  const std::string_view offload = row.word("offload");
+  return find_stack(likely_stack(row)) == nullptr && (offload.empty() || offload == "none") &&
          row.word("optimizer_impl") == "adamw_fused" &&
          (norm == "rms_fused" || norm == "layer_norm_low_precision");
 }
 
 // Over axes an optimizer that is partitioned alone is what Megatron-Core's is.
 bool is_megatron_core(const TrainingRow& row) {
-  return has_axes(row) && row.word("runtime") == "zero1";
+  return row.word("runtime") == "zero1" && (has_axes(row) || has_distributed_optimizer(row));
 }
 
 // DDP has no offload. An optimizer on the host beside it (torchao's CPUOffloadOptimizer on one GPU)
@@ -141,12 +141,14 @@ void add_kernels(const TrainingRow& row, const Cluster& cluster, Assignments& pl
   if (row.word("compile") == "loss_only" && !row.has("loss_impl")) plan.add("loss=compiled");
   plan.map("fp8", "float8");
   const std::string_view fp8 = row.word("fp8");
-  if (fp8 != "tensorwise" && fp8 != "unspecified") return;
-  if (is_fused_by_hand(row)) {
-    plan.add("float8=current");  // TransformerEngine's scaling by tensors, not torchao's
-  } else if (row.count("fp8_all_gather") == 1 && row.word("runtime") == "fsdp2") {
-    plan.add("float8_all_gather=true");  // other runtimes gather no tensor subclasses
-  }
+  const bool is_tensorwise = fp8 == "tensorwise" || fp8 == "unspecified";
+  const bool by_hand = is_fused_by_hand(row);
+  if (is_tensorwise && by_hand) plan.add("float8=current");  // TransformerEngine's, not torchao's
+  // Other runtimes and scalings gather in the compute dtype.
+  const bool can_gather = told_runtime(row) == "megatron"
+                              ? is_tensorwise || fp8 == "delayed"
+                              : row.word("runtime") == "fsdp2" && is_tensorwise && !by_hand;
+  if (can_gather && row.count("fp8_all_gather") == 1) plan.add("float8_all_gather=true");
 }
 
 // DDP's autocast is its own key, and DeepSpeed converts the model: dtype.param is what both compute
@@ -206,10 +208,6 @@ void add_sharding(const TrainingRow& row, Assignments& plan) {
     return;
   }
   if (runtime == "ddp" || is_zero) {
-    const std::string_view offload = row.word("offload");
-    if (has_distributed_optimizer(row) && (offload.empty() || offload == "none")) {
-      plan.add("zero={gradient_buffer: true, overlap_comm: true, reduce_bucket_size: 40000000}");
-    }
     plan.map("offload", is_zero ? "zero.offload_optimizer" : "offload");
     if (runtime == "zero3") plan.map("offload", "zero.offload_param");
     return;

@@ -43,6 +43,7 @@ ModelSpec zoo_model(const TrainingRow& row, Stack stack) {
     if (is_fused_by_hand(row)) dims.fused_qkv = dims.fused_gate_up = true;
     return build_model(dims, stack);
   }
+  if (is_zoo_model(said)) return load_zoo_model(said, stack);  // one that reads images
   throw refused(unknown_model(said));
 }
 

@@ -485,9 +485,10 @@ void apply_float8(LayerSpec& layer, const Plan& plan) {
     op.fp8 = plan.float8;
     const auto narrow = [&](std::int64_t elements) { return narrow_bytes(op.fp8, elements); };
     ParameterSpec& parameter = layer.parameters[static_cast<std::size_t>(op.parameters.front())];
-    parameter.gathered_in_fp8 =
-        plan.float8_all_gather && parameter.shape.size() == 2;  // of an nn.Linear
-    op.fp8_weight = parameter.gathered_in_fp8 || plan.runtime.kind == RuntimeKind::kMegatron;
+    const bool is_megatron = plan.runtime.kind == RuntimeKind::kMegatron;
+    const bool is_linear = is_megatron || parameter.shape.size() == 2;  // torchao's: nn.Linear
+    parameter.gathered_in_fp8 = plan.float8_all_gather && is_linear;
+    op.fp8_weight = parameter.gathered_in_fp8 || is_megatron;
     op.forward_workspace = {bytes(op.name + ".input_fp8", narrow(op.k), 0)};
     if (!op.fp8_weight)
       op.forward_workspace.push_back(bytes(op.name + ".weight_fp8", 0, narrow(weight)));

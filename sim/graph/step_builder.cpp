@@ -540,9 +540,10 @@ void StepBuilder::launch_and_wait(EventKind kind, const LayerPhaseProgram& phase
   for (std::size_t c = 0; c < phase.calls.size(); ++c) {
     const LayerCall& call = phase.calls[c];
     if (call.segment != segment) continue;
-    if (call.kind != LayerCall::Kind::kWait) {
+    if (call.kind == LayerCall::Kind::kLaunch) {
       flights[c] = launch_call(call, -1);
-    } else if (!is_beside || call.collective.dim != MeshDim::kEp) {
+    } else if (call.kind == LayerCall::Kind::kWait &&
+               (!is_beside || call.collective.dim != MeshDim::kEp)) {
       wait(Stream::kCompute, flights[at(call.launch)]);
     }
   }

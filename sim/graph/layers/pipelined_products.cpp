@@ -84,17 +84,19 @@ class Pipeline {
 
   void launch_early(LayerCall& call) {
     if (call.segment == 0) return;
-    const std::size_t segment = call.segment - 1U;
-    const Place begin = begin_of(segment);
+    // Neither the room for the result nor what stands behind it need have kernels of their own.
+    std::size_t segment = call.segment - 1U;
     const std::uint32_t to = phase_.segments[segment].kernels_end;
-    const auto made = std::find_if(
-        phase_.steps.rbegin(), phase_.steps.rend(),
-        [&](const LayerStep& step) { return step.kernels_end <= to && !is_move(step); });
-    if (made == phase_.steps.rend() || made->kernels_end <= begin.kernels || !is_product(*made)) {
-      return;
-    }
-    const auto before = made + 1;
-    const bool inside = before != phase_.steps.rend() && before->kernels_end >= begin.kernels &&
+    while (segment > 0 && begin_of(segment).kernels == to) --segment;
+    const Place begin = begin_of(segment);
+    const auto first = phase_.steps.begin();
+    auto made = std::ranges::find_if(phase_.steps,
+                                     [&](const LayerStep& step) { return step.kernels_end >= to; });
+    if (made == phase_.steps.end()) return;
+    while (made != first && is_move(*made)) --made;
+    if (made->kernels_end <= begin.kernels || !is_product(*made)) return;
+    const auto before = made - 1;
+    const bool inside = made != first && before->kernels_end >= begin.kernels &&
                         before->actions_end >= begin.actions;
     split(segment, inside ? end_of(*before) : begin);
     call.segment = static_cast<std::uint16_t>(segment + 1);

@@ -52,7 +52,7 @@ EventGraph Megatron::build() {
 }
 
 // Weights are cast in the first micro-batch, in both layouts, and kept (TELinear.forward hands
-// TransformerEngine is_first_microbatch).
+// TransformerEngine is_first_microbatch); those that arrived in fp8 are transposed.
 void Megatron::cast_weights(std::int32_t layer) {
   std::int64_t numel = 0, count = 0;
   for (const Operation& op : spec_of(layer).operations) {
@@ -64,7 +64,9 @@ void Megatron::cast_weights(std::int32_t layer) {
   const bool fp4 = plan_.float8 == Float8::kNvfp4;  // a kernel for each layout
   const bool asks_amax = fp4 || plan_.float8 == Float8::kCurrent;
   const std::int64_t reads = 1 + (fp4 ? 1 : 0) + (asks_amax ? 1 : 0);
-  const std::int64_t moved = reads * 2 * numel + 2 * narrow_bytes(plan_.float8, numel);
+  const std::int64_t moved = plan_.float8_all_gather
+                                 ? 2 * numel
+                                 : reads * 2 * numel + 2 * narrow_bytes(plan_.float8, numel);
   add_copy(EventKind::kQuantize, Stream::kCompute, moved, count);
 }
 
@@ -160,6 +162,25 @@ std::int64_t Megatron::shard_numel() const {
   return sum;
 }
 
+// quantize_master_weights: shards that were cast to bf16 get the scales of all ranks, then fp8.
+void Megatron::cast_shards() {
+  for (FlatBuffer& buffer : buffers_) {
+    if (buffer.narrow == 0) continue;
+    const std::int64_t own = buffer.narrow / buffer.parts;
+    const std::int64_t weights = (buffer.narrow_weights + buffer.parts - 1) / buffer.parts;
+    if (plan_.float8 == Float8::kCurrent) {
+      add_copy(EventKind::kQuantize, Stream::kCompute, 2 * own, weights);
+    }
+    if (buffer.ranks > 1) {
+      wait(Stream::kAllReduce, tail(Stream::kCompute));
+      wait(Stream::kCompute,
+           StepBuilder::add_collective(EventKind::kAllReduce, Stream::kAllReduce, buffer.shards,
+                                       Bytes(4 * buffer.narrow_weights), -1));
+    }
+    add_copy(EventKind::kQuantize, Stream::kCompute, 3 * own, weights);
+  }
+}
+
 // MixedPrecisionOptimizer.step: the norm, which the host reads (get_grad_norm_fp32, .item()),
 // clipping, FusedAdam on the fp32 shard and its cast into the parameters.
 void Megatron::step() {
@@ -181,8 +202,10 @@ void Megatron::step() {
     host_wait(norm);
     add_step_row(EventKind::kGradScale, Stream::kCompute);
   }
-  EventId last = add_step_row(EventKind::kOptimizer, Stream::kCompute);
+  add_step_row(EventKind::kOptimizer, Stream::kCompute);
   StepBuilder::free(wide);
+  cast_shards();
+  EventId last = tail(Stream::kCompute);
   if (options().distributed_optimizer && !options().overlap_param_gather) {
     for (FlatBuffer& buffer : buffers_) {
       for (auto bucket = buffer.buckets.rbegin(); bucket != buffer.buckets.rend(); ++bucket) {

@@ -1,7 +1,8 @@
 // Flat buffers and their buckets. A parameter begins at a multiple of 64 elements, a bucket ends at
 // one of lcm(ranks, 128), so that every rank's shard is aligned; where there are no shards nothing
-// is (param_and_grad_buffer.py, _ParamAndGradBuffer.__init__ of 0.20). Without overlap_grad_reduce
-// a buffer is one bucket (distributed_data_parallel.py).
+// is (param_and_grad_buffer.py, _ParamAndGradBuffer.__init__ of 0.20). Weights in fp8 have buckets
+// of their own, whose last goes with everything else (partition_buckets). Without
+// overlap_grad_reduce a buffer is one bucket (distributed_data_parallel.py).
 #include <algorithm>
 #include <numeric>
 
@@ -53,17 +54,25 @@ void Megatron::lay_out(FlatBuffer& buffer, std::int32_t number) {
   const std::int64_t begin = shards ? 64 : 1;
   const std::int64_t multiple = shards ? std::lcm(buffer.ranks, std::int64_t{128}) : 1;
   bool open = false;
-  for (auto p = static_cast<std::int32_t>(parameters().size()); p-- > 0;) {
-    const Parameter& each = parameter(p);
-    if (!each.trained || is_expert(p) != (number == 1)) continue;
-    if (!open) buffer.buckets.emplace_back();
-    open = true;
-    Bucket& bucket = buffer.buckets.back();
-    bucket.numel = padded(bucket.numel, begin) + each.numel;
-    ++bucket.parameters;
-    bucket.missing += each.used ? 1 : 0;
-    place_of_[at(p)] = {number, static_cast<std::int32_t>(buffer.buckets.size()) - 1};
-    open = !options().overlap_grad_reduce || bucket.numel < limit;
+  for (const bool narrow : {true, false}) {
+    for (auto p = static_cast<std::int32_t>(parameters().size()); p-- > 0;) {
+      const Parameter& each = parameter(p);
+      const bool is_narrow = spec_of(each.layer).parameters[at(each.index)].gathered_in_fp8;
+      if (!each.trained || is_expert(p) != (number == 1) || is_narrow != narrow) continue;
+      if (!open) buffer.buckets.emplace_back();
+      Bucket& bucket = buffer.buckets.back();
+      bucket.numel = padded(bucket.numel, begin) + each.numel;
+      ++bucket.parameters;
+      bucket.missing += each.used ? 1 : 0;
+      place_of_[at(p)] = {number, static_cast<std::int32_t>(buffer.buckets.size()) - 1};
+      const bool is_last = !narrow && buffer.narrow > 0;
+      open = is_last || !options().overlap_grad_reduce || bucket.numel < limit;
+      if (!narrow) continue;
+      bucket.narrow += each.numel;
+      buffer.narrow += each.numel;
+      ++buffer.narrow_weights;
+    }
+    open = open || buffer.narrow > 0;
   }
   for (Bucket& bucket : buffer.buckets) {
     bucket.numel = padded(bucket.numel, multiple);
@@ -80,7 +89,7 @@ void Megatron::persistent_memory() {
   if (frozen > 0) hold(MemoryCategory::kUnshardedParam, frozen);
   for (const std::int64_t bytes : resident_bytes()) hold(MemoryCategory::kUnshardedParam, bytes);
   for (const FlatBuffer& buffer : buffers_) {
-    hold(MemoryCategory::kUnshardedParam, buffer.numel * param_size());
+    hold(MemoryCategory::kUnshardedParam, param_bytes(buffer.numel, buffer.narrow));
     hold(MemoryCategory::kAccumulatedGrad, buffer.numel * gradient_size());
     hold(MemoryCategory::kShardedParam, buffer.shard_numel() * 4);
     if (plan_.optimizer.kind != Optimizer::Kind::kAdamW) continue;
@@ -98,7 +107,7 @@ void Megatron::gather(FlatBuffer& buffer, Bucket& bucket) {
   wait(Stream::kAllGather, tail(Stream::kCompute));
   bucket.gathered =
       StepBuilder::add_collective(EventKind::kAllGather, Stream::kAllGather, buffer.shards,
-                                  Bytes(bucket.numel * param_size()), -1);
+                                  Bytes(param_bytes(bucket.numel, bucket.narrow)), -1);
 }
 
 // Waits for the bucket's gather and sends the next one's, that of the bucket before it in the

@@ -29,6 +29,7 @@ class Megatron final : public GradientHooks {
  private:
   struct Bucket {
     std::int64_t numel = 0;       // padded
+    std::int64_t narrow = 0;      // of it in fp8
     std::int32_t parameters = 0;  // in it
     std::int32_t missing = 0;     // without a gradient in this micro-batch
     EventId gathered = kNoEvent;
@@ -42,6 +43,8 @@ class Megatron final : public GradientHooks {
     std::int64_t parts = 1;  // that the optimizer steps: a rank each, or all on every rank
     std::vector<Bucket> buckets;
     std::int64_t numel = 0;
+    std::int64_t narrow = 0;
+    std::int32_t narrow_weights = 0;
     std::int64_t shard_numel() const { return numel / parts; }
   };
   struct Place {
@@ -52,6 +55,9 @@ class Megatron final : public GradientHooks {
   std::int64_t param_size() const { return size_of(plan_.param_dtype); }
   std::int64_t gradient_size() const { return size_of(plan_.reduce_dtype); }
   std::int64_t bucket_size(const FlatBuffer& buffer) const;
+  std::int64_t param_bytes(std::int64_t numel, std::int64_t narrow) const {
+    return numel * param_size() - narrow * (param_size() - 1);
+  }
   bool is_expert(std::int32_t parameter) const;
   std::int64_t shard_numel() const;  // of this rank, all buffers
 
@@ -80,6 +86,7 @@ class Megatron final : public GradientHooks {
   void backward_ended(std::int32_t layer) override;
   void finalize_gradients();
   void reduce_replicated_gradients();
+  void cast_shards();
   void step();
   UnitWork step_work(EventKind kind) const override;
 

@@ -103,6 +103,13 @@ TEST(TrainingPlan, AttentionOfTransformersMayHaveAMask) {
   EXPECT_EQ(may_have_a_mask("generic"), 0);
 }
 
+TEST(TrainingRows, AModelMayReadImages) {
+  Cells cells = small_run();
+  cells["zoo_model"] = "vit-base-patch16-224";
+  cells["seq_len"] = "197";
+  EXPECT_EQ(training_job(row_of(cells)).model.name, "vit-base-patch16-224");
+}
+
 // shard_group of zero1 is the optimizer's: DeepSpeed's over all ranks, InternEvo's in groups.
 TEST(TrainingRows, OptimizersMayBePartitionedInGroups) {
   Cells cells = small_run();
@@ -337,12 +344,30 @@ TEST(TrainingRows, ACodeWithoutPresetMayHaveADistributedOptimizer) {
   Cells cells = unknown_run("zero1");
   cells["norm_impl"] = "rms_fused";
   cells["optimizer_impl"] = "adamw_fused";
-  EXPECT_TRUE(training_job(row_of(cells)).resolved.plan.zero.gradient_buffer);
+  const auto runtime = [&] { return training_job(row_of(cells)).resolved.plan.runtime.kind; };
+  EXPECT_EQ(runtime(), RuntimeKind::kMegatron);
   cells["stack"] = "deepspeed_examples";
-  EXPECT_FALSE(training_job(row_of(cells)).resolved.plan.zero.gradient_buffer);
+  EXPECT_EQ(runtime(), RuntimeKind::kZero1);
   cells["stack"] = "";
   cells["offload"] = "optimizer";
-  EXPECT_FALSE(training_job(row_of(cells)).resolved.plan.zero.gradient_buffer);
+  EXPECT_EQ(runtime(), RuntimeKind::kZero1);
+}
+
+// --fp8-param-gather: of scales of tensors alone.
+TEST(TrainingRows, MegatronMayGatherItsWeightsInFp8) {
+  Cells cells = unknown_run("zero1");
+  for (const char* cell : {"norm_impl=rms_fused", "optimizer_impl=adamw_fused", "fp8_all_gather=1",
+                           "rope_impl=fused", "loss_impl=fused", "gpu=b200"}) {
+    const std::string text = cell;
+    cells[text.substr(0, text.find('='))] = text.substr(text.find('=') + 1);
+  }
+  const auto gathers = [&](const char* recipe) {
+    cells["fp8"] = recipe;
+    return training_job(row_of(cells)).resolved.plan.float8_all_gather;
+  };
+  EXPECT_TRUE(gathers("delayed"));
+  EXPECT_TRUE(gathers("tensorwise"));
+  EXPECT_FALSE(gathers("mxfp8"));
 }
 
 // Norm, rotary embedding and loss by hand: so are SwiGLU and the joined products; fp8 is

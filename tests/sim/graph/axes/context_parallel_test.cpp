@@ -69,6 +69,20 @@ TEST(Ulysses, EveryRuntimeExchangesHeadsEightTimesABlock) {
   }
 }
 
+// Where a cast stands behind the checkpoint, backward begins outside of it.
+TEST(Ulysses, ARecomputedBlockWithAnFp32StreamExchangesTwelveTimes) {
+  for (Plan plan : {cp_plan(RuntimeKind::kFsdp2, "2.11", Rotate::kUlysses),
+                    cp_plan(RuntimeKind::kZero3, "0.19", Rotate::kUlysses),
+                    cp_plan(RuntimeKind::kMegatron, "0.20", Rotate::kUlysses)}) {
+    plan.recompute.value = Recompute::kFull;
+    plan.kernels.residual = ModuleKernels::Residual::kFp32;
+    const ModelSpec model = with_variants(tiny_model(3), plan);
+    const EventGraph graph = build_training_step(model, plan);
+    EXPECT_EQ(all_to_alls(graph).count, 3 * (8 + 4)) << to_string(plan.runtime.kind);
+    EXPECT_EQ(replay_allocations(graph).peak, peak_allocated(graph));
+  }
+}
+
 // A ring's exchange is a message to one rank, Ulysses' is an all-to-all of tokens; the name of the
 // communicator says neither (with one axis it is the world's).
 TEST(ContextParallel, ARingSendsToOneRankAndUlyssesToAll) {

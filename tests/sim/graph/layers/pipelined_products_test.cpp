@@ -74,6 +74,19 @@ TEST(PipelinedProducts, ThePairRunsTogetherAndWhatFollowsWaitsForBoth) {
   EXPECT_EQ(p.calls[3].segment, 4);  // the sum waits for it
 }
 
+// Megatron-Core's reduce-scatter packs nothing, and the sum behind it may be another's kernel.
+TEST(PipelinedProducts, WhatHasNoKernelsIsNotWhatMadeTheResult) {
+  LayerPhaseProgram p = phase();
+  p.steps[6].kernels_end = p.steps[7].kernels_end = 5;
+  p.segments[1].kernels_end = p.segments[2].kernels_end = 5;
+  p.segments.insert(p.segments.begin() + 2, {.actions_end = 6, .kernels_end = 5});  // its room
+  p.calls[2].segment = p.calls[3].segment = 3;
+  pipeline_products(block(), p);
+  EXPECT_EQ(kernel_ends(p), (std::vector<std::uint32_t>{1, 3, 4, 5, 5, 5}));
+  EXPECT_EQ(p.calls[2].segment, 3);
+  EXPECT_EQ(p.calls[3].segment, 5);
+}
+
 TEST(PipelinedProducts, OtherAxesAndSumsOfProductsStayAsTheyAre) {
   LayerPhaseProgram p = phase();
   for (LayerCall& call : p.calls) call.collective.dim = MeshDim::kCp;

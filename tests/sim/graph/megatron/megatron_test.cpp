@@ -478,6 +478,43 @@ TEST(Megatron, WeightsAreCastOnceAStep) {
   EXPECT_LT(one, 2 * once);  // of what products read
 }
 
+// fp8_param_gather: weights travel, lie and are transposed in a byte, and are cast behind the
+// optimizer's step with the scales of all ranks; norms and tables go in one gather, the last
+// weights' (partition_buckets), and in two bytes.
+TEST(Megatron, WeightsInFp8TravelInAByte) {
+  Plan plan = megatron_plan();
+  plan.megatron.overlap_grad_reduce = plan.megatron.overlap_param_gather = true;
+  plan.megatron.bucket_size = 1;
+  plan.float8 = Float8::kCurrent;
+  const auto build = [&](bool narrow) {
+    plan.float8_all_gather = narrow;
+    return build_training_step(with_variants(tiny_model(3), plan), plan);
+  };
+  const EventGraph wide = build(false), narrow = build(true);
+  const ModelSpec model = with_variants(tiny_model(3), plan);
+  std::int64_t weights = 0;
+  const std::int64_t count = 4 * 3;  // queries, keys and values are one, gate and up too
+  for (const LayerInstance& layer : model.order) {
+    for (const ParameterSpec& p : model.kinds[at(layer.kind)].parameters) {
+      weights += p.gathered_in_fp8 ? p.numel() : 0;
+    }
+  }
+  const auto gathered = [](const EventGraph& graph) {
+    return sent(graph).at({"shard", EventKind::kAllGather});
+  };
+  EXPECT_EQ(gathered(narrow).count, count);
+  EXPECT_NEAR(as_double(gathered(wide).bytes - gathered(narrow).bytes), as_double(weights), 1e5);
+  const auto reduced = [](const EventGraph& graph) {
+    return sent(graph)[{"shard", EventKind::kAllReduce}].bytes;
+  };
+  EXPECT_EQ(reduced(narrow) - reduced(wide), 4 * count);
+  std::int64_t cast = 0;
+  for (const Row& row : narrow.rows) {
+    if (row.kind == EventKind::kQuantize) cast += narrow.works[row.work].bytes.count();
+  }
+  EXPECT_EQ(2 * cast, 2 * weights + (2 + 3) * (weights / 4));  // bytes are of one way
+}
+
 RC_GTEST_PROP(MegatronProperty, RowsPointBackAndBuffersAreFreedOnce, ()) {
   const RandomStep r = random_step();
   Plan plan;
