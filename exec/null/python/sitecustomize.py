@@ -9,7 +9,6 @@ import ctypes
 import functools
 import importlib.abc
 import importlib.util
-import itertools
 import json
 import os
 import sys
@@ -142,16 +141,16 @@ def hook_groups(module):
     if hasattr(module, "ProcessGroupGloo"):
         module.ProcessGroupGloo = Gloo(module.ProcessGroupGloo)
 
-    def same_from_all(objects, thing, group=None):
-        objects[:] = [thing] * len(objects)
+    def same_from_all(object_list, obj, group=None):
+        object_list[:] = [obj] * len(object_list)
 
-    def gathered(thing, objects=None, *unused, **named):
-        if objects is not None:
-            same_from_all(objects, thing)
+    def gathered(obj, object_gather_list=None, *unused, **named):
+        if object_gather_list is not None:
+            same_from_all(object_gather_list, obj)
 
     module.all_gather_object = same_from_all
     module.gather_object = gathered
-    module.broadcast_object_list = lambda objects, *a, **k: None
+    module.broadcast_object_list = lambda *a, **k: None
     module.monitored_barrier = lambda *a, **k: None
     for package in ("torch.distributed",):
         if package in sys.modules:
@@ -343,26 +342,25 @@ def hook_backward(module):
 
 
 def hook_torch(module):
-    """What nobody computed is zeros, and these are finite and as a program says that they all are."""
-    known, know = LIBRARY.foreshard_null_known, LIBRARY.foreshard_null_know
-    known.argtypes = know.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t]
-
-    def yes(real):
-        @functools.wraps(real)
-        def said(tensor, *rest, **named):
-            result = real(tensor, *rest, **named)
-            if not module.compiler.is_compiling() and type(result) is module.Tensor and result.is_cuda and 0 < result.numel() <= 1 << 20:
-                at, count = result.data_ptr(), result.numel()
-                known(at, (ctypes.c_char * count)(), count) or know(at, b"\1" * count, count)
-            return result
-
-        return said
-
-    for holder, name in itertools.product((module, module.Tensor), ("isfinite", "all", "_is_all_true")):
-        if hasattr(holder, name):
-            setattr(holder, name, yes(getattr(holder, name)))
-            module.jit._builtins._register_builtin(getattr(holder, name), "aten::" + name)
+    SEEN["answers"] = beside("foreshard_answers").start(module, LIBRARY)
     hook_values(module)
+
+
+def hook_spawn(module):
+    """Of the processes that a program starts for its node's ranks, this one is its own rank's."""
+    start = module.start_processes
+
+    class Ended:
+        def join(self, *unused):
+            return True
+
+    def started(fn, args=(), nprocs=1, join=True, *rest, **named):
+        if nprocs != int(os.environ["LOCAL_WORLD_SIZE"]):
+            return start(fn, args, nprocs, join, *rest, **named)
+        fn(int(os.environ["LOCAL_RANK"]), *args)
+        return None if join else Ended()
+
+    module.spawn = module.start_processes = started
 
 
 def hook_values(module):
@@ -374,9 +372,11 @@ def hook_values(module):
 
 HOOKS = {
     "torch": hook_torch,
+    "torch.amp.grad_scaler": lambda module: beside("foreshard_answers").hook_scaler(module, LIBRARY),
     "torch.autograd": hook_backward,
     "torch.distributed.rendezvous": hook_rendezvous,
     "torch.distributed.distributed_c10d": hook_groups,
+    "torch.multiprocessing": hook_spawn,
     "torch.optim.optimizer": hook_optimizers,
     "torch.nn.utils.clip_grad": hook_clipping,
     "torch.distributed.fsdp.fully_sharded_data_parallel": hook_flat_clipping,
