@@ -12,7 +12,6 @@ import importlib.util
 import json
 import os
 import sys
-import types
 
 OUT = os.environ.get("FORESHARD_NULL_OUT", "")
 LIBRARY = ctypes.CDLL(None)
@@ -148,13 +147,17 @@ def hook_groups(module):
         if object_gather_list is not None:
             same_from_all(object_gather_list, obj)
 
+    def scattered(scatter_object_output_list, scatter_object_input_list=None, *unused, **named):
+        scatter_object_output_list[:1] = (scatter_object_input_list or [None])[module.get_rank() :][:1]
+
+    module.scatter_object_list = scattered
     module.all_gather_object = same_from_all
     module.gather_object = gathered
     module.broadcast_object_list = lambda *a, **k: None
     module.monitored_barrier = lambda *a, **k: None
     for package in ("torch.distributed",):
         if package in sys.modules:
-            for name in ("all_gather_object", "gather_object", "broadcast_object_list", "monitored_barrier"):
+            for name in ("all_gather_object", "gather_object", "scatter_object_list", "broadcast_object_list", "monitored_barrier"):
                 setattr(sys.modules[package], name, getattr(module, name))
 
 
@@ -257,11 +260,6 @@ def hook_optimizers(module):
         mark("step %d %s" % (number, type(optimizer).__name__))
 
     module.register_optimizer_step_post_hook(stepped)
-    get = getattr(module, "_get_value", None)
-    if get is not None:  # steps are counted on the GPU where it is the default device
-        # TorchScript reads what it stands for, by the names of its module.
-        told = (lambda x, get=get: get(x) or float(getattr(x, "is_cuda", False))).__code__
-        module._get_value = functools.update_wrapper(types.FunctionType(told, vars(module), argdefs=(get,)), get)
 
 
 def hook_clipping(module):
@@ -375,6 +373,7 @@ HOOKS = {
     "torch.amp.grad_scaler": lambda module: beside("foreshard_answers").hook_scaler(module, LIBRARY),
     "torch.autograd": hook_backward,
     "torch.distributed.rendezvous": hook_rendezvous,
+    "torch.distributed.checkpoint.default_planner": answers({"_validate_global_plan": lambda *unused: True}),  # all ranks say this one's
     "torch.distributed.distributed_c10d": hook_groups,
     "torch.multiprocessing": hook_spawn,
     "torch.optim.optimizer": hook_optimizers,
