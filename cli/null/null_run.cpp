@@ -87,6 +87,7 @@ void set_environment(const NullOptions& options, const Cluster& node, const fs::
   set("FORESHARD_NULL_EVENTS", options.events);
   set("FORESHARD_NULL_MODULES", options.modules ? "1" : "0");
   set("FORESHARD_NULL_VALUES", options.values ? "1" : "0");
+  set("FORESHARD_NULL_ONES", options.ones ? "1" : "0");
   set("FORESHARD_NULL_CHECK", options.check ? "1" : "0");
   set("FORESHARD_NULL_PADDED", options.padded ? "1" : "0");
   ::unsetenv("FORESHARD_NULL_PID");
@@ -177,8 +178,9 @@ bool has_faults(const fs::path& out) {
   return false;
 }
 
-// Where a command that failed read what nobody computed, for lines R and N of calls.txt.
-void note_blind_reads(const NullOptions& options, const fs::path& out) {
+// Where a command that failed read what nobody computed, for lines R and N of calls.txt; "":
+// nowhere.
+std::string blind_reads(const fs::path& out) {
   std::map<std::string, std::string> names;
   std::string first, last;
   std::int64_t reads = 0;
@@ -193,20 +195,16 @@ void note_blind_reads(const NullOptions& options, const fs::path& out) {
     last = line.substr(line.rfind(' ') + 1);
     if (first.empty()) first = last;
   }
-  if (reads == 0) return;
+  if (reads == 0) return "";
   const auto place = [&](const std::string& id) {  // the innermost frame
     const std::string& all = names[id];
     return all.empty() ? std::string("a place that is not Python's")
                        : all.substr(0, all.find(" < "));
   };
-  note(fmt::format(
-      "before it failed, the command read {} numbers from the GPU that nobody computed, and got "
-      "zeros: first at {}, last at {}; {}",
-      reads, place(first), place(last),
-      options.values
-          ? "give what lengths and branches follow from as tensors on the host"
-          : "where lengths or branches follow from them, --values computes integers and masks that "
-            "follow from what the host copied to the GPU"));
+  return fmt::format(
+      "before it failed, the command read {} numbers from the GPU that nobody computed: first at "
+      "{}, last at {}; ",
+      reads, place(first), place(last));
 }
 
 int exit_status(const NullOptions& options, int status) {
@@ -313,27 +311,40 @@ NullCommandLine parse_null_command_line(std::vector<std::string> arguments) {
   return line;
 }
 
-int run_on_null_gpu(const NullOptions& options) {
+int run_on_null_gpu(const NullOptions& told) {
+  NullOptions options = told;
   const Cluster node = one_node(options.gpu);
   const fs::path library = library_folder();
   const fs::path out = fs::absolute(options.out);
   capability_of(node.gpu);
-  clear(out);
-  const auto begin = std::chrono::steady_clock::now();
-  const int status = exit_status(options, run(options, node, library, out));
-  const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - begin;
-  const Json head = {{"schema", "foreshard.capture/1"},
-                     {"gpu", node.gpu.key},
-                     {"rank", options.rank},
-                     {"world", options.world},
-                     {"command", fmt::format("{}", fmt::join(options.command, " "))},
-                     {"events", options.events},
-                     {"processor", status == 0 ? processor_of_steps(out) : 1},
-                     {"values", options.values},
-                     {"exit_status", status},
-                     {"seconds", seconds.count()}};
-  write_file((out / "capture.json").string(), head.dump(1) + "\n");
-  if (status != 0 && status != kNotAnswered) note_blind_reads(options, out);
+  int status = 0;
+  for (bool is_last = false; !is_last;) {
+    clear(out);
+    const auto begin = std::chrono::steady_clock::now();
+    status = exit_status(options, run(options, node, library, out));
+    const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - begin;
+    const Json head = {{"schema", "foreshard.capture/1"},
+                       {"gpu", node.gpu.key},
+                       {"rank", options.rank},
+                       {"world", options.world},
+                       {"command", fmt::format("{}", fmt::join(options.command, " "))},
+                       {"events", options.events},
+                       {"processor", status == 0 ? processor_of_steps(out) : 1},
+                       {"values", options.values},
+                       {"ones", options.ones},
+                       {"exit_status", status},
+                       {"seconds", seconds.count()}};
+    write_file((out / "capture.json").string(), head.dump(1) + "\n");
+    // What it did with numbers that nobody computed may be why.
+    const std::string reads =
+        status == 0 || status == kNotAnswered ? std::string() : blind_reads(out);
+    is_last = reads.empty() || options.ones;
+    if (reads.empty()) continue;
+    note(reads + (options.ones ? "give what lengths and branches follow from as tensors on the host"
+                  : options.values ? "again, where they are ones instead of zeros"
+                                   : "again, with --values"));
+    (options.values ? options.ones : options.values) = true;
+  }
   if (status == 0 && !fs::exists(out / "calls.txt")) {
     note(
         "the command made no call to a GPU: is its PyTorch built with CUDA, and does it train on "

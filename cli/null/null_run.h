@@ -17,6 +17,7 @@ struct NullOptions {
   bool modules = false;         // write what each module computes
   bool check = false;           // look for races between streams
   bool values = false;          // compute integers that follow from what the host gave
+  bool ones = false;            // numbers that nobody computed read as ones
   bool padded = false;          // batches have padding: masks are not all ones
   std::string config;           // of a model of transformers, whose step is run; "": the command's
   std::vector<std::string> command;
@@ -29,8 +30,9 @@ struct NullCommandLine {
 };
 NullCommandLine parse_null_command_line(std::vector<std::string> arguments);
 
-// The command's exit status (128 + signal where one ended it); 6 where it made a call that is not
-// answered, or none at all. Throws Error for a GPU or a rank that cannot be, and where the
+// A command that fails after it read what nobody computed is run again, with `values`, then with
+// `ones`. The last run's exit status (128 + signal where one ended it); 6 where it made a call that
+// is not answered, or none at all. Throws Error for a GPU or a rank that cannot be, and where the
 // null GPU's library is not beside the program.
 int run_on_null_gpu(const NullOptions& options);
 

@@ -293,13 +293,12 @@ API Status nvmlDeviceGetNvLinkRemoteDeviceType(void*, unsigned, int* type) {
   return *type = 2, kSuccess;  // a switch
 }
 API Status nvmlDeviceGetNvLinkRemotePciInfo_v2(void*, unsigned, void*) { return kNvmlUnknown; }
-API Status nvmlDeviceGetPowerUsage(void*, unsigned* milliwatts) {
-  *milliwatts = 0;
-  return kNvmlUnknown;
-}
-API Status nvmlDeviceGetTemperature(void*, int, unsigned*) { return kNvmlUnknown; }
-API Status nvmlDeviceGetUtilizationRates(void*, void*) { return kNvmlUnknown; }
-API Status nvmlDeviceGetClockInfo(void*, int, unsigned*) { return kNvmlUnknown; }
+// Loops log them.
+ANSWERS(nvmlDeviceGetPowerUsage, *milliwatts = 0, void*, unsigned* milliwatts)
+ANSWERS(nvmlDeviceGetTemperature, *degrees = 0, void*, int, unsigned* degrees)
+ANSWERS(nvmlDeviceGetTemperatureV, std::memset(sensor + 2, 0, sizeof *sensor), void*, int* sensor)
+ANSWERS(nvmlDeviceGetUtilizationRates, rates[0] = rates[1] = 0, void*, unsigned* rates)
+ANSWERS(nvmlDeviceGetClockInfo, *megahertz = 0, void*, int, unsigned* megahertz)
 API const char* nvmlErrorString(Status) { return "Not Supported"; }
 
 // ---- CUPTI: there is nothing to trace; profilers go on without the device.

@@ -83,12 +83,12 @@ void repeat(const void* from, void* to, std::uint64_t bytes, int parts) {
 }
 
 // As many times what is known of `from` as there are ranks.
-template <typename Integer>
+template <typename Number>
 void sum(const void* from, void* to, std::size_t count, int ranks) {
-  std::vector<Integer> all(count);
-  const std::size_t bytes = count * sizeof(Integer);
+  std::vector<Number> all(count);
+  const std::size_t bytes = count * sizeof(Number);
   if (bytes > kKnownBytes || copy_bytes(all.data(), from, bytes)) return forget(to, bytes);
-  for (Integer& each : all) each *= static_cast<Integer>(ranks);
+  for (Number& each : all) each *= static_cast<Number>(ranks);
   copy_bytes(to, all.data(), bytes);
 }
 
@@ -195,14 +195,18 @@ API Status ncclReduceScatter(const void* from, void* to, std::size_t count, int 
 }
 API Status ncclAllReduce(const void* from, void* to, std::size_t count, int type, int operation,
                          Comm c, StreamHandle stream) {
-  constexpr int kSum = 0, kMax = 2, kMin = 3, kAverage = 4;  // ncclRedOp_t
-  constexpr int kInt32 = 2, kInt64 = 4;                      // ncclDataType_t
+  constexpr int kSum = 0, kMax = 2, kMin = 3, kAverage = 4;          // ncclRedOp_t
+  constexpr int kInt32 = 2, kInt64 = 4, kFloat32 = 7, kFloat64 = 8;  // ncclDataType_t
   if (operation == kMax || operation == kMin || operation == kAverage) {
     repeat(from, to, count * size_of(type), 1);
   } else if (operation == kSum && type == kInt64) {
     sum<std::int64_t>(from, to, count, static_cast<const Communicator*>(c)->size);
   } else if (operation == kSum && type == kInt32) {
     sum<std::int32_t>(from, to, count, static_cast<const Communicator*>(c)->size);
+  } else if (operation == kSum && type == kFloat32) {
+    sum<float>(from, to, count, static_cast<const Communicator*>(c)->size);
+  } else if (operation == kSum && type == kFloat64) {
+    sum<double>(from, to, count, static_cast<const Communicator*>(c)->size);
   } else {
     forget(to, count * size_of(type));
   }

@@ -86,7 +86,7 @@ std::string python_place() {
   for (int depth = 0; frame != nullptr && depth < kMostFrames; ++depth) {
     Object const code = p.code(frame);
     const std::string file = attribute_text(p, code, "co_filename");
-    if (file.ends_with("/foreshard_values.py")) {  // what is inside of it is its own
+    if (file.find("/python/foreshard_") != file.npos) {  // what is inside of it is its own
       places.clear();
       depth = -1;
     } else if (!places.empty() || !is_of_mode(file)) {

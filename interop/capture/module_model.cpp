@@ -541,7 +541,8 @@ class ModuleWriter {
     Json made = {{"shape", said.at("shape").empty() ? Json({1}) : said.at("shape")}};
     const std::string op = operation.at("op");
     if (contains(op, "norm") && parameter.ends_with("weight")) made["norm"] = true;
-    if (!said.value("trainable", true)) made["trainable"] = false;
+    // (Of a result that nothing reads no gradient arrives.)
+    if (!said.value("gradient", said.value("trainable", true))) made["trainable"] = false;
     if (has_fp32_ && said.value("dtype", "torch.float32") != "torch.float32")
       made["stored_as_computed"] = true;  // tables in 16 bits beside weights in fp32
     std::string name = short_name(parameter);
@@ -710,7 +711,9 @@ class ModuleWriter {
     if (!is_loss && layer.role != "inner" && layers_.size() > 1) return std::nullopt;
     const std::string number = std::to_string(tensor);
     const Json& given = document_.at("given");
-    if (!given.contains(number) || (is_loss && given.at(number).at("dtype") == "torch.int64")) {
+    if (!given.contains(number) ||
+        (is_loss &&
+         given.at(number).at("dtype").get_ref<const std::string&>().starts_with("torch.int"))) {
       return std::nullopt;
     }
     std::vector<std::int64_t> all;
@@ -820,7 +823,17 @@ class ModuleWriter {
       bytes.push_back(capture.document.at("operations")[i].value(of, std::int64_t{0}));
     constexpr std::int64_t kLeast = 1 << 16;
     if (std::ranges::any_of(bytes, [](std::int64_t each) { return each < kLeast; })) return;
-    const Json tensor = sizes_.tensor(bytes, "torch.uint8");
+    Json tensor = sizes_.tensor(bytes, "torch.uint8");
+    // A result that was made behind the peak (a bias's gradient) is counted off.
+    std::set<std::int64_t> behind;
+    for (const Json& result : document_.at("operations")[i].value("backward", Json::array()))
+      behind.insert(result.at("elements").get<std::int64_t>() *
+                    (result.at("dtype") == "torch.float32" ? 4 : 2));
+    for (const std::int64_t each : behind) {
+      std::vector<std::int64_t> whole = bytes;
+      for (std::int64_t& of : whole) of += each;
+      if (tensor.is_null()) tensor = sizes_.tensor(whole, "torch.uint8");
+    }
     if (tensor.is_null()) return;
     const std::string name = fmt::format("workspace_{}", layers_.back().tensors.size());
     layers_.back().tensors[name] = tensor;

@@ -443,7 +443,9 @@ void apply_loss(LayerSpec& layer, const Plan& plan) {
         // The first operation is the cast; its gradient is the last to be made. (What is held
         // beyond it, of logits as they are, is the runtime's.) Of fully_shard's and DeepSpeed's
         // modules the outputs stay as they are.
-        Operation& first = layer.operations.front();
+        // (What a traced loss is given of the host stands before.)
+        Operation& first = *std::ranges::find_if(
+            layer.operations, [](const Operation& op) { return !op.inputs.empty(); });
         const bool as_they_are = plan.loss_in_forward || is_zero(plan.runtime.kind);
         first.saved.push_back(as_they_are ? first.inputs.front() : first.outputs.front());
         // What Accelerate made fp32 behind the forward goes with it.

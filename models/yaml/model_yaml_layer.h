@@ -26,7 +26,7 @@ inline constexpr std::int64_t kPositions = std::int64_t{1} << 24;
 inline constexpr std::int64_t kDomain = std::int64_t{1} << 20;
 inline constexpr std::int64_t kCalls = 64;  // of a model in one step
 inline constexpr std::size_t kKinds = 1000;
-inline constexpr std::size_t kNames = 4096;  // tensors, parameters or operations of a layer
+inline constexpr std::size_t kNames = 30'000;  // tensors, parameters or operations of a layer
 inline constexpr std::int64_t kLayers = 100'000;
 }  // namespace model_limits
 

@@ -480,20 +480,26 @@ for number in range(3):
   expect_says(run("predict --capture c --cluster 1xh100").out, "train.py:15 step");
 }
 
-// A program that stumbles over a zero is told where it read what nobody computed, and a way around.
+// A program that stumbles over what nobody computed is told where it read it, and runs again with
+// ones for zeros; one that still fails keeps its exit status.
 TEST(NullGpu, ReadsOfAProgramThatFailedAreNamed) {
-  write_temporary("train.py", R"(import ctypes
+  const std::string program = R"(import ctypes
 gpu = ctypes.CDLL(None)
 memory, length = ctypes.c_void_p(), ctypes.c_int64(5)
 gpu.cudaMalloc(ctypes.byref(memory), ctypes.c_size_t(64))
 gpu.cudaMemcpyAsync(ctypes.byref(length), memory, ctypes.c_size_t(8), 2, None)
-if length.value == 0: raise SystemExit(3)
-)");
-  const Outcome ran =
-      shell("\"$(dirname \"$F\")/foreshard-null\" --gpu h100 --out c -- python3 train.py");
-  EXPECT_EQ(ran.exit_code, 3);
-  expect_says(ran.err, "train.py:5 <module>");
-  expect_says(ran.err, "--values");
+if length.value == )";
+  const char* const command =
+      "\"$(dirname \"$F\")/foreshard-null\" --gpu h100 --out c -- python3 train.py";
+  write_temporary("train.py", program + "0: raise SystemExit(3)\n");
+  const Outcome ran = shell(command);
+  EXPECT_EQ(ran.exit_code, 0);
+  for (const char* words : {"train.py:5 <module>", "again, with --values", "again, where they are"})
+    expect_says(ran.err, words);
+  write_temporary("train.py", program + "length.value: raise SystemExit(3)\n");
+  const Outcome failed = shell(command);
+  EXPECT_EQ(failed.exit_code, 3);
+  expect_says(failed.err, "give what lengths");
 }
 
 // Exceptions that have a way around are named with the program's own line.

@@ -35,7 +35,7 @@ def start(torch, out, seen):
             begin(module, arguments)
         elif not path and id(module) not in names and is_stepped_with(torch, state["trace"].roots[0][1], module):
             names.update({id(m): n for n, m in state["trace"].add_root(module)})
-        path.append(names.get(id(module), path[-1] if path else ""))
+        path.append(names.get(id(module), path[-1] if path else None))
         state["trace"].find_parameters(module, names.get(id(module)))
         if checkpoints and checkpoints[-1] is None:
             checkpoints[-1] = path[-1]
@@ -47,8 +47,6 @@ def start(torch, out, seen):
                 others.append((id(module), requested(torch)["peak"] - state.pop("there")))
         if path:
             path.pop()
-            if not path:
-                state["trace"].place = None
 
     def begin(root, arguments):
         root, arguments = whose_forward(torch, root, arguments)
@@ -249,7 +247,6 @@ def trace_of(torch, path, given_back):
     class Trace(TorchDispatchMode):
         def __init__(self):
             super().__init__()
-            self.place = ""
             self.operations, self.tensors, self.views, self.given, self.count, self.node, self.nodes, self.last = [], {}, {}, {}, 0, 0, None, None
             self.running, self.beside, self.most = None, {}, 0  # what the node that runs has made, by storage; elements at most
             self.functions, self.hidden = [], []  # of autograd.Function; those that run modules without autograd

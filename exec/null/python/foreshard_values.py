@@ -54,11 +54,8 @@ def start(torch, library):
             return thing
 
         def count(self, mask):
-            """How many elements a mask picks; one that is not known picks none, as it reads as zeros."""
-            try:
-                return int(self.of(mask).count_nonzero())
-            except Unknown:
-                return 0
+            """How many elements a mask picks."""
+            return int(self.of(mask).count_nonzero())
 
     def view(tensor, held):
         return held.view(tensor.dtype).as_strided(tensor.size(), tensor.stride(), tensor.storage_offset())
@@ -117,10 +114,10 @@ def start(torch, library):
 
         def followed(self, begin, func, args, kwargs, known):
             hosts, made, name = Hosts(known), None, func._schema.name
-            for mask in tensors_of(args[1:]) if name in MASKED else []:
-                if mask.is_cuda and mask.dtype in (torch.bool, torch.uint8):
-                    answer(hosts.count(mask))
             try:
+                for mask in tensors_of(args[1:]) if name in MASKED else []:
+                    if mask.is_cuda and mask.dtype in (torch.bool, torch.uint8):
+                        answer(hosts.count(mask))
                 if torch.Tag.nondeterministic_seeded not in func.tags:
                     told, named = tree_map(hosts.of, (args, kwargs))
                     made = func(*told, **named)

@@ -9,11 +9,9 @@ import ctypes
 import functools
 import importlib.abc
 import importlib.util
-import itertools
 import json
 import os
 import sys
-import types
 
 OUT = os.environ.get("FORESHARD_NULL_OUT", "")
 LIBRARY = ctypes.CDLL(None)
@@ -142,20 +140,24 @@ def hook_groups(module):
     if hasattr(module, "ProcessGroupGloo"):
         module.ProcessGroupGloo = Gloo(module.ProcessGroupGloo)
 
-    def same_from_all(objects, thing, group=None):
-        objects[:] = [thing] * len(objects)
+    def same_from_all(object_list, obj, group=None):
+        object_list[:] = [obj] * len(object_list)
 
-    def gathered(thing, objects=None, *unused, **named):
-        if objects is not None:
-            same_from_all(objects, thing)
+    def gathered(obj, object_gather_list=None, *unused, **named):
+        if object_gather_list is not None:
+            same_from_all(object_gather_list, obj)
 
+    def scattered(scatter_object_output_list, scatter_object_input_list=None, *unused, **named):
+        scatter_object_output_list[:1] = (scatter_object_input_list or [None])[module.get_rank() :][:1]
+
+    module.scatter_object_list = scattered
     module.all_gather_object = same_from_all
     module.gather_object = gathered
-    module.broadcast_object_list = lambda objects, *a, **k: None
+    module.broadcast_object_list = lambda *a, **k: None
     module.monitored_barrier = lambda *a, **k: None
     for package in ("torch.distributed",):
         if package in sys.modules:
-            for name in ("all_gather_object", "gather_object", "broadcast_object_list", "monitored_barrier"):
+            for name in ("all_gather_object", "gather_object", "scatter_object_list", "broadcast_object_list", "monitored_barrier"):
                 setattr(sys.modules[package], name, getattr(module, name))
 
 
@@ -261,11 +263,6 @@ def hook_optimizers(module):
         mark("step %d %s" % (number, type(optimizer).__name__))
 
     module.register_optimizer_step_post_hook(stepped)
-    get = getattr(module, "_get_value", None)
-    if get is not None:  # steps are counted on the GPU where it is the default device
-        # TorchScript reads what it stands for, by the names of its module.
-        told = (lambda x, get=get: get(x) or float(getattr(x, "is_cuda", False))).__code__
-        module._get_value = functools.update_wrapper(types.FunctionType(told, vars(module), argdefs=(get,)), get)
 
 
 def hook_clipping(module):
@@ -354,26 +351,25 @@ def hook_backward(module):
 
 
 def hook_torch(module):
-    """What nobody computed is zeros, and these are finite and as a program says that they all are."""
-    known, know = LIBRARY.foreshard_null_known, LIBRARY.foreshard_null_know
-    known.argtypes = know.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t]
-
-    def yes(real):
-        @functools.wraps(real)
-        def said(tensor, *rest, **named):
-            result = real(tensor, *rest, **named)
-            if not module.compiler.is_compiling() and type(result) is module.Tensor and result.is_cuda and 0 < result.numel() <= 1 << 20:
-                at, count = result.data_ptr(), result.numel()
-                known(at, (ctypes.c_char * count)(), count) or know(at, b"\1" * count, count)
-            return result
-
-        return said
-
-    for holder, name in itertools.product((module, module.Tensor), ("isfinite", "all", "_is_all_true")):
-        if hasattr(holder, name):
-            setattr(holder, name, yes(getattr(holder, name)))
-            module.jit._builtins._register_builtin(getattr(holder, name), "aten::" + name)
+    SEEN["answers"] = beside("foreshard_answers").start(module, LIBRARY)
     hook_values(module)
+
+
+def hook_spawn(module):
+    """Of the processes that a program starts for its node's ranks, this one is its own rank's."""
+    start = module.start_processes
+
+    class Ended:
+        def join(self, *unused):
+            return True
+
+    def started(fn, args=(), nprocs=1, join=True, *rest, **named):
+        if nprocs != int(os.environ["LOCAL_WORLD_SIZE"]):
+            return start(fn, args, nprocs, join, *rest, **named)
+        fn(int(os.environ["LOCAL_RANK"]), *args)
+        return None if join else Ended()
+
+    module.spawn = module.start_processes = started
 
 
 def hook_values(module):
@@ -385,9 +381,12 @@ def hook_values(module):
 
 HOOKS = {
     "torch": hook_torch,
+    "torch.amp.grad_scaler": lambda module: beside("foreshard_answers").hook_scaler(module, LIBRARY),
     "torch.autograd": hook_backward,
     "torch.distributed.rendezvous": hook_rendezvous,
+    "torch.distributed.checkpoint.default_planner": answers({"_validate_global_plan": lambda *unused: True}),  # all ranks say this one's
     "torch.distributed.distributed_c10d": hook_groups,
+    "torch.multiprocessing": hook_spawn,
     "torch.optim.optimizer": hook_optimizers,
     "torch.nn.utils.clip_grad": hook_clipping,
     "torch.distributed.fsdp.fully_sharded_data_parallel": hook_flat_clipping,

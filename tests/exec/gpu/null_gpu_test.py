@@ -22,18 +22,52 @@ from round_plans import PLANS, plan, words_of  # noqa: E402
 from round_tools import example, tokens  # noqa: E402
 
 SKIPPED = 77
-# TorchScript reads an optimizer's functions; what a program says of all holds; the other ranks count as many.
+# What it reads decides: lengths that the host gave, then what no mask may leave out.
+AGAIN = """
+import torch
+lengths = torch.tensor([3, 2], device="cuda") + 1
+torch.ones(2, 8, device="cuda")[:, : int(lengths.cpu().max())].reshape(2, 2, 2)
+x = torch.ones(4, device="cuda")
+x[x > 0].max()
+"""
+# TorchScript reads an optimizer's functions; what a program says of all, or asserts, holds; programs divide by what they read; no step
+# is left out for gradients that nobody computed; libraries that are not answered; the other ranks count as many.
 PROGRAM = """
 import torch, torch.distributed as dist, torch.distributed.optim
 torch.__config__.show()
 @torch.jit.script
 def every(x):
     return torch.all(x)
-assert (torch.ones(3, device="cuda") > 5).all()
+import math
+few = torch.ones(3, device="cuda")
+assert (few > 5).all() and few.sum() > 0 and not torch.equal(few, few + 1)
+if not torch.isfinite(few.sum()):
+    raise ValueError
+if few.sum() < 0:
+    raise ValueError
+went_on = False
+if torch.isfinite(few.sum()) and few.sum() < math.inf:
+    went_on = True
+assert went_on
+1 / math.log(few.sum().item()), 1 / (few > 5).sum().item()
+weight = torch.nn.Parameter(few)
+adam, scaler = torch.optim.Adam([weight]), torch.amp.GradScaler("cuda")
+for _ in range(2):
+    scaler.scale(weight.sum()).backward()
+    scaler.step(adam)
+    scaler.update()
+assert adam.state[weight]["step"] == 2 and scaler.get_scale() == 2.0**16
+assert torch.fft.rfft(torch.ones(2, 64, device="cuda")).shape == (2, 33) and torch.linalg.qr(torch.ones(4, 2, device="cuda"))[1].shape == (2, 2)
+ran = []
+torch.multiprocessing.spawn(lambda rank, size: ran.append((rank, size)), args=(8,), nprocs=8)
+assert ran == [(0, 8)]
 dist.init_process_group("nccl")
 count = torch.tensor([3], device="cuda")
 dist.all_reduce(count)
 assert count.item() == 24, count
+loss = torch.tensor([0.5], device="cuda")
+dist.all_reduce(loss)
+assert loss.item() == 4, loss
 from torch.distributed.fsdp import fully_shard
 model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Linear(8, 8)).cuda()
 for unit in (*model, model):
@@ -89,6 +123,9 @@ class OnNullGpu:
             traced = json.loads((self.folder / "capture/modules.json").read_text(encoding="utf-8"))["operations"]
             read = {name for o in traced for name in o["in"] if isinstance(name, str)}
             self.expect(read == {"0.weight", "0.bias", "1.weight", "1.bias"} and len(traced) == 3, f"python: fully_shard's modules read {read}")
+            (self.folder / "again.py").write_text(AGAIN, encoding="utf-8")
+            status, output, _ = self.run([sys.executable, "again.py"])
+            self.expect(status == 0 and output.count("again, ") == 2, f"python: again, exit {status} {output[-500:]}")
 
     def planted(self, how):
         """By fault, the lines that tell of it."""

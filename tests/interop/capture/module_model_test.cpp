@@ -161,6 +161,46 @@ TEST(ModuleModel, WhatTheAllocatorAndTheParametersSay) {
   EXPECT_NE(std::ranges::find(made.saved, made.outputs[0]), made.saved.end());
 }
 
+// A result that nothing reads has no gradient, nor have its weights; labels may be of any integers;
+// a product's workspace is what it took at its peak, though its bias' gradient was made behind
+// that.
+TEST(ModuleModel, WhatHasNoGradient) {
+  std::vector<CapturedModules> captures = {program(64, 16), program(128, 16)};
+  constexpr std::int64_t kEach = 8192, kBias = 4 * kWidth;
+  for (CapturedModules& capture : captures) {
+    Json& document = capture.document;
+    document["parameters"]["dead.weight"] = {{"shape", {kWidth, kWidth}}, {"gradient", false}};
+    document["given"]["900"] = {{"elements", capture.batch * 16}, {"dtype", "torch.int32"}};
+    Json& operations = document["operations"];
+    Json dead = operations[operations.size() - 3];
+    dead.update(
+        {{"op", "mm"}, {"in", {dead["in"][0], "dead.weight"}}, {"n", kWidth}, {"k", kWidth}});
+    dead["out"][0]["tensor"] = 901;
+    Json cast = operations.back();
+    cast.update({{"op", "_to_copy"}, {"in", {900}}});
+    cast["out"][0].update(
+        {{"tensor", 902}, {"elements", capture.batch * 16}, {"dtype", "torch.int64"}});
+    for (Json* each : {&dead, &cast}) each->erase("node");
+    for (Json& operation : operations) {
+      if (operation["module"] != "a.0" || operation["op"] != "mm") continue;
+      operation["backward_workspace"] = capture.batch * kEach - kBias;
+      operation["backward"] = {{{"elements", kWidth}, {"dtype", "torch.float32"}}};
+    }
+    operations.back()["in"].push_back(902);
+    operations.insert(operations.end() - 1, {dead, cast});
+  }
+  const std::string text = model_of_modules(captures, "net");
+  const ModelSpec model = parse_model_yaml(parse_yaml(text, "net.yaml"));
+  const LayerSpec& head = model.kinds[at(model.order[model.order.size() - 2].kind)];
+  const auto weight = std::ranges::find(head.parameters, "dead.weight", &ParameterSpec::name);
+  ASSERT_NE(weight, head.parameters.end());
+  EXPECT_FALSE(weight->trainable);
+  const LayerSpec& block = model.kinds[at(model.order[1].kind)];
+  const Indices& workspace = block.operations.back().backward_workspace;
+  ASSERT_EQ(workspace.size(), 1);
+  EXPECT_EQ(elements(block.tensors[at(workspace[0])], 3, 16), 3 * kEach);
+}
+
 std::string refusal_of(const CapturedModules& capture) {
   try {
     model_of_modules({capture}, "net");

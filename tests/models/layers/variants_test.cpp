@@ -289,6 +289,22 @@ TEST(Variants, LossPeaks) {
   }
 }
 
+// What a traced loss is given (a target) stands before what reads the logits, which the loop holds.
+TEST(Variants, ALossMayBeginWithWhatItIsGiven) {
+  ModelSpec model = load_zoo_model("llama-3-8b", Stack::kEager);
+  LayerSpec& loss = *std::ranges::find(model.kinds, LayerRole::kLoss, &LayerSpec::role);
+  Operation given = {.name = "given", .function = Function::kCopy, .gradient = GradientRule::kNone};
+  given.outputs = {static_cast<Index>(loss.tensors.size())};
+  loss.tensors.push_back({.name = "given", .fixed = 1});
+  loss.operations.insert(loss.operations.begin(), given);
+  Plan plan = plan_with(Compile::kNone);
+  plan.logits = Logits::kHeld;
+  const ModelSpec held = with_variants(model, plan);
+  const LayerSpec& with = *std::ranges::find(held.kinds, LayerRole::kLoss, &LayerSpec::role);
+  EXPECT_TRUE(with.operations[0].saved.empty());
+  EXPECT_FALSE(with.operations[1].saved.empty());
+}
+
 // 128,256 words, 4,096 features: 32 tiles of 32 of the 1,024 tokens. Where head and loss meet stand
 // the gradients of both operands, one tile and, in fp32, the losses of the tokens.
 TEST(Variants, ALossWithTheHeadsProductKeepsNoLogits) {
