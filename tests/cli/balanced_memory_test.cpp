@@ -184,6 +184,7 @@ TEST(BalancedMemory, IsThatOfEveryStep) {
         Case{"olmo-2-7b", "fsdp2", {"kernels.norm=fp32", "dtype.autocast=bf16"}},
         Case{"gemma-2-2b", "fsdp2", {"mesh.tp=2", "tensor_parallel.loss=false"}},
         Case{"mixtral-8x7b", "fsdp2", {"step_frame=torchtitan", "experts=transformers"}},
+        Case{"llama-3.2-1b", "fsdp2", {"compile=model", "dtype.output=fp32"}},
         Case{"t5-small", "megatron", {"mesh.tp=2"}}, Case{"mixtral-8x7b", "fsdp2", over_axes}}) {
     SCOPED_TRACE(fmt::format("{} {}", model, runtime));
     const Job job = job_of(model, "16xh100", runtime, "512", set);

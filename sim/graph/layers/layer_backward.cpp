@@ -709,7 +709,9 @@ class Backward {
     }
     // Its old slot holds nothing and is never allocated.
     std::vector<Slot>& slots = writer_.program().slots;
-    const Bytes made = std::exchange(slots[at(g.slot)].bytes, Bytes(0));
+    Bytes made = std::exchange(slots[at(g.slot)].bytes, Bytes(0));
+    // (Inside of a region it had none, where the input is what the region works in.)
+    if (made == Bytes(0)) made = allocated_size(graph_.bytes(input));
     if (place == LayerProgramWriter::kInputGradSlot) slots[1].bytes = made;
   }
 
