@@ -261,6 +261,7 @@ class ModuleWriter {
       const std::string key = is_own ? name.substr(nearest->prefix.size()) : name;
       nearest->parameters[key] = {
           {"shape", said.at("shape").empty() ? Json({1}) : said.at("shape")}, {"trainable", false}};
+      if (said.value("trainable", true)) nearest->parameters[key]["unused"] = true;
       nearest->tensors[result] = {{"fixed", 1}};
       const Json reads = {{"op", "scale"},       {"name", result},      {"inputs", {input}},
                           {"outputs", {result}}, {"parameters", {key}}, {"gradient", "none"}};
@@ -543,6 +544,7 @@ class ModuleWriter {
     if (contains(op, "norm") && parameter.ends_with("weight")) made["norm"] = true;
     // (Of a result that nothing reads no gradient arrives.)
     if (!said.value("gradient", said.value("trainable", true))) made["trainable"] = false;
+    if (made.contains("trainable") && said.value("trainable", true)) made["unused"] = true;
     if (has_fp32_ && said.value("dtype", "torch.float32") != "torch.float32")
       made["stored_as_computed"] = true;  // tables in 16 bits beside weights in fp32
     std::string name = short_name(parameter);

@@ -42,6 +42,7 @@ void parameter_fields(Io& io, ParameterSpec& p, std::string& part, const std::st
   io.optional(p.is_norm, "norm", p.is_norm);
   io.optional(p.tied, "tied", p.tied);
   io.optional(!p.trainable, "trainable", p.trainable);
+  io.optional(p.unused, "unused", p.unused);
   io.optional(p.stored_as_computed, "stored_as_computed", p.stored_as_computed);
   io.optional(p.unpacked > 0, "unpacked", p.unpacked, 0, model_limits::kParameter);
   io.optional(!part.empty(), "part", part);

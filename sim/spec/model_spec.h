@@ -70,6 +70,9 @@ struct ParameterSpec {
   // false: frozen whatever the plan says (the base under adapters): no gradient, no optimizer
   // state.
   bool trainable = true;
+  // Not trainable, for what reads it leads to no loss; requires_grad, so that DDP's buckets have
+  // it.
+  bool unused = false;
   // Stored in the compute dtype, not in the plan's master dtype: no cast precedes its gather.
   bool stored_as_computed = false;
   bool gathered_in_fp8 = false;  // Plan::float8_all_gather

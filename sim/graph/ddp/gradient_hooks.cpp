@@ -92,7 +92,8 @@ void GradientHooks::list_parameters() {
 // What nobody freezes is waited for, though no gradient reaches it.
 bool GradientHooks::waits_in_vain(std::int32_t layer, const ParameterSpec& parameter) const {
   const LayerSpec& spec = spec_of(layer);
-  return spec.unread && parameter.trainable && !(spec.tower && plan_.frozen.tower);
+  const bool is_in_vain = parameter.unused || (spec.unread && parameter.trainable);
+  return is_in_vain && !(spec.tower && plan_.frozen.tower);
 }
 
 std::string GradientHooks::name_of(std::int32_t p) const {

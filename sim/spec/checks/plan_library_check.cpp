@@ -42,7 +42,8 @@ const ParameterSpec* unused_parameter(const Plan& plan, const ModelSpec& model) 
             return contains(op.parameters, static_cast<std::int16_t>(p));
           });
       const ParameterSpec& parameter = layer.parameters[p];
-      if (!is_read && !parameter.tied && parameter.trainable && !plan.frozen.any()) {
+      const bool waits = parameter.unused || (!is_read && parameter.trainable);
+      if (waits && !parameter.tied && !plan.frozen.any()) {
         return &parameter;
       }
     }

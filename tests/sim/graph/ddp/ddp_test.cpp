@@ -241,19 +241,28 @@ TEST(Ddp, AStaticGraphRebuildsOneIterationLater) {
 }
 
 TEST(Ddp, FindUnusedKeepsItsBucketsAndReducesAMapEveryStep) {
-  ModelSpec model = tiny_model(4);
-  for (LayerSpec& kind : model.kinds) {
-    if (kind.role == LayerRole::kHead) kind.parameters.push_back({"extra.weight", {512, 512}});
+  for (const bool said : {false, true}) {  // that it is unused; else no operation reads it
+    ModelSpec model = tiny_model(4);
+    ParameterSpec extra{"extra.weight", {512, 512}};
+    extra.trainable = !said;
+    extra.unused = said;
+    for (LayerSpec& kind : model.kinds) {
+      if (kind.role == LayerRole::kHead) kind.parameters.push_back(extra);
+    }
+    Plan plan = ddp_plan();
+    plan.ddp.find_unused_parameters = true;
+    const LibraryRun run = record(model, plan, 3);
+    const auto first = bytes_of(run.steps[0], "all_reduce");
+    EXPECT_EQ(bytes_of(run.steps[2], "all_reduce"), first);
+    EXPECT_EQ(first.back(), 4 * trained_parameters(model));
+    // What nobody uses is the last parameter, so the first bucket's alone: reduced at once.
+    EXPECT_EQ(first.front(), 512 * 512 * 4);
+    EXPECT_EQ(run.facts.at("step1.grad_storage_bytes"), (model.parameters() - 512 * 512) * 4);
+    // Its gradient is None: AdamW makes no state of it.
+    const MemoryProfile memory = replay_allocations(build_training_step(model, plan));
+    EXPECT_EQ(memory.at_peak[at(MemoryCategory::kOptimizerState)].count(),
+              2 * (model.parameters() - 512 * 512) * 4);
   }
-  Plan plan = ddp_plan();
-  plan.ddp.find_unused_parameters = true;
-  const LibraryRun run = record(model, plan, 3);
-  const auto first = bytes_of(run.steps[0], "all_reduce");
-  EXPECT_EQ(bytes_of(run.steps[2], "all_reduce"), first);
-  EXPECT_EQ(first.back(), 4 * trained_parameters(model));
-  // What nobody uses is the last parameter, so the first bucket's alone: reduced at once.
-  EXPECT_EQ(first.front(), 512 * 512 * 4);
-  EXPECT_EQ(run.facts.at("step1.grad_storage_bytes"), (model.parameters() - 512 * 512) * 4);
 }
 
 TEST(Ddp, NoSyncReducesInTheLastMicroBatchOnly) {
