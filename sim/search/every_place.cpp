@@ -64,7 +64,7 @@ std::vector<Candidate> close_to(const Candidate& best, const Places& places) {
   for (const auto& [step, peak, i] : places.simulated()) {
     const Candidate close = places.describe(i);
     if (close.seconds > places.options().keep_within * best.seconds) break;
-    if (places.surely_holds(i) != false) list.push_back(close);
+    if (places.known_to_hold(i) != false) list.push_back(close);
   }
   return list;
 }

@@ -84,7 +84,7 @@ Fit Places::fit_with(std::size_t i, Bytes reserved) const {
   return fit_in(cluster_, outcomes_[i].peak, reserved, outcomes_[i].outside);
 }
 
-std::optional<bool> Places::surely_holds(std::size_t i) const {
+std::optional<bool> Places::known_to_hold(std::size_t i) const {
   const PlanOutcome& outcome = outcomes_[i];
   if (outcome.is_assessed) {
     return outcome.verdict == Verdict::kSimulated &&
@@ -124,7 +124,7 @@ void Places::assess(std::size_t i) {
 
 bool Places::holds(std::size_t i) {
   if (!outcomes_[i].is_assessed && outcomes_[i].verdict == Verdict::kSimulated) assess(i);
-  return *surely_holds(i);
+  return *known_to_hold(i);
 }
 
 void Places::assess_next(std::set<Rank>& ranked, std::optional<Time> bound) {
@@ -132,7 +132,7 @@ void Places::assess_next(std::set<Rank>& ranked, std::optional<Time> bound) {
   for (auto next = ranked.begin(); next != ranked.end() && asked.size() <= failed_;) {
     const auto [step, peak, i] = *next;
     if ((bound && step >= *bound) || is_too_slow(step)) break;
-    if (surely_holds(i) == false || !may_hold(i)) {
+    if (known_to_hold(i) == false || !may_hold(i)) {
       next = ranked.erase(next);
       continue;
     }

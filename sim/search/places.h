@@ -79,7 +79,7 @@ class Places {
   // step may get longer by that.
   bool holds(std::size_t i);
   // The same as far as it is known, or cannot hold whatever is reserved.
-  std::optional<bool> surely_holds(std::size_t i) const;
+  std::optional<bool> known_to_hold(std::size_t i) const;
   // The first of `ranked`, simulated places, that holds and whose step is below the bound. What was
   // looked at is taken out; the first that fits but does not hold is the riskier choice.
   std::optional<std::size_t> first_that_holds(std::set<Rank>& ranked, std::optional<Time> bound);
