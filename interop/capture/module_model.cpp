@@ -236,6 +236,15 @@ class ModuleWriter {
                             largest));
   }
 
+  // As a model.yaml has it.
+  static Json parameter_of(const Json& said, bool has_gradient) {
+    Json made = {{"shape", said.at("shape").empty() ? Json({1}) : said.at("shape")}};
+    if (has_gradient) return made;
+    made["trainable"] = false;
+    if (said.value("trainable", true)) made["unused"] = true;
+    return made;
+  }
+
   // Parameters that no operation reads are their layer's all the same: units gather them.
   void add_unread() {
     check_read();
@@ -259,9 +268,7 @@ class ModuleWriter {
                                     : operations.front()["inputs"][0];
       const bool is_own = !nearest->prefix.empty() && name.starts_with(nearest->prefix);
       const std::string key = is_own ? name.substr(nearest->prefix.size()) : name;
-      nearest->parameters[key] = {
-          {"shape", said.at("shape").empty() ? Json({1}) : said.at("shape")}, {"trainable", false}};
-      if (said.value("trainable", true)) nearest->parameters[key]["unused"] = true;
+      nearest->parameters[key] = parameter_of(said, false);
       nearest->tensors[result] = {{"fixed", 1}};
       const Json reads = {{"op", "scale"},       {"name", result},      {"inputs", {input}},
                           {"outputs", {result}}, {"parameters", {key}}, {"gradient", "none"}};
@@ -539,12 +546,10 @@ class ModuleWriter {
   std::string add_parameter(const std::string& parameter, const Json& operation) {
     Layer& layer = layers_.back();
     const Json& said = document_.at("parameters").at(parameter);
-    Json made = {{"shape", said.at("shape").empty() ? Json({1}) : said.at("shape")}};
+    // (Of a result that nothing reads no gradient arrives.)
+    Json made = parameter_of(said, said.value("gradient", said.value("trainable", true)));
     const std::string op = operation.at("op");
     if (contains(op, "norm") && parameter.ends_with("weight")) made["norm"] = true;
-    // (Of a result that nothing reads no gradient arrives.)
-    if (!said.value("gradient", said.value("trainable", true))) made["trainable"] = false;
-    if (made.contains("trainable") && said.value("trainable", true)) made["unused"] = true;
     if (has_fp32_ && said.value("dtype", "torch.float32") != "torch.float32")
       made["stored_as_computed"] = true;  // tables in 16 bits beside weights in fp32
     std::string name = short_name(parameter);

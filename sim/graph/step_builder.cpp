@@ -739,6 +739,7 @@ void StepBuilder::begin_pass(std::int32_t pass, std::int32_t microbatch) {
 
 // Of the step before, alike those that this one leaves.
 void StepBuilder::find_gradients() {
+  if (left_gradients_.empty()) return;
   std::vector<MemoryAction> frees;
   for (const std::int32_t left : left_gradients_) {
     const std::int32_t found = graph_.buffer_count();
