@@ -12,7 +12,7 @@
 namespace foreshard {
 namespace {
 
-using Kind = Zero3Place::Kind;
+using PlaceKind = Zero3Place::Kind;
 
 }  // namespace
 
@@ -21,14 +21,14 @@ void Zero3Script::go_to(std::vector<Zero3Place>& places, EventKind phase, std::i
   for (std::int32_t c = target; c >= 0; c = parent_of(c)) path.push_back(c);
   while (current_ >= 0 && !contains(path, current_)) {
     if (phase == EventKind::kForward || modules[at(current_)].has_input_gradient) {
-      places.push_back({Kind::kExit, phase, 0, -1, current_});
+      places.push_back({PlaceKind::kExit, phase, 0, -1, current_});
     }
     current_ = parent_of(current_);
   }
   auto next = std::ranges::find(path, current_);
   while (next != path.begin()) {
     current_ = *--next;
-    places.push_back({Kind::kEnter, phase, 0, -1, current_});
+    places.push_back({PlaceKind::kEnter, phase, 0, -1, current_});
   }
 }
 
@@ -36,7 +36,7 @@ void Zero3Script::write_hook(std::vector<Zero3Place>& places, EventKind phase, s
                              const LayerHook& hook) {
   if (hook.kind == LayerHook::Kind::kGradient) {
     const std::int32_t p = parameter_of(layer, hook.index);
-    places.push_back({Kind::kGradient, phase, hook.segment, layer, p});
+    places.push_back({PlaceKind::kGradient, phase, hook.segment, layer, p});
     return;
   }
   if (is_read_aside(layer)) return;
@@ -44,11 +44,11 @@ void Zero3Script::write_hook(std::vector<Zero3Place>& places, EventKind phase, s
   if (is_block(layer) && plan_->zero.leaf_blocks) return;
   if (hook.kind == LayerHook::Kind::kEnter) {
     if (!is_block(layer)) go_to(places, phase, parent_of(module));
-    places.push_back({Kind::kEnter, phase, hook.segment, layer, module});
+    places.push_back({PlaceKind::kEnter, phase, hook.segment, layer, module});
     return;
   }
   const bool leaves = phase != EventKind::kBackward || modules[at(module)].has_input_gradient;
-  if (leaves) places.push_back({Kind::kExit, phase, hook.segment, layer, module});
+  if (leaves) places.push_back({PlaceKind::kExit, phase, hook.segment, layer, module});
 }
 
 // Forward or recomputation. What recomputes stops before the block ends.
@@ -56,12 +56,12 @@ void Zero3Script::write_phase(std::vector<Zero3Place>& places, EventKind phase,
                               std::int32_t layer) {
   const LayerPhaseProgram& program = builder_->phase(phase, layer);
   const bool block = is_block(layer);
-  if (block) places.push_back({Kind::kEnter, phase, 0, layer, module_of(layer, -1)});
+  if (block) places.push_back({PlaceKind::kEnter, phase, 0, layer, module_of(layer, -1)});
   for (const LayerHook& hook : program.hooks) write_hook(places, phase, layer, hook);
   const auto end = static_cast<std::uint16_t>(program.segments.size());
-  places.push_back({Kind::kPhaseEnd, phase, end, layer, -1});
+  places.push_back({PlaceKind::kPhaseEnd, phase, end, layer, -1});
   if (block && phase == EventKind::kForward) {
-    places.push_back({Kind::kExit, phase, end, layer, module_of(layer, -1)});
+    places.push_back({PlaceKind::kExit, phase, end, layer, module_of(layer, -1)});
   }
 }
 
@@ -82,7 +82,8 @@ void Zero3Script::copy_places(std::vector<Zero3Place>& places, std::size_t begin
   for (std::size_t i = begin; i < end; ++i) {
     Zero3Place place = places[i];
     place.layer = layer;
-    if (place.id >= 0) place.id += place.kind == Kind::kGradient ? parameters_apart : modules_apart;
+    if (place.id >= 0)
+      place.id += place.kind == PlaceKind::kGradient ? parameters_apart : modules_apart;
     places[end + i - begin] = place;
   }
 }
@@ -110,7 +111,7 @@ void Zero3Script::write_forward() {
   }
   go_to(forward, EventKind::kForward, -1);
   if (spec_of(layers - 1).role == LayerRole::kLoss) {
-    forward.push_back({Kind::kLoss, EventKind::kForward, 0, layers - 1, -1});
+    forward.push_back({PlaceKind::kLoss, EventKind::kForward, 0, layers - 1, -1});
   }
 }
 
@@ -123,7 +124,7 @@ void Zero3Script::write_backward_layer(std::int32_t layer) {
         plan_->recompute.value != Recompute::kNone) {
       const std::int32_t module = module_of(layer, 0);
       go_to(backward, EventKind::kBackward, parent_of(module));
-      backward.push_back({Kind::kEnter, EventKind::kBackward, 0, -1, module});
+      backward.push_back({PlaceKind::kEnter, EventKind::kBackward, 0, -1, module});
     }
     return;
   }
@@ -131,7 +132,7 @@ void Zero3Script::write_backward_layer(std::int32_t layer) {
   const bool recomputes = builder_->recompute_of(layer) != Recompute::kNone;
   constexpr EventKind kPhase = EventKind::kBackward;
   if (block) {
-    backward.push_back({Kind::kEnter, kPhase, 0, layer, module_of(layer, -1)});
+    backward.push_back({PlaceKind::kEnter, kPhase, 0, layer, module_of(layer, -1)});
   }
   const std::size_t begin = backward.size();
   std::size_t h = 0;
@@ -144,14 +145,14 @@ void Zero3Script::write_backward_layer(std::int32_t layer) {
   for (; h < program.hooks.size(); ++h) write_hook(backward, kPhase, layer, program.hooks[h]);
   sort_gradients(begin);
   const auto end = static_cast<std::uint16_t>(program.segments.size());
-  backward.push_back({Kind::kPhaseEnd, kPhase, end, layer, -1});
+  backward.push_back({PlaceKind::kPhaseEnd, kPhase, end, layer, -1});
   if (!block) return;
   const std::int32_t module = module_of(layer, -1);
   if (modules[at(module)].is_leaf) {
-    backward.push_back({Kind::kLeafGradients, kPhase, end, layer, module});
+    backward.push_back({PlaceKind::kLeafGradients, kPhase, end, layer, module});
   }
   if (modules[at(module)].has_input_gradient) {
-    backward.push_back({Kind::kExit, kPhase, end, layer, module});
+    backward.push_back({PlaceKind::kExit, kPhase, end, layer, module});
   }
 }
 
@@ -162,7 +163,7 @@ void Zero3Script::sort_gradients(std::size_t begin) {
   for (std::size_t i = begin + 1; i < backward.size(); ++i) {
     Zero3Place& first = backward[i - 1];
     Zero3Place& second = backward[i];
-    if (first.kind != Kind::kGradient || second.kind != Kind::kGradient) continue;
+    if (first.kind != PlaceKind::kGradient || second.kind != PlaceKind::kGradient) continue;
     const std::int16_t bias = parameter(first.id).index;
     const std::int16_t weight = parameter(second.id).index;
     const auto& operations = spec_of(second.layer).operations;
@@ -199,9 +200,9 @@ void Zero3Script::write_backward() {
   }
   go_to(backward, EventKind::kBackward, -1);
   for (std::size_t i = backward.size(); i-- > 0 && last_gradient < 0;) {
-    const Kind kind = backward[i].kind;
-    const bool reduces = (kind == Kind::kGradient && !parameter(backward[i].id).in_leaf) ||
-                         kind == Kind::kLeafGradients;
+    const PlaceKind kind = backward[i].kind;
+    const bool reduces = (kind == PlaceKind::kGradient && !parameter(backward[i].id).in_leaf) ||
+                         kind == PlaceKind::kLeafGradients;
     if (reduces) last_gradient = static_cast<std::int32_t>(i);
   }
 }
