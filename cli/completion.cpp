@@ -22,7 +22,7 @@ std::string quoted(std::string text) {
   return "'" + text + "'";
 }
 
-std::vector<std::string> names_of(const std::vector<CommandOption>& options) {
+std::vector<std::string> option_names(const std::vector<CommandOption>& options) {
   std::vector<std::string> names;
   for (const CommandOption& option : options) {
     append(names, option.names);
@@ -30,7 +30,7 @@ std::vector<std::string> names_of(const std::vector<CommandOption>& options) {
   return names;
 }
 
-std::vector<std::string> names_of(const std::vector<Command>& commands) {
+std::vector<std::string> command_names(const std::vector<Command>& commands) {
   std::vector<std::string> names;
   names.reserve(commands.size());
   for (const Command& command : commands) names.push_back(command.name);
@@ -92,12 +92,14 @@ std::string bash(const CommandTree& tree) {
   for (const Command& command : tree.commands) {
     const std::vector<CommandOption> options = options_of(tree, command);
     value_cases(command.name, options);
-    cases += fmt::format("    {}:*) options={}{} ;;\n", command.name,
-                         lists.variable(names_of(options)), bash_action(command.argument, lists));
+    cases +=
+        fmt::format("    {}:*) options={}{} ;;\n", command.name,
+                    lists.variable(option_names(options)), bash_action(command.argument, lists));
   }
   value_cases("", tree.options);
-  cases += fmt::format("    :*) options={} words={} ;;\n", lists.variable(names_of(tree.options)),
-                       lists.variable(names_of(tree.commands)));
+  cases +=
+      fmt::format("    :*) options={} words={} ;;\n", lists.variable(option_names(tree.options)),
+                  lists.variable(command_names(tree.commands)));
   return fmt::format(
       R"(# bash completion of foreshard; use it with: source <(foreshard completion bash)
 _foreshard() {{
@@ -127,7 +129,7 @@ _foreshard() {{
 }}
 complete -F _foreshard foreshard
 )",
-      lists.definitions(), fmt::join(names_of(tree.commands), "|"), cases);
+      lists.definitions(), fmt::join(command_names(tree.commands), "|"), cases);
 }
 
 // zsh

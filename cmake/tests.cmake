@@ -76,17 +76,27 @@ foreach(folder IN LISTS folders)
     set(more PROPERTIES ENVIRONMENT_MODIFICATION "ASAN_OPTIONS=string_append::detect_leaks=0")
   endif()
   # Suites that share what takes long to make are one test of ctest, named after all of them; the
-  # file that makes it says so: "// One process for the suites A B".
+  # file that makes it says so: "// One process for the suites A B". Loading LibTorch takes a third of
+  # a second: the suites of a file that starts no processes, and skips nothing, share it.
   set(others)
   file(GLOB_RECURSE headers CONFIGURE_DEPENDS "tests/${folder}/*.h")
   foreach(source IN LISTS headers sources)
     file(STRINGS "${source}" suites REGEX "^// One process for the suites ")
+    string(REGEX REPLACE "^// One process for the suites " "" suites "${suites}")
+    file(STRINGS "${source}" starts REGEX "/(child|run_fixture)\\.h\"|GTEST_SKIP")
+    if(folder STREQUAL "exec" AND source MATCHES "_test\\.cpp$" AND NOT starts)
+      file(STRINGS "${source}" suites REGEX "^(TEST|TEST_F|TEST_P|RC_GTEST_(FIXTURE_)?PROP)\\(")
+      list(TRANSFORM suites REPLACE "^[A-Z_]+\\(([A-Za-z0-9]+).*" "\\1")
+      list(REMOVE_DUPLICATES suites)
+    endif()
     if(suites)
-      string(REGEX REPLACE "^// One process for the suites " "" suites "${suites}")
-      string(REPLACE " " ".*:" filter "${suites}.*")
-      string(REPLACE " " "+" name "${suites}")
+      string(REGEX REPLACE "[ ;]" "+" name "${suites}")
+      string(REGEX REPLACE "([A-Za-z0-9]+)[+]?" "\\1.*:*/\\1.*:" filter "${name}")
       add_test(NAME "${name}" COMMAND ${test} "--gtest_filter=${filter}"
                WORKING_DIRECTORY "${PROJECT_SOURCE_DIR}")
+      if(more)
+        set_tests_properties("${name}" ${more})
+      endif()
       string(APPEND others ":${filter}")
     endif()
   endforeach()
@@ -115,7 +125,7 @@ if(FORESHARD_PYTHON AND TARGET foreshard_exec AND NOT FORESHARD_SANITIZE)  # whi
   add_test(NAME gpu_visits
            COMMAND "${FORESHARD_PYTHON}" "${PROJECT_SOURCE_DIR}/tests/exec/gpu/visits_test.py"
                    "${FORESHARD_BIN_DIR}")
-  set_tests_properties(gpu_visits PROPERTIES TIMEOUT 1800 ENVIRONMENT "PYTHONDONTWRITEBYTECODE=1")
+  set_tests_properties(gpu_visits PROPERTIES COST 90 TIMEOUT 1800 ENVIRONMENT "PYTHONDONTWRITEBYTECODE=1")
 endif()
 
 # The engine's CUDA half on the null GPU: every plan of a round, and planted faults.
@@ -161,7 +171,7 @@ if(FORESHARD_PYTHON)
            COMMAND "${FORESHARD_PYTHON}" "${PROJECT_SOURCE_DIR}/tests/cli/app_test.py"
                    "${FORESHARD_BIN_DIR}/foreshard")
   set_tests_properties(page_in_browser page_answers_in_browser page_layout_in_browser serve
-                       app_in_browser PROPERTIES SKIP_RETURN_CODE 77 TIMEOUT 1800
+                       app_in_browser PROPERTIES COST 60 SKIP_RETURN_CODE 77 TIMEOUT 1800
                        ENVIRONMENT "PYTHONDONTWRITEBYTECODE=1")
 endif()
 

@@ -49,7 +49,7 @@ TEST(ConformVerb, WhatIsNoRecordingIsExitCode3) {
   Outcome outcome = run("conform nowhere");
   EXPECT_EQ(outcome.exit_code, 3);
   expect_says(outcome.err, "nowhere: no such folder");
-  ASSERT_EQ(shell("mkdir empty bad && printf 'id\\nx\\n\"' > bad/index.csv").exit_code, 0);
+  ASSERT_EQ(shell("mkdir -p empty bad && printf 'id\\nx\\n\"' > bad/index.csv").exit_code, 0);
   outcome = run("conform empty");
   EXPECT_EQ(outcome.exit_code, 3);
   expect_says(outcome.err, "holds no recording");

@@ -31,7 +31,7 @@ std::unique_ptr<Accelerator> hostile() {
   return hostile_accelerator(std::make_shared<HostileGpu>(0));
 }
 
-TEST(HostileFaults, EarlyFreesAreFound) {
+TEST(HostileLanes, EarlyFreesAreFound) {
   const std::vector<EarlyFree> planted = early_frees();
   std::size_t found = 0;
   for (const EarlyFree& f : planted) {
@@ -43,7 +43,7 @@ TEST(HostileFaults, EarlyFreesAreFound) {
   std::cout << "early frees: " << found << " of " << planted.size() << " found\n";
 }
 
-TEST(HostileFaults, WhatACaptureForbidsIsFound) {
+TEST(HostileLanes, WhatACaptureForbidsIsFound) {
   const std::vector<ForbiddenCall> planted = forbidden_calls();
   std::size_t found = 0;
   for (const ForbiddenCall& c : planted) {
@@ -61,7 +61,7 @@ TEST(HostileFaults, WhatACaptureForbidsIsFound) {
 
 // A host cannot read what is the device's; here the system says so, as it does not end a program
 // for a pointer that it is given.
-TEST(HostileFaults, TheHostReadsNoDeviceMemory) {
+TEST(HostileLanes, TheHostReadsNoDeviceMemory) {
   const Lanes l(hostile());
   const at::Tensor x = l.tensor();
   const std::unique_ptr<std::FILE, int (*)(std::FILE*)> file(std::tmpfile(), &std::fclose);
