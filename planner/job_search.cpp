@@ -7,132 +7,21 @@
 // others are given up after a graph for each of their families (sim/search/best_first.cpp).
 #include "planner/job_search.h"
 
-#include <fmt/format.h>
-#include <fmt/ranges.h>
-
 #include <algorithm>
 #include <chrono>
 #include <map>
 #include <tuple>
 #include <utility>
 
-#include "models/layers/variants.h"
 #include "planner/axes_variants.h"
 #include "planner/changes.h"
 #include "planner/search_space.h"
-#include "sim/base/lookup.h"
-#include "sim/base/spelling.h"
-#include "sim/search/axes.h"
 #include "sim/search/knobs.h"
 #include "sim/search/search.h"
+#include "sim/spec/checks/plan_check.h"
 
 namespace foreshard {
 namespace {
-
-std::vector<KnobAxis> asked_knobs(const std::vector<std::string>& keys, const Plan& base) {
-  std::vector<KnobAxis> axes;
-  for (const std::string& key : keys) {
-    auto axis = knob_axis(key, base);
-    if (!axis) {
-      std::vector<std::string> known = knob_keys();
-      for (const std::string& more : requested_knob_keys()) known.push_back(more);
-      for (const std::string& more : axis_keys()) known.push_back(more);
-      known.emplace_back(kAllAxes);
-      const std::string near = nearest_spelling(key, known);
-      throw Error(
-          ExitCode::kUsage,
-          fmt::format("--vary: {} does not vary; expected {}{}", quote(key), fmt::join(known, ", "),
-                      near.empty() ? "" : fmt::format("; did you mean {}?", near)));
-    }
-    const bool is_there =
-        std::ranges::any_of(axes, [&](const KnobAxis& known) { return known.key == key; });
-    if (!is_there) axes.push_back(std::move(*axis));
-  }
-  return axes;
-}
-
-SearchSpace space_of_variant(const Job& job, const SpaceRequest& request) {
-  SearchSpace space = space_of(job);
-  if (request.global_batch) space.global_batch = read_global_batch(*request.global_batch);
-  std::vector<std::string> fixed = fixed_keys(job);
-  append(fixed, request.vary);
-  space = with_free_knobs(std::move(space), job.model, fixed);
-  for (KnobAxis& axis : asked_knobs(request.vary, space.base)) {
-    space.knobs.push_back(std::move(axis));
-  }
-  return space;
-}
-
-// Values of a key by the model that plans with them run.
-template <typename T, typename ModelOf>
-std::vector<std::vector<T>> alike(const std::vector<T>& values, const ModelOf& model_of) {
-  std::vector<std::pair<ModelSpec, std::vector<T>>> groups;
-  for (const T& value : values) {
-    ModelSpec model = model_of(value);
-    const auto same =
-        std::ranges::find_if(groups, [&](const auto& group) { return group.first == model; });
-    if (same != groups.end()) {
-      same->second.push_back(value);
-    } else {
-      groups.push_back({std::move(model), {value}});
-    }
-  }
-  std::vector<std::vector<T>> lists;
-  for (auto& group : groups) lists.push_back(std::move(group.second));
-  return lists;
-}
-
-template <typename T>
-void move_into(const std::vector<T>& values, T& value) {
-  if (!contains(values, value)) value = values.front();
-}
-
-// A variant for each model, that of the variant's own plan first: transformers' attention by
-// operations copies the heads of several sequences, T5's attends by another kernel where blocks are
-// checkpointed.
-void add_by_model(std::vector<JobVariant>& list, JobVariant variant) {
-  SearchSpace space;
-  try {
-    space = complete(variant.space, variant.job.cluster);
-  } catch (const Error& error) {  // a global batch that fits no mesh: the search says so
-    if (error.exit_code() != ExitCode::kInvalidInput) throw;
-    list.push_back(std::move(variant));
-    return;
-  }
-  const auto model_of = [&](const RangedPolicy<Recompute>& recompute, std::int64_t micro_batch) {
-    Plan plan = space.base;
-    plan.recompute = recompute;
-    plan.batch.micro_batch = micro_batch;
-    return with_variants(variant.job.plain_model, plan);
-  };
-  const auto recomputes = alike(space.recomputes, [&](const RangedPolicy<Recompute>& recompute) {
-    return model_of(recompute, space.micro_batches.front());
-  });
-  const auto micro_batches = alike(space.micro_batches, [&](std::int64_t micro_batch) {
-    return model_of(space.recomputes.front(), micro_batch);
-  });
-  const bool is_one = recomputes.size() * micro_batches.size() == 1;
-  const std::size_t begin = list.size();
-  for (const auto& some : recomputes) {
-    for (const auto& several : micro_batches) {
-      JobVariant one = variant;
-      one.job.model = model_of(some.front(), several.front());
-      const auto move_to_it = [&](Plan& plan) {
-        move_into(some, plan.recompute);
-        move_into(several, plan.batch.micro_batch);
-      };
-      if (!is_one) {
-        one.space.recomputes = some;
-        one.space.micro_batches = several;
-        move_to_it(one.space.base);
-        move_to_it(one.job.resolved.plan);
-        for (StackAlternative& alternative : one.job.open) move_to_it(alternative.plan);
-      }
-      const bool is_own = one.job.model == variant.job.model;
-      list.insert(is_own ? list.begin() + begin : list.end(), std::move(one));
-    }
-  }
-}
 
 void add_counts(SearchResult& all, const SearchResult& other, std::int64_t sign) {
   all.enumerated += sign * other.enumerated;
@@ -149,56 +38,6 @@ bool is_nearer(const SearchResult& a, const SearchResult& b) {
   }
   return a.smallest && (!b.smallest || a.smallest->peak_allocated < b.smallest->peak_allocated);
 }
-
-}  // namespace
-
-std::vector<Plan> plans_of(const JobVariant& variant) {
-  try {
-    return enumerate(variant.space, variant.job.model, variant.job.cluster);
-  } catch (const Error& error) {
-    if (error.exit_code() != ExitCode::kInvalidInput) throw;
-    return {};
-  }
-}
-
-SearchVariants search_variants(const Job& job, const SpaceRequest& request) {
-  const auto [axes, others] = split_axes(request.vary);
-  const SpaceRequest of_knobs{request.global_batch, others};
-  SearchVariants variants;
-  add_by_model(variants.list, {job, space_of_variant(job, of_knobs)});
-  const auto over_axes = [job, of_knobs, batch = variants.list[0].space.global_batch](
-                             const std::vector<std::string>& keys) {
-    std::vector<JobVariant> list;
-    for (Job& other : jobs_over_axes(job, keys, batch)) {
-      SearchSpace space = space_of_variant(other, of_knobs);
-      space.global_batch = batch;
-      // A side of the mesh that a plan file wrote was made to fit; it varies as it did.
-      if (!is_fixed(job, "mesh.shard") && !is_fixed(job, "mesh.replicate")) {
-        space.shard_groups.clear();
-      }
-      add_by_model(list, {std::move(other), std::move(space)});
-    }
-    return list;
-  };
-  for (Job& other : free_variants(job)) {
-    SearchSpace space = space_of_variant(other, of_knobs);
-    add_by_model(variants.list, {std::move(other), std::move(space)});
-  }
-  if (axes.empty()) {
-    // A batch that the ranks do not divide is a mistake to be named, not to be mended by axes.
-    const std::int64_t batch = variants.list[0].space.global_batch;
-    const Mesh& mesh = job.resolved.plan.mesh;
-    const std::int64_t ranks = job.cluster.gpus / mesh.sharing();
-    if (batch < ranks || batch % ranks == 0) {
-      variants.otherwise = [over_axes] { return over_axes(inner_axis_keys()); };
-    }
-    return variants;
-  }
-  for (JobVariant& other : over_axes(axes)) variants.list.push_back(std::move(other));
-  return variants;
-}
-
-namespace {
 
 // The rule under which any of the codes may run the job. Both outlive it.
 FitRule rule_of(StackOdds& odds, const std::shared_ptr<ReservedMemory>& replays, FitRule rule) {
@@ -437,9 +276,7 @@ std::vector<Alternative> find_alternatives(const Job& job, const SpaceRequest& r
   for (const std::vector<std::string>& assignments : costly_assignments(job)) {
     auto other = changed_job(job, assignments);
     if (!other) continue;
-    SearchSpace space = space_of_variant(*other, of_knobs);
-    SearchVariants variants;
-    add_by_model(variants.list, {std::move(*other), std::move(space)});
+    const SearchVariants variants{variants_by_model(std::move(*other), of_knobs), {}};
     const SearchResult result = search_job(variants, best_alone).result;
     const bool is_worth =
         result.best &&

@@ -1,6 +1,4 @@
-// A search over a job and over what costs nothing to change in it. Keys that leave the model's
-// kernels alone are axes of the space (sim/search/knobs.h); of the others (loss, the axes of the
-// mesh inside a layer) each value is a variant: a job with a model of its own.
+// A search over a job and over what costs nothing to change in it (planner/job_variants.h).
 #pragma once
 
 #include <cstddef>
@@ -9,46 +7,18 @@
 #include <string>
 #include <vector>
 
-#include "planner/job.h"
+#include "planner/job_variants.h"
 #include "reports/sizing/search_advice.h"
 #include "sim/search/deep.h"
 #include "sim/search/search.h"
 
 namespace foreshard {
 
-// A job with the space that a search spans around it.
-struct JobVariant {
-  Job job;
-  SearchSpace space;
-};
-
-// All plans of the variant in their order; none where its global batch fits no mesh.
-std::vector<Plan> plans_of(const JobVariant& variant);
-
-// What the command line says of the space beside the job.
-struct SpaceRequest {
-  std::optional<std::string> global_batch;  // as batch.global
-  // Keys of sim/search/knobs.h and planner/axes_variants.h, or kAllAxes.
-  std::vector<std::string> vary;
-};
-
-struct SearchVariants {
-  std::vector<JobVariant> list;  // the job first
-  // More, to be made and looked at where none of the list holds; may be empty.
-  std::function<std::vector<JobVariant>()> otherwise;
-  bool each_mesh = false;  // none is given up for another's plan: JobSearch::meshes
-};
-
 // The best step of all variants with the mesh's tp, cp, ep, etp and pp; nullopt: no plan holds.
 struct MeshStep {
   Mesh mesh;
   std::optional<double> seconds;
 };
-
-// The job, its free variants that are possible, and those over the axes that are to vary. Where the
-// command line says nothing of axes, all that are not set are there `otherwise`. Throws
-// Error(kUsage) where a key of `vary` does not vary.
-SearchVariants search_variants(const Job& job, const SpaceRequest& request);
 
 struct JobSearch {
   JobVariant chosen;                         // of the best plan, of the riskier or of the smallest
