@@ -334,6 +334,7 @@ Json to_json(const Diagnosis& diagnosis) {
           {"as_forecast", diagnosis.as_forecast},
           {"step_ratio", number(diagnosis.step_ratio)},
           {"memory_ratio", number(diagnosis.memory_ratio)},
+          {"ran_out", diagnosis.ran_out},
           {"findings", diagnosis.findings}};
 }
 

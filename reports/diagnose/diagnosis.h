@@ -66,7 +66,7 @@ Diagnosis diagnose(const Measured& measured, const std::vector<CauseForecast>& f
 
 std::string diagnosis_text(const Diagnosis& diagnosis, Color color);
 // {causes: [{name, text, probability, test, fix}], explained, as_forecast, step_ratio,
-// memory_ratio, findings}
+// memory_ratio, ran_out, findings}
 Json to_json(const Diagnosis& diagnosis);
 
 }  // namespace foreshard

@@ -32,6 +32,7 @@ TEST(DiagnoseVerb, ASnapshotIsHeldAgainstTheForecast) {
   EXPECT_NE(findings.find("the snapshot has"), std::string::npos) << findings;
   EXPECT_EQ(findings.find("none of that size"), std::string::npos) << findings;
   EXPECT_NEAR(own.at("memory_ratio").get<double>(), 1, 0.03);  // with the allocator's rounding
+  EXPECT_EQ(own.at("ran_out"), false);
   // The same snapshot beside a smaller job: its tensors are other ones.
   const auto other =
       json_of(run("diagnose --json --snapshot own.pickle --sequence 512 --micro-batch 3" + kJob));
@@ -162,6 +163,7 @@ TEST(DiagnoseVerb, APlanThatDoesNotFitRunsOutOfMemoryAsForecast) {
   const auto narrow = json_of(run("diagnose --set recompute=full" + job + log));
   EXPECT_LT(narrow.at("as_forecast").get<double>(), 0.1) << narrow.dump();
   EXPECT_GT(narrow.at("memory_ratio").get<double>(), 1);
+  EXPECT_EQ(narrow.at("ran_out"), true);
 }
 
 TEST(DiagnoseVerb, AnotherProcessOnTheGpuIsNamed) {
