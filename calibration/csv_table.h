@@ -1,7 +1,6 @@
-// A table of comma separated values: a header line, fields quoted with " where they hold a comma or
-// a quote, no line breaks inside fields. Lines end with LF, CR LF or CR, in any mixture; empty ones
-// are skipped, as is a byte order mark. Strict: a ragged row, a number that is none, more than
-// 1,000 columns or 2,000,000 cells are a ConfigError.
+// A table of comma separated values (calibration/csv_file.h) whose cells are asked for by name.
+// Strict: a ragged row, a number that is none, more than 1,000 columns or 2,000,000 cells are a
+// ConfigError.
 #pragma once
 
 #include <cstddef>

@@ -8,7 +8,7 @@
 #include <map>
 #include <utility>
 
-#include "interop/csv_file.h"
+#include "calibration/csv_file.h"
 #include "interop/recordings/pipeline_tables.h"
 #include "interop/recordings/recorded_job.h"
 #include "interop/recordings/recorded_settings.h"

@@ -7,7 +7,7 @@
 #include <sstream>
 #include <utility>
 
-#include "interop/csv_file.h"
+#include "calibration/csv_file.h"
 #include "sim/base/integers.h"
 #include "sim/base/lookup.h"
 #include "sim/graph/pipeline/pipeline.h"

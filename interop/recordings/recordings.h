@@ -15,7 +15,7 @@
 #include <string_view>
 #include <vector>
 
-#include "interop/csv_file.h"
+#include "calibration/csv_file.h"
 #include "reports/conform/recording.h"
 
 namespace foreshard {

@@ -8,7 +8,7 @@
 #include <fstream>
 #include <sstream>
 
-#include "interop/csv_file.h"
+#include "calibration/csv_file.h"
 #include "sim/graph/pipeline/pipeline.h"
 #include "tests/support/temporary_folder.h"
 

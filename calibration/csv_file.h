@@ -1,6 +1,7 @@
 // A CSV file as Python's csv module writes it, plain or gzip: a header line, cells quoted with "
-// where they hold a comma, a quote or a line break. Cells are views into the text, so that
-// megabytes take milliseconds.
+// where they hold a comma, a quote or a line break. Lines end with LF, CR LF or CR; empty ones are
+// skipped, as is a byte order mark. Cells are views into the text, so that megabytes take
+// milliseconds.
 //
 // Strict: a ragged row, a quote inside a cell, a cell that is no number are ConfigErrors with file,
 // line and column.
@@ -33,6 +34,7 @@ class CsvFile {
 
   const std::string& name() const { return name_; }
   std::size_t rows() const { return lines_.size(); }
+  int line(std::size_t row) const { return lines_[row]; }  // in the file; the header is line 1
   std::size_t columns() const { return header_.size(); }
   std::string_view header(std::size_t column) const { return header_[column]; }
   std::optional<std::size_t> find(std::string_view column) const;

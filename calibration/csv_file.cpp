@@ -1,6 +1,6 @@
 // One pass over the text: each row appends its cells to one flat vector. zlib's gzread hands plain
 // files through as they are.
-#include "interop/csv_file.h"
+#include "calibration/csv_file.h"
 
 #include <fmt/format.h>
 #include <zlib.h>
@@ -14,6 +14,15 @@
 #include "sim/base/text_file.h"
 
 namespace foreshard {
+namespace {
+
+// What comes behind a LF, CR LF or CR; `at` where none of them stands there.
+const char* line_end(const char* at, const char* end) {
+  if (at == end || (*at != '\r' && *at != '\n')) return at;
+  return at + (*at == '\r' && at + 1 != end && at[1] == '\n' ? 2 : 1);
+}
+
+}  // namespace
 
 CsvFile::CsvFile(std::string_view text, std::string name)
     : name_(std::move(name)), text_(text.begin(), text.end()) {
@@ -24,13 +33,17 @@ CsvFile::CsvFile(std::string_view text, std::string name)
   std::vector<Cell> row;
   while (at != end) {
     const int first_line = line;
+    if (const char* next = line_end(at, end); next != at) {  // an empty line
+      at = next;
+      ++line;
+      continue;
+    }
     row.clear();
     at = read_row(at, line, row);
     if (header_.empty()) {
       for (const Cell& cell : row) header_.push_back(cell.text);
       continue;
     }
-    if (row.size() == 1 && row[0].text.empty() && header_.size() > 1) continue;  // an empty line
     if (row.size() != header_.size()) {
       throw ConfigError({name_, first_line, 1, ""}, fmt::format("the row has {} cells", row.size()),
                         fmt::format("{} as in the header", header_.size()));
@@ -76,16 +89,13 @@ const char* CsvFile::read_row(const char* at, int& line, std::vector<Cell>& cell
       }
       cells.push_back({text, begin_column});
     } else {
-      while (at != end && *at != ',' && *at != '\n' && *at != '"') ++at;
-      std::string_view text(begin, static_cast<std::size_t>(at - begin));
-      if (text.ends_with('\r') && (at == end || *at == '\n')) text.remove_suffix(1);
-      cells.push_back({text, begin_column});
+      while (at != end && *at != ',' && *at != '\n' && *at != '\r' && *at != '"') ++at;
+      cells.push_back({{begin, static_cast<std::size_t>(at - begin)}, begin_column});
     }
-    if (at != end && *at == '\r' && (at + 1 == end || at[1] == '\n')) ++at;
     if (at == end) return at;
-    if (*at == '\n') {
+    if (const char* next = line_end(at, end); next != at) {
       ++line;
-      return at + 1;
+      return next;
     }
     if (*at != ',') {
       throw ConfigError({name_, line, static_cast<int>(column(at)), ""}, "a quote inside a cell",
