@@ -85,7 +85,7 @@ TEST(Prices, BadListsSayWhereAndWhy) {
       {"machine,usd_per_gpu_hour\nh101,2\n", "prices.csv:2:1: machine: unknown machine 'h101'"},
       {"machine,usd_per_gpu_hour\nh100,2\nh100-sxm,3\n", "prices.csv:3:1: machine: a second price"},
       {"machine,usd_per_gpu_hour,low\nh100,2,3\n", "2 is not between low 3 and high 2"},
-      {"machine,usd_per_gpu_hour\nh100\n", "prices.csv:2:1: 1 fields"},
+      {"machine,usd_per_gpu_hour\nh100\n", "prices.csv:2:1: the row has 1 cells"},
       {"machine,usd_per_gpu_hour\n\"h100,2\n", "a quoted cell does not end"},
   };
   for (const Bad& bad : cases) {
