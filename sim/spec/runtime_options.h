@@ -78,10 +78,6 @@ struct ZeroOptions {
   // states are partitioned over mesh.shard and whole in each of mesh.replicate groups; gradients
   // are all-reduced over all ranks. DeepSpeed partitions over all.
   bool partition_in_groups = false;
-  // Megatron-Core's distributed optimizer: gradients are parts of one flat buffer of the whole
-  // model in dtype.reduce, which backward adds to; overlap_comm and reduce_bucket_size are its
-  // overlap_grad_reduce and bucket_size.
-  bool gradient_buffer = false;
   std::int64_t reduce_bucket_size = 500'000'000;
   std::int64_t allgather_bucket_size = 500'000'000;
   // Stage 3.

@@ -310,13 +310,11 @@ void LayerPrograms::set_ddp(const Plan& plan, Setting& setting) {
   setting.stored = DType::kFp32;
 }
 
-// Stage 1 adds micro-batches up in the gradients themselves; the others, and a gradient buffer,
-// take each one's away.
+// Stage 1 adds micro-batches up in the gradients themselves; the others take each one's away.
 void LayerPrograms::set_zero(const Plan& plan, Setting& setting) {
   const bool is_stage1 = plan.runtime.kind == RuntimeKind::kZero1;
-  setting.existing = is_stage1 && plan.batch.accumulation > 1 && !plan.zero.gradient_buffer
-                         ? ExistingGradients::kAll
-                         : ExistingGradients::kNone;
+  setting.existing =
+      is_stage1 && plan.batch.accumulation > 1 ? ExistingGradients::kAll : ExistingGradients::kNone;
   setting.stored = plan.param_dtype;
   if (is_stage1 && plan.zero.fp32_gradient_accumulation) {
     setting.first_gradient = setting.later_gradient = DType::kFp32;

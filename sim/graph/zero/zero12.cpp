@@ -24,10 +24,8 @@ Zero12::Zero12(const ModelSpec& model, const Plan& plan, const LayerPrograms& pr
   graph().communicators.push_back({"world", {plan.mesh.world(), 1}, false});
 }
 
-// Megatron-Core's buffer has every parameter.
 void Zero12::lay_out_groups() {
-  const bool by_decay =
-      plan_.optimizer.groups == Optimizer::Groups::kDecay && !has_gradient_buffer();
+  const bool by_decay = plan_.optimizer.groups == Optimizer::Groups::kDecay;
   std::array<std::vector<std::int32_t>, 2> members;
   for (std::size_t p = 0; p < parameters().size(); ++p) {
     const Parameter& each = parameters()[p];
@@ -68,9 +66,7 @@ LibraryStep Zero12::build(bool stepped) {
     boundary_ = m + 1 == count;
     run_forward();
     run_backward();
-    if (has_gradient_buffer()) {
-      end_of_buffer_pass();
-    } else if (is_bf16_optimizer()) {
+    if (is_bf16_optimizer()) {
       add_to_flat_gradient();
       if (boundary_) reduce_flat_gradient();
     } else if (partitions_gradients() || boundary_) {
@@ -87,14 +83,12 @@ LibraryStep Zero12::build(bool stepped) {
 
 void Zero12::gradient_ready(std::int32_t p) {
   alive_[at(p)] = true;
-  if (has_gradient_buffer()) return to_copy_.push_back(p);
   if (!has_hooks() || is_bf16_optimizer()) return;
   set_up_buckets();
   if (reduces_in_hooks() && (partitions_gradients() || boundary_)) add_to_bucket(p);
 }
 
 void Zero12::backward_ended(std::int32_t) {
-  if (has_gradient_buffer()) return give_to_buffer();
   if (reduces_in_hooks() && !is_bf16_optimizer()) copy_in();
 }
 

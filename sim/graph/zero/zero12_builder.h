@@ -42,7 +42,6 @@ class Zero12 final : public GradientHooks {
   bool is_bf16_optimizer() const {
     return accumulates_fp32() && plan_.param_dtype == DType::kBf16 && !offloads();
   }
-  bool has_gradient_buffer() const { return options().gradient_buffer; }
   bool has_hooks() const { return partitions_gradients() || overlaps() || is_contiguous(); }
   bool reduces_in_hooks() const { return partitions_gradients() || overlaps(); }
   StreamSet recorded() const { return overlaps() ? only(Stream::kReduceScatter) : StreamSet{0}; }
@@ -85,12 +84,6 @@ class Zero12 final : public GradientHooks {
   void add_to_flat_gradient();
   void reduce_flat_gradient();
   void step_of_bf16(bool stepped);
-
-  // --- zero12_buffer.cpp: Megatron-Core's distributed optimizer ---
-  void give_to_buffer();
-  void reduce_shard();
-  void end_of_buffer_pass();
-  void step_of_buffer(bool stepped);
 
   // --- zero12_step.cpp: step(), memory ---
   void persistent_memory(bool stepped);

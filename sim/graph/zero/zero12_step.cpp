@@ -42,9 +42,6 @@ void Zero12::persistent_memory(bool stepped) {
     }
   }
   if (is_bf16_optimizer()) hold(MemoryCategory::kAccumulatedGrad, flat * 4, false);
-  if (has_gradient_buffer()) {
-    hold(MemoryCategory::kAccumulatedGrad, flat * size_of(wire_dtype()), false);
-  }
   if (!offloads()) return;
   hold(MemoryCategory::kShardedGrad, own * 4, true);
   hold(MemoryCategory::kShardedParam, own * param_size(), true);  // what goes back to the device
@@ -74,7 +71,6 @@ void Zero12::all_reduce_result(std::int64_t bytes, const char* dtype, const char
 }
 
 void Zero12::step(bool stepped) {
-  if (has_gradient_buffer()) return step_of_buffer(stepped);
   if (is_bf16_optimizer()) return step_of_bf16(stepped);
   wait(Stream::kCompute, tail(reducing()));
   if (offloads()) host_wait(tail(reducing()));
@@ -118,8 +114,7 @@ void Zero12::gather() {
          .bytes_out = bytes,
          .dtype = torch_word(plan_.param_dtype),
          .group = group_word(plan_.rank - rank_, group.ranks, 1, plan_.mesh.world()),
-         .note = is_bf16_optimizer() || has_gradient_buffer() ? "in_place"
-                                                              : "all_gather_dp_groups in_place"});
+         .note = is_bf16_optimizer() ? "in_place" : "all_gather_dp_groups in_place"});
     if (plan_.host_sync == HostSync::kStep) graph().final_host_wait = gathered;
   }
 }
@@ -225,9 +220,8 @@ std::int64_t Zero12::averaged_gradient_bytes() const {
 
 void Zero12::list_facts(LibraryRun& run) const {
   run.facts["skipped_steps"] = 0;
-  if (has_gradient_buffer() || is_bf16_optimizer()) {
-    run.words["optimizer_class"] =
-        has_gradient_buffer() ? "DistributedOptimizer" : "BF16_Optimizer";
+  if (is_bf16_optimizer()) {
+    run.words["optimizer_class"] = "BF16_Optimizer";
     return;
   }
   run.words["optimizer_class"] = "DeepSpeedZeroOptimizer";

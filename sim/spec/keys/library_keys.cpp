@@ -83,7 +83,6 @@ constexpr auto kLibraryKeys = [] {
       FORESHARD_FLAG(zero.round_robin_gradients),
       FORESHARD_FLAG(zero.use_multi_rank_bucket_allreduce),
       FORESHARD_FLAG(zero.partition_in_groups),
-      FORESHARD_FLAG(zero.gradient_buffer),
       FORESHARD_COUNT(zero.reduce_bucket_size, 0, ZeroOptions::kUnlimited),
       FORESHARD_COUNT(zero.allgather_bucket_size, 0, ZeroOptions::kUnlimited),
       FORESHARD_COUNT(zero.stage3_prefetch_bucket_size, 0, ZeroOptions::kUnlimited),

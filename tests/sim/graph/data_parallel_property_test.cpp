@@ -53,10 +53,6 @@ Drawn draw() {
   p.zero.use_multi_rank_bucket_allreduce = flag();
   p.zero.fp32_gradient_accumulation = flag();
   if (flag()) p.zero.offload_optimizer = ZeroOffload::kCpu;
-  if (p.runtime.kind == RuntimeKind::kZero1 && !p.zero.fp32_gradient_accumulation &&
-      p.zero.offload_optimizer == ZeroOffload::kNone) {
-    p.zero.gradient_buffer = flag();
-  }
   return drawn;
 }
 

@@ -225,57 +225,6 @@ TEST(Zero12, StatesMayBePartitionedInGroups) {
             record(model, second).facts.at("padding_this_rank.0"));
 }
 
-// Megatron-Core's buffer: one gradient of the whole model in fp32 (4 bytes an element, twice the
-// parameters') whatever micro-batches there are, reduced in buckets of the last one beside
-// backward.
-TEST(Zero12, AGradientBufferHoldsAllMicroBatches) {
-  const ModelSpec model = tiny_model(2);
-  Plan plan = zero_plan(RuntimeKind::kZero1);
-  plan.reduce_dtype = DType::kFp32;
-  plan.batch.accumulation = 3;
-  plan.zero.overlap_comm = true;
-  plan.zero.gradient_buffer = true;
-  plan.zero.reduce_bucket_size = model.parameters() / 3;
-  const EventGraph graph = build_training_step(model, plan);
-  std::int64_t buffer = 0;
-  for (const std::int32_t id : graph.persistent) {
-    if (graph.buffer(id).category != MemoryCategory::kAccumulatedGrad) continue;
-    buffer += graph.buffer(id).bytes.count();
-  }
-  const std::int64_t padding = 2 * 4 - 1;  // to twice the ranks
-  EXPECT_GE(buffer, model.parameters() * 4);
-  EXPECT_LE(buffer, (model.parameters() + padding) * 4);
-  std::int64_t reduced = 0, buckets = 0;
-  for (const Row& row : graph.rows) {
-    if (row.kind != EventKind::kReduceScatter) continue;
-    EXPECT_EQ(row.stream, Stream::kReduceScatter);
-    reduced += graph.works[row.work].bytes.count();
-    ++buckets;
-  }
-  EXPECT_EQ(reduced, model.parameters() * 4);
-  EXPECT_GE(buckets, 2);
-  EXPECT_LE(buckets, 3);
-  // Backward reads and writes 4 bytes an element instead of writing 2, in each micro-batch; the
-  // zeroing writes 4.
-  const auto accumulated = [](const EventGraph& of) {
-    std::int64_t bytes = 0;
-    for (const Row& row : of.rows) {
-      const Work& work = of.works[row.work];
-      if (row.kind != EventKind::kAccumulate) continue;
-      for (std::uint32_t k = work.kernels_begin; k < work.kernels_end; ++k) {
-        bytes += of.kernels[k].bytes.count();
-      }
-    }
-    return bytes;
-  };
-  const std::int64_t elements = 3 * model.parameters();  // of all micro-batches
-  EXPECT_EQ(accumulated(graph), 6 * elements + buffer);
-  // In bf16 it is half as large, and the shard that is stepped is copied to fp32.
-  plan.reduce_dtype = DType::kBf16;
-  EXPECT_EQ(accumulated(build_training_step(model, plan)),
-            2 * elements + buffer / 2 + 6 * (buffer / 4) / 4);
-}
-
 struct States {
   std::int64_t device = 0, host = 0;  // between steps
 };

@@ -96,11 +96,6 @@ TEST(DataParallelCheck, ZeroRefusals) {
          p.mesh = {4, 2};
          p.zero.partition_in_groups = true;
        }},
-      {"zero.gradient_buffer", ExitCode::kInvalidInput, "Megatron-Core's",
-       [](Plan& p) {
-         p.zero.gradient_buffer = true;
-         p.zero.fp32_gradient_accumulation = true;
-       }},
       {"zero.use_multi_rank_bucket_allreduce", ExitCode::kInvalidInput, "owner in each group",
        [](Plan& p) {
          p.zero.partition_in_groups = true;
