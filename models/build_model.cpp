@@ -335,8 +335,9 @@ ModelSpec build_model(const ModelDims& dims, Stack stack) {
   model.hidden = dims.hidden;
   model.vocabulary = dims.vocabulary;
   model.max_positions = dims.max_positions;
-  model.tied_embeddings = dims.tied && dims.scores == 0;
-  model.head_first = dims.head_first && dims.scores == 0;
+  const bool of_words = dims.scores == 0 || dims.score_of == ScoreOf::kValue;
+  model.tied_embeddings = dims.tied && of_words;
+  model.head_first = dims.head_first && of_words;
   model.numerics = dims.numerics;
   model.numerics.alibi = dims.positions == Positions::kAlibi;
   model.block_prefix = parameter_names(dims).blocks;
@@ -355,7 +356,7 @@ ModelSpec build_model(const ModelDims& dims, Stack stack) {
     head.tied = head.logit_scale = head.logit_softcap = false;
   }
   const std::int64_t predictions = 1 + dims.prediction_layers;
-  order.add(with_predictions(head_layer(head, stack), predictions), "head");
+  order.add(with_predictions(head_layer(of_words ? dims : head, stack), predictions), "head");
   LayerSpec loss = with_predictions(loss_layer(head, stack), predictions);
   loss.domain = model.kinds.back().domain;
   order.add(std::move(loss), "loss");

@@ -179,8 +179,9 @@ struct ShortConvolution {
   bool operator==(const ShortConvolution&) const = default;
 };
 
-// What a head of scores is for: whole sequences, each token, or where an answer begins and ends.
-enum class ScoreOf : std::uint8_t { kSequence, kToken, kSpan };
+// What a head of scores is for: whole sequences, each token, where an answer begins and ends, or
+// each token beside logits that nobody reads (TRL's value head).
+enum class ScoreOf : std::uint8_t { kSequence, kToken, kSpan, kValue };
 
 // Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434 section 2.1): queries and keys/values
 // come from low-rank latents; a part of each head is rotated, for keys one part shared by all

@@ -3,13 +3,16 @@
 #include <fmt/format.h>
 
 #include <cstdlib>
+#include <regex>
 #include <system_error>
 #include <utility>
 
 #include "models/names.h"
 #include "models/yaml/model_yaml.h"
 #include "models/zoo.h"
+#include "sim/base/letters.h"
 #include "sim/base/lookup.h"
+#include "sim/base/parse.h"
 #include "sim/base/spelling.h"
 #include "sim/base/text_file.h"
 
@@ -82,6 +85,15 @@ bool is_model_yaml(const fs::path& path) {
 }
 
 ModelName find_model(const std::string& text, const fs::path& seen) {
+  static const std::regex head(R"((.+)\+(scores|values)([1-9][0-9]{0,8})?)");
+  if (std::smatch parts; std::regex_match(text, parts, head)) {
+    const std::string whole = seen.string();
+    const auto behind = text.size() - static_cast<std::size_t>(parts[1].length());
+    ModelName name = find_model(parts[1], whole.substr(0, whole.size() - behind));
+    name.scores = parse_number<std::int64_t>(parts[3].str()).value_or(1);
+    if (parts[2] == "values") name.score_of = ScoreOf::kValue;
+    return name;
+  }
   const fs::path path = without_tilde(text, seen);
   const bool has_slash = contains(text, '/');
   if (is_written_as_path(text) || (has_slash && is_there(path))) return from_path(path);
@@ -106,7 +118,19 @@ ModelName find_model(const std::string& text, const fs::path& seen) {
 }
 
 LoadedModel load_model(const ModelName& name, Stack stack) {
-  if (!name.zoo.empty()) return {load_zoo_model(name.zoo, stack), std::nullopt, name.notes};
+  const auto with_head = [&](ModelDims dims) {
+    if (name.scores == 0 || dims.scores > 0) return dims;
+    dims.scores = name.scores;
+    dims.score_of = name.score_of;
+    return dims;
+  };
+  if (!name.zoo.empty()) {
+    for (const ZooEntry& entry : name.scores > 0 ? zoo() : std::vector<ZooEntry>{}) {
+      if (entry.dims.name != lower(name.zoo)) continue;
+      return {build_model(with_head(entry.dims), stack), std::nullopt, name.notes};
+    }
+    return {load_zoo_model(name.zoo, stack), std::nullopt, name.notes};
+  }
   if (is_model_yaml(name.file)) {
     ModelSpec model = load_model_yaml(name.file);
     if (stack == Stack::kEager) return {std::move(model), std::nullopt, name.notes};
@@ -117,6 +141,7 @@ LoadedModel load_model(const ModelName& name, Stack stack) {
   }
   HfConfig config = name.title.empty() ? read_hf_config(name.file)
                                        : parse_hf_config(read_json_file(name.file), name.title);
+  config.dims = with_head(std::move(config.dims));
   LoadedModel loaded{build_hf_model(config, stack), std::nullopt, name.notes};
   for (const std::string& note : config.notes) {
     loaded.notes.push_back(fmt::format("model {}: {}", loaded.model.name, note));

@@ -4,7 +4,9 @@
 // with ./, ../, / or ~/), which is a file or a folder with a config.json; a name of the zoo, as
 // models/names.h reads it; an id in the machine's cache of the Hugging Face hub; a file or folder
 // of that name in the working directory. So a name of the zoo wins over a file that is called
-// alike.
+// alike. Behind it may stand a head in place of that of words: +scores (of a sequence; +scores3:
+// three), as transformers' AutoModelForSequenceClassification makes it, or +values
+// (ScoreOf::kValue).
 #pragma once
 
 #include <filesystem>
@@ -20,8 +22,10 @@ namespace foreshard {
 struct ModelName {
   std::string zoo = {};             // "llama-3.1-8b"; "": a file
   std::filesystem::path file = {};  // config.json or a model as YAML
-  std::string title = {};  // what a file's model is called, where not after the file; else ""
-  bool is_cached = false;  // the file is the hub cache's
+  std::string title = {};   // what a file's model is called, where not after the file; else ""
+  bool is_cached = false;   // the file is the hub cache's
+  std::int64_t scores = 0;  // ModelDims::scores, where the head is another
+  ScoreOf score_of = ScoreOf::kSequence;
   std::vector<std::string> notes = {};  // what an answer says about the name
 };
 

@@ -186,6 +186,11 @@ ExitCode import_training_files(const ImportOptions& options) {
   Import import = read_all(options);
   ForeignPlan& plan = import.plan;
   std::vector<std::pair<std::string, std::string>> beside;
+  if (plan.has("head")) {  // in place of that of words: part of the model's name
+    if (import.model.empty()) import.model = plan.value("model");
+    import.model += fmt::format("+{}{}", plan.value("head"), plan.value("head.scores"));
+    std::erase_if(plan.keys, [](const auto& key) { return key.first.starts_with("head"); });
+  }
   if (!import.model.empty()) {
     std::erase_if(plan.keys, [](const auto& key) { return key.first == "model"; });
     beside.emplace_back("model", import.model);

@@ -138,23 +138,28 @@ class TrainerReader {
     reader_.take("missing");
     read_checkpoints();
     read_adapters();
-    read_unused();
     read_stored();
     read_batch();
     read_loss();
     read_stage();
+    take_usual(where());
+    if (!root_.has("rl")) take_usual("tuning_on_" + runtime());
     reader_.finish();
   }
 
  private:
   bool is_of(std::string_view code) const { return code_.key == code; }
   // What the code takes in such a case where nobody says it.
-  void take_usual(const char* when) {
+  void take_usual(const std::string& when) {
     const ConfigNode* keys = code_.value.find(when);
     if (keys == nullptr) return;
     for (const ConfigItem& each : keys->items()) {
-      if (!plan_.has(each.key)) reader_.assume(each.key, each.value.as_string(), kUsual);
+      const bool is_off = each.key == "recompute_reentrant" && plan_.value("recompute") == "none";
+      if (!plan_.has(each.key) && !is_off) reader_.assume(each.key, each.value.as_string(), kUsual);
     }
+  }
+  std::string where() const {
+    return (plan_.has("lora.rank") ? "adapters_on_" : "full_on_") + runtime();
   }
   bool is_on(const char* path) {
     const ConfigNode* node = reader_.find(path);
@@ -328,8 +333,9 @@ class TrainerReader {
       }
     };
     const ConfigNode ours = row->at(plan_.format);
-    const ConfigNode* wide = ours.find("fp32");
+    const ConfigNode *wide = ours.find("fp32"), *here = ours.find(where());
     say_all(ours);
+    if (here != nullptr) say_all(*here);
     if (wide != nullptr && (runtime() == "ddp" || runtime() == "fsdp1")) say_all(*wide);
     if (row->find("reference") == nullptr || is_on("precompute_ref_log_probs")) return;
     if (plan_.has("lora.rank")) {
@@ -350,7 +356,7 @@ class TrainerReader {
     } else if (!plan_.has("recompute") || plan_.assumed.contains("recompute")) {
       reader_.assume("recompute", code_.value.at("always").at("recompute").as_string(), kUsual);
     }
-    if (plan_.value("recompute") == "none" || runtime() == "fsdp2") return;
+    if (runtime() == "fsdp2") return;
     take_usual(runtime() == "ddp" && gpus_ != 1 ? "ddp" : "checkpoints");
   }
 
@@ -444,15 +450,6 @@ class TrainerReader {
     } else if (has_wide_base || (is_factory && is_fsdp2)) {
       reader_.assume("lora.base", "master",
                      is_trl ? "TRL loads the model in fp32" : "Accelerate 1.11 makes it fp32");
-    }
-  }
-
-  // llamafactory/hparams/parser.py, of adapters; axolotl/core/builders/causal.py.
-  void read_unused() {
-    const bool is_off = (is_of("Axolotl") && !root_.has("rl")) ||
-                        (is_of("LLaMA-Factory") && plan_.has("lora.rank"));
-    if (is_off && runtime() == "ddp" && !plan_.has("ddp.find_unused_parameters")) {
-      reader_.assume("ddp.find_unused_parameters", "false", "the code's default");
     }
   }
 

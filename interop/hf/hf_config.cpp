@@ -166,7 +166,7 @@ void read_scores(const ConfigNode& root, ModelDims& dims) {
   const std::optional<ScoreOf> of = score_of(named->elements().front().as_string());
   if (!of) return;
   dims.score_of = *of;
-  dims.scores = *of == ScoreOf::kSpan ? 2 : count_labels(root);
+  dims.scores = *of == ScoreOf::kSpan ? 2 : *of == ScoreOf::kValue ? 1 : count_labels(root);
   // A dropout of the head's own, else that of the branches (GenericForTokenClassification: 0.1);
   // of spans DistilBERT's alone.
   const auto rate = [&](std::string_view key, bool otherwise) {

@@ -34,6 +34,7 @@ HfFamily family_of(std::vector<std::string_view> cells) {
 }
 
 constexpr std::pair<std::string_view, ScoreOf> kScores[] = {
+    {"ForCausalLMWithValueHead", ScoreOf::kValue},
     {"ForSequenceClassification", ScoreOf::kSequence},
     {"ForTokenClassification", ScoreOf::kToken},
     {"ForQuestionAnswering", ScoreOf::kSpan}};

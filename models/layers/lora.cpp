@@ -86,6 +86,7 @@ class Adapter : LayerWriter {
     if (lora_.dropout > 0) input = lora_.fused ? drop_once(name, read) : drop(name, read);
     const Index low = product(name + ".lora_A", input, lora_.rank);
     if (lora_.fused && input != read) last().saved.push_back(read);
+    if (!lora_.fused && input != read) release({input});
     const Index high = product(name + ".lora_B", low, width);
     last().released = {low};
     const Index scaled = activation(name + ".scaled", width);
@@ -93,7 +94,6 @@ class Adapter : LayerWriter {
     const Index sum = made(name + ".sum", Function::kAdd, {base, scaled}, width);
     last().gradient = GradientRule::kAlias;
     release({base, scaled});
-    if (lora_.dropout > 0 && !lora_.fused) release({input});
     release(released);
     renamed_[at(base)] = sum;
   }
@@ -247,9 +247,12 @@ ModelSpec with_adapters(ModelSpec model, const Plan& plan) {
   FORESHARD_CHECK(plan.lora.rank > 0, "adapters without a rank");
   for (LayerSpec& layer : model.kinds) {
     for (ParameterSpec& parameter : layer.parameters) {
-      parameter.trainable = false;
+      // PEFT's model is inside of TRL's, whose own head stays.
+      parameter.trainable = parameter.name.starts_with("v_head.");
+      parameter.unused = false;
       parameter.stored_as_computed =
-          plan.lora.base == Lora::Base::kParam || plan.lora.base == Lora::Base::kNf4;
+          !parameter.trainable &&
+          (plan.lora.base == Lora::Base::kParam || plan.lora.base == Lora::Base::kNf4);
     }
     Adapter(layer, plan).run();
     if (plan.lora.fused) fuse_adapters(layer);

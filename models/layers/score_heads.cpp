@@ -2,9 +2,11 @@
 // ForQuestionAnswering). A decoder scores every token; an encoder's class is read from its first
 // token, through a transform, by operations of as many rows as sequences.
 #include <string_view>
+#include <utility>
 
 #include "models/layers/block_parts.h"
 #include "models/layers/family_rows.h"
+#include "models/layers/layers.h"
 
 namespace foreshard {
 namespace {
@@ -39,7 +41,48 @@ LayerSpec first_token(const ModelDims& dims, LayerRole role) {
   return layer.finish(layer.elementwise("select", Function::kCopy, {0}, {}, token));
 }
 
+// trl/models/modeling_value_head.py: the model is given labels; its loss and the fp32 copy of its
+// logits live till the values are there.
+LayerSpec value_head(ModelDims dims) {
+  const std::int64_t values = std::exchange(dims.scores, 0);
+  LayerSpec head = head_layer(dims, Stack::kEager);
+  for (ParameterSpec& parameter : head.parameters) {
+    parameter.unused = !parameter.tied;
+    parameter.trainable = false;
+  }
+  const Index logits = head.output, shift = static_cast<Index>(head.tensors.size() - 1);
+  LayerSpec loss = loss_layer(dims, Stack::kEager);
+  head.tensors.insert(head.tensors.end(), loss.tensors.begin() + 1, loss.tensors.end());
+  for (Operation& op : loss.operations) {
+    std::erase(op.released, Index{0});
+    for (Indices* list : {&op.inputs, &op.outputs, &op.saved, &op.released}) {
+      for (Index& t : *list) t = t == 0 ? logits : static_cast<Index>(t + shift);
+    }
+    head.operations.push_back(std::move(op));
+  }
+  const Index probabilities = head.operations.back().inputs.front();
+  LayerWriter layer(head);
+  const Index dropped = layer.activation("dropped", token_width(dims));
+  const Index mask = layer.activation("dropout_mask", token_width(dims), ElementType::kByte);
+  Operation& dropout = layer.pass("value_dropout", Function::kDropout, {0}, {dropped, mask});
+  dropout.saved = dropout.released = {mask};
+  const Index value = layer.activation("values", values);
+  const Index weight = layer.parameter("v_head.summary.weight", {values, token_width(dims)});
+  const Index bias = layer.parameter("v_head.summary.bias", {values});
+  Operation& product = layer.operation("v_head.summary", OperationKind::kGemm,
+                                       Function::kMatrixProduct, {dropped}, {value});
+  product.saved = {dropped};
+  product.parameters = {weight, bias};
+  product.n = values;
+  product.k = token_width(dims);
+  const Index wide = layer.activation("logits_returned", dims.vocabulary, ElementType::kFp32);
+  layer.constant("logits_to_fp32", Function::kCast, {logits}, {wide}).released = {logits, wide,
+                                                                                  probabilities};
+  return layer.finish(value);
+}
+
 LayerSpec score_head(const ModelDims& dims) {
+  if (dims.score_of == ScoreOf::kValue) return value_head(dims);
   LayerBuilder layer(dims.family + " head", LayerRole::kHead, hidden_state(dims), Stack::kEager);
   const bool pools = dims.bidirectional && dims.score_of == ScoreOf::kSequence;
   const EncoderScores code = row_of(kEncoderScores, dims.family);

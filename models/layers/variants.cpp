@@ -51,6 +51,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <map>
 #include <string>
 #include <utility>
 
@@ -202,12 +203,34 @@ void gather_weight(LayerSpec& head, const Plan& plan, std::int64_t words) {
   head.operations.insert(product, std::move(gather));
 }
 
+// The tokens with labels are copied, uncast, in front of the head's product (hidden_states[mask]).
+// Whether they are fp32, as their gradient's sum is.
+bool read_copy(LayerSpec& head, std::ptrdiff_t product) {
+  std::vector<Operation>& ops = head.operations;
+  Operation& before = ops[at(std::max<std::ptrdiff_t>(product - 1, 0))];
+  if (product > 0 && before.function == Function::kCast) {
+    before.function = Function::kCopy;
+    head.tensors[at(before.outputs.front())].type = ElementType::kFp32;
+    return true;
+  }
+  const Index from = ops[at(product)].inputs.front();
+  TensorSpec spec = tensor(head, from);
+  const Index to = add_tensor(head, std::move(spec));
+  for (Indices* list : {&ops[at(product)].inputs, &ops[at(product)].saved}) {
+    std::ranges::replace(*list, from, to);
+  }
+  ops.insert(ops.begin() + product, pass("labelled_tokens", Function::kCopy, from, to));
+  return false;
+}
+
 // The gradients that a fused loss makes in forward are there beside its tile; they count as made in
 // backward, which begins where forward ends. Of a frozen head there is none of the weight (TRL's
 // and Liger's functions ask needs_input_grad).
 void fuse_loss_into_head(LayerSpec& head, const Plan& plan) {
-  const auto product = std::ranges::find_if(
-      head.operations, [](const Operation& op) { return op.kind == OperationKind::kGemm; });
+  const auto first_product = [&] {
+    return std::ranges::find(head.operations, OperationKind::kGemm, &Operation::kind);
+  };
+  auto product = first_product();
   if (product == head.operations.end()) return;
   const std::int64_t tokens = checked_multiply(plan.batch.micro_batch, plan.batch.sequence);
   const std::int64_t weights = checked_multiply(product->n, product->k);
@@ -221,6 +244,8 @@ void fuse_loss_into_head(LayerSpec& head, const Plan& plan) {
   TensorSpec input = tensor(head, product->inputs.front());
   input.name = "input's gradient";
   if (plan.loss.kind == Loss::Kind::kTiledLinear) {
+    const bool is_wide = read_copy(head, product - head.operations.begin());
+    product = first_product();
     constexpr std::int64_t kTokens = 4096, kWords = 32768;
     const Index tile =
         add_tensor(head, {.name = "tile of logits", .fixed = std::min(tokens, kTokens) * kWords});
@@ -237,7 +262,8 @@ void fuse_loss_into_head(LayerSpec& head, const Plan& plan) {
       product->forward_workspace.push_back(rows);
       product->forward_workspace.push_back(
           cast("part of the weight", std::min(product->n, kWords)));
-      product->backward_workspace = {sum, tile, rows, product->forward_workspace.back()};
+      product->backward_workspace = {tile, rows, product->forward_workspace.back()};
+      if (!is_wide) product->backward_workspace.push_back(sum);
       // In backward the name of one part is there while the next is cast.
       if (const std::int64_t next = std::min(product->n - kWords, kWords); next > 0) {
         product->backward_workspace.push_back(cast("next part of the weight", next));
@@ -285,6 +311,45 @@ void leave_out_cast(LayerSpec& layer) {
       layer.tensors[static_cast<std::size_t>(t)].type = ElementType::kCompute;
     }
   }
+}
+
+// trl/trainer/utils.py, selective_log_softmax: a sequence at a time, beside the one before it, of
+// which autograd keeps the log-probabilities.
+void loop_over_sequences(LayerSpec& layer, const Plan& plan) {
+  if (plan.batch.micro_batch <= 2 || plan.reference == Reference::kNone) return;
+  const std::vector<Operation> own = std::exchange(layer.operations, {});
+  const Index loss = layer.output;
+  const std::int64_t words = layer.tensors.front().per_token;
+  const std::int64_t pair = checked_multiply(2 * plan.batch.sequence, words);
+  Operation split = pass("sequences", Function::kCopy, 0, 0);
+  Operation sum = pass("sum", Function::kAdd, 0, loss);
+  split.view = true;
+  split.outputs = sum.inputs = {};
+  for (std::int64_t at = 0; at < plan.batch.micro_batch; at += 2) {
+    std::map<Index, Index> renamed;
+    const auto rename = [&](Index t) {
+      const auto [found, is_new] = renamed.try_emplace(t);
+      if (is_new) {
+        TensorSpec spec = tensor(layer, t);
+        if (std::exchange(spec.per_token, 0) == words) spec.fixed = pair;
+        found->second = add_tensor(layer, std::move(spec));
+      }
+      return found->second;
+    };
+    split.outputs.push_back(rename(0));
+    for (Operation op : own) {
+      std::erase(op.released, Index{0});
+      for (Indices* list :
+           {&op.inputs, &op.outputs, &op.saved, &op.released, &op.backward_workspace}) {
+        std::ranges::transform(*list, list->begin(), rename);
+      }
+      layer.operations.push_back(std::move(op));
+    }
+    sum.inputs.push_back(rename(loss));
+  }
+  sum.released = {0};
+  layer.operations.insert(layer.operations.begin(), std::move(split));
+  layer.operations.push_back(std::move(sum));
 }
 
 // transformers' LabelSmoother.
@@ -350,6 +415,21 @@ void return_fp32(LayerSpec& layer, const Plan& plan) {
   }
   if (plan.logits == Logits::kHeld) ops.front().saved.push_back(returned);
   ops.back().released.push_back(returned);
+}
+
+// So it is of what nobody reads (a value head's logits).
+void copy_unread(LayerSpec& head, const Plan& plan) {
+  Operation& last = head.operations.back();
+  if (plan.runtime.kind != RuntimeKind::kDdp || !plan.ddp.find_unused_parameters) return;
+  if (last.gradient != GradientRule::kNone) return;
+  const Index logits = last.inputs.front(), returned = last.outputs.front();
+  TensorSpec spec = tensor(head, returned);
+  Operation copy =
+      pass("outputs_copy", Function::kCopy, returned, add_tensor(head, std::move(spec)));
+  copy.gradient = GradientRule::kNone;
+  copy.released = std::exchange(last.released, {logits});
+  std::ranges::replace(copy.released, logits, copy.outputs.front());
+  head.operations.push_back(std::move(copy));
 }
 
 // A model that gives its loss the logits as they are, under autocast: log_softmax keeps their
@@ -422,6 +502,7 @@ void apply_loss(LayerSpec& layer, const Plan& plan) {
     case Loss::Kind::kEagerCompute:
       if (plan.logits == Logits::kHeld) return sum_exponentials(layer);
       leave_out_cast(layer);
+      loop_over_sequences(layer, plan);
       return;
     case Loss::Kind::kSmoothed:
       smooth_labels(layer, plan);
@@ -963,6 +1044,7 @@ ModelSpec with_variants(ModelSpec model, const Plan& plan) {
       fuse_loss_into_head(layer, plan);
     }
     if (layer.role == LayerRole::kHead && plan.units.head_calls > 1) call_in_parts(layer, plan);
+    if (layer.role == LayerRole::kHead) copy_unread(layer, plan);
     if (layer.role == LayerRole::kLoss) {
       apply_loss(layer, plan);
       add_train_metrics(layer, plan);

@@ -4,7 +4,7 @@
     tests/presets/hf_captures.py BIN tests/hf_cases [NAME ...] [--keep FOLDER]
     tests/presets/hf_captures.py BIN CASES --record FOLDER      cases of one's own: files with `case` and `config` alone
 
-BIN has foreshard-null and foreshard. A file of the folder is a case as hf_cases.py takes it; hf_train.py runs
+BIN has foreshard-null and foreshard. A file of the folder is a case of tests/hf_cases; hf_train.py runs
 it under foreshard-null, and `foreshard predict|schedule --capture` are held to its `result`: bytes requested at the
 peak of the last step, allocated, reserved, and every collective in order and bytes. Needs PyTorch with CUDA's
 libraries, transformers, accelerate (of the case's version, or --accelerate FOLDER for cases of 1.13) and peft.

@@ -16,8 +16,11 @@ import torch
 import torch.distributed as dist
 import transformers
 from accelerate import Accelerator, FullyShardedDataParallelPlugin
-from hf_cases import ENTRY
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+ENTRY = {"config": None, "runtime": "fsdp2", "precision": "bf16", "world": 8, "rank": 0, "seq": 1024, "batch": 2, "accum": 1, "attn": "sdpa", "loop": "accelerate", "opt": "adamw",
+         "fsdp": {}, "hold": True, "clip": True, "gc": None, "gc_reentrant": None, "use_cache": None, "lora": None, "dtype": None, "mask": None,
+         "task": "clm", "hsdp": None, "steps": 3, "cudnn": False, "experts": None, "titan_reshard": "default", "collect": True}
 
 
 def build(case, config):

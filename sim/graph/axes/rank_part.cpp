@@ -151,7 +151,7 @@ bool cuts_layers(const Plan& plan) {
 bool has_shared_table(const ModelSpec& part) {
   return part.tied_embeddings && std::ranges::any_of(part.kinds, [](const LayerSpec& layer) {
            return std::ranges::any_of(layer.parameters,
-                                      [](const ParameterSpec& p) { return p.tied; });
+                                      [](const ParameterSpec& p) { return p.tied && p.trainable; });
          });
 }
 

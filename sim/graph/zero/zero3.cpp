@@ -7,6 +7,7 @@
 // The steady step is the first one whose decisions are all made: the second, and later ones repeat
 // it, since a step ends with the persistent parameters gathered and nothing else.
 #include <algorithm>
+#include <tuple>
 #include <utility>
 
 #include "sim/graph/zero/zero3_builder.h"
@@ -35,15 +36,21 @@ EventGraph Zero3::build(const LayerPrograms& programs) {
     script_ = own_script_.get();
     coordinator_ = own_coordinator_.get();
     if (plan_.batch.accumulation > 1) coordinator_->rehearse();
-    coordinator_->start_complete();
+    coordinator_->start(Zero3Coordinator::Trace::kComplete);
   } else {
     trace_ = programs.zero3_trace();
     if (trace_ == nullptr || !trace_->serves(plan_)) {
-      trace_ = std::make_shared<const Zero3Trace>(*this, model_, plan_);
+      std::vector<Zero3Place> base;
+      if (plan_.reference == Reference::kBase) {  // as programs without gradients have it
+        begin_pass(reference_pass(), 0);
+        base = Zero3Script(*this, model_, plan_).base();
+        begin_pass(0, 0);
+      }
+      trace_ = std::make_shared<const Zero3Trace>(*this, model_, plan_, false, base);
     }
     script_ = &trace_->script;
   }
-  if (plan_.reference != Reference::kNone) make_reference();
+  if (is_held(plan_.reference)) make_reference();
   run_step();
   return finish();
 }
@@ -102,19 +109,23 @@ void Zero3::hold_reference() {
 }
 
 void Zero3::run_reference() {
-  if (other_.trace == nullptr) return;
+  if (plan_.reference == Reference::kNone) return;
   close_run();
   const std::int32_t trained = pass();
-  swap_models();
+  const bool is_other = other_.trace != nullptr;
+  const auto place = std::tuple(layer_, phase_, done_, target_);
+  if (is_other) swap_models();
   refers_ = true;
   begin_pass(reference_pass(), microbatch());
   layer_ = -1;
-  follow(trace_->pass(0).forward);
+  const Zero3Trace::Pass& own = trace_->pass(is_other ? 0 : microbatch());
+  if (!is_other) arrive(own.stale_in_base);
+  follow(is_other ? own.forward : own.base);
   catch_up();
   close_run();
-  layer_ = -1;
+  std::tie(layer_, phase_, done_, target_) = place;
   refers_ = false;
-  swap_models();
+  if (is_other) swap_models();
   begin_pass(trained, microbatch());
 }
 
@@ -157,10 +168,15 @@ void Zero3::run_step() {
   if (logs()) log("step_done", "", "");
 }
 
-void Zero3::follow(const Zero3Trace::Pass& pass) {
-  const Parameters stale = trace_->list(pass.stale);
+// What is still in flight, and goes.
+void Zero3::arrive(Zero3Trace::Range range) {
+  const Parameters stale = trace_->list(range);
   for (const std::int32_t p : stale) await(p);
   let_go(stale);
+}
+
+void Zero3::follow(const Zero3Trace::Pass& pass) {
+  arrive(pass.stale);
   follow(pass.forward);
   follow(pass.backward);
   let_go(trace_->list(pass.leftovers));
@@ -180,6 +196,7 @@ void Zero3::follow(const std::vector<Zero3Trace::Stop>& stops) {
       if (!ahead.empty()) gather(ahead);
       read_ahead(trace_->list(stop.third_end, stop.fourth_end));
     } else if (stop.place.kind == Zero3Place::Kind::kExit) {
+      for (const std::int32_t p : trace_->list(stop.first_end, stop.second_end)) await(p);
       let_go(trace_->list(stop.begin, stop.first_end));
     } else {
       visit(stop.place);
@@ -273,7 +290,7 @@ void Zero3::enter(const Zero3Place& place) {
     gather(fetched);
   }
   for (const std::int32_t p : script_->owned_of(module)) {
-    if (coordinator_->use(module, p)) await(p);
+    if (coordinator_->use(module, p, place.phase == EventKind::kRecompute)) await(p);
   }
   wait_for_gathers();
   const Parameters ahead = coordinator_->prefetch(module);

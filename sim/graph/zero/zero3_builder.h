@@ -70,6 +70,7 @@ class Zero3 final : public StepBuilder {
   // --- zero3.cpp ---
   void run_step();
   // A step asks the coordinator, or follows what it once decided.
+  void arrive(Zero3Trace::Range range);
   void follow(const Zero3Trace::Pass& pass);
   void follow(const std::vector<Zero3Trace::Stop>& stops);
   void ask();

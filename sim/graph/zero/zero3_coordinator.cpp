@@ -8,10 +8,11 @@
 #include "sim/graph/zero/zero3_coordinator.h"
 
 #include <algorithm>
+#include <utility>
 
 namespace foreshard {
 
-Zero3Coordinator::Zero3Coordinator(const Zero3Script& script, const Plan& plan)
+Zero3Coordinator::Zero3Coordinator(const Zero3Script& script, const Plan& plan, bool ends_early)
     : script_(script),
       prefetch_bucket_(plan.zero.stage3_prefetch_bucket_size),
       max_live_(plan.zero.stage3_max_live_parameters),
@@ -31,10 +32,10 @@ Zero3Coordinator::Zero3Coordinator(const Zero3Script& script, const Plan& plan)
     }
   }
   list_.reserve(count);
-  record_order();
+  record_order(ends_early);
 }
 
-void Zero3Coordinator::record_order() {
+void Zero3Coordinator::record_order(bool ends_early) {
   std::int64_t elements = 0, below = 0;
   order_.reserve(script_.modules.size() * 3);
   entries_.reserve(script_.owned.size() * 3);
@@ -56,7 +57,7 @@ void Zero3Coordinator::record_order() {
     }
   };
   record(script_.forward);
-  record(script_.backward);
+  if (!ends_early) record(script_.backward);
   for (std::size_t e = entries_.size(); e-- > 0;) {
     std::int32_t& later = next_use_[static_cast<std::size_t>(entries_[e].parameter)];
     entries_[e].next = later;
@@ -104,13 +105,26 @@ std::span<const std::int32_t> Zero3Coordinator::sorted_list() {
 
 // --- steps ---
 
-std::span<const std::int32_t> Zero3Coordinator::reset_step() {
+std::span<const std::int32_t> Zero3Coordinator::drop_in_flight() {
   list_.clear();
   for (std::int32_t p = 0; p < script_.parameter_count(); ++p) {
     if (!is_in_flight(p)) continue;
     status_[static_cast<std::size_t>(p)] = Status::kHere;
     let_go(p);
   }
+  return list_;
+}
+
+std::span<const std::int32_t> Zero3Coordinator::expect(std::int32_t module) {
+  list_.clear();
+  const bool is_next = step_id_ < std::ssize(order_) && at(order_, step_id_) == module;
+  if (trace_ != Trace::kComplete || is_next) return list_;
+  trace_ = Trace::kInvalid;
+  return drop_in_flight();
+}
+
+std::span<const std::int32_t> Zero3Coordinator::reset_step() {
+  drop_in_flight();
   if (trace_ == Trace::kComplete && decision_ > 0) has_decided_ = true;
   trace_ = trace_ == Trace::kInvalid ? Trace::kRecord : Trace::kComplete;
   decision_ = queue_ = 0;
@@ -120,8 +134,8 @@ std::span<const std::int32_t> Zero3Coordinator::reset_step() {
   return list_;
 }
 
-void Zero3Coordinator::start_complete() {
-  trace_ = Trace::kComplete;
+void Zero3Coordinator::start(Trace trace) {
+  trace_ = trace;
   after_step();
 }
 
@@ -133,7 +147,9 @@ void Zero3Coordinator::rehearse() {
       if (place.kind == Zero3Place::Kind::kEnter) {
         if (backward) begin_backward(place.id);
         fetch(place.id);
-        for (const std::int32_t p : script_.owned_of(place.id)) use(place.id, p);
+        for (const std::int32_t p : script_.owned_of(place.id)) {
+          use(place.id, p, place.phase == EventKind::kRecompute);
+        }
         prefetch(place.id);
         read_ahead();
       } else if (place.kind == Zero3Place::Kind::kExit) {
@@ -165,8 +181,12 @@ std::span<const std::int32_t> Zero3Coordinator::fetch(std::int32_t module) {
   return list_;
 }
 
-bool Zero3Coordinator::use(std::int32_t module, std::int32_t p) {
+bool Zero3Coordinator::use(std::int32_t module, std::int32_t p, bool recomputes) {
   const auto i = static_cast<std::size_t>(p);
+  if (recomputes && !script_.parameter(p).trained) {
+    active_[i] |= kRecomputed;
+    recomputed_.push_back(p);
+  }
   active_[i] = static_cast<std::uint8_t>(active_[i] | bit(module, p));
   const bool waits = status_[i] == Status::kInFlight;
   status_[i] = Status::kHere;
@@ -274,6 +294,11 @@ std::span<const std::int32_t> Zero3Coordinator::release_backward_leftovers() {
       active_[i] = static_cast<std::uint8_t>(active_[i] & ~bit(open_.back(), p));
       if (!script_.parameter(p).persists && status_[i] == Status::kHere) let_go(p);
     }
+  }
+  for (const std::int32_t p : std::exchange(recomputed_, {})) {
+    const auto i = static_cast<std::size_t>(p);
+    active_[i] = static_cast<std::uint8_t>(active_[i] & ~kRecomputed);
+    if (!script_.parameter(p).persists && status_[i] == Status::kHere) let_go(p);
   }
   return sorted_list();
 }

@@ -18,20 +18,26 @@ class Zero3Coordinator {
  public:
   enum class Trace : std::uint8_t { kInvalid, kRecord, kComplete };
 
-  Zero3Coordinator(const Zero3Script& script, const Plan& plan);
+  // ends_early: another forward begins in front of backward, and the order with it.
+  Zero3Coordinator(const Zero3Script& script, const Plan& plan, bool ends_early = false);
 
   Trace trace() const { return trace_; }
   // Start of a forward. What is still in flight arrives and is let go.
   std::span<const std::int32_t> reset_step();
-  // The trace is there, as after a step: persistent parameters are, others are not.
-  void start_complete();
+  // As after a step: persistent parameters are there, others are not.
+  void start(Trace trace);
+  // The module is entered. Where the recorded order has another or none, it is forgotten, and what
+  // is still in flight arrives and is let go.
+  std::span<const std::int32_t> expect(std::int32_t module);
   // Step 1 of several micro-batches, for the sake of what it decides.
   void rehearse();
 
   // Parameters of the module that nobody has asked for yet; now in flight.
   std::span<const std::int32_t> fetch(std::int32_t module);
-  // The module uses it from now on. Whether it was in flight until now.
-  bool use(std::int32_t module, std::int32_t parameter);
+  // The module uses it from now on. Whether it was in flight until now. What is frozen and used in
+  // a checkpoint's recomputation stays till backward has ended (ds_recompute_parameters, of a
+  // module whose hook after backward never runs).
+  bool use(std::int32_t module, std::int32_t parameter, bool recomputes = false);
   // What the entry asks for ahead of time, by ascending id; now in flight.
   std::span<const std::int32_t> prefetch(std::int32_t module);
   // Partitions that are read from NVMe behind it, for later entries
@@ -70,12 +76,14 @@ class Zero3Coordinator {
     std::int32_t next;      // position of its next use, or kNever
   };
   static constexpr std::int32_t kNever = 1 << 30;
+  static constexpr std::uint8_t kRecomputed = 4;  // of active_
 
   template <typename T>
   static typename std::vector<T>::value_type at(const std::vector<T>& list, std::int32_t i) {
     return list[static_cast<std::size_t>(i)];
   }
-  void record_order();
+  void record_order(bool ends_early);
+  std::span<const std::int32_t> drop_in_flight();
   bool is_reused_soon(std::int32_t module, std::int32_t parameter) const;
   void let_go(std::int32_t parameter);
   void take(std::int32_t parameter);
@@ -109,6 +117,7 @@ class Zero3Coordinator {
   std::vector<std::int32_t> next_use_;     // position, behind the latest entry
   std::vector<bool> secondary_;
   std::vector<std::int32_t> open_;  // modules in backward
+  std::vector<std::int32_t> recomputed_;
   // What each call of release() decided the first time (functools.lru_cache), one per owned
   // parameter.
   std::vector<std::uint8_t> decided_;

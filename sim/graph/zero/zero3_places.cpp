@@ -5,6 +5,7 @@
 // activation checkpointing the recomputation starts inside the first node that unpacks a saved
 // tensor: after the block and its last modules were entered.
 #include <algorithm>
+#include <utility>
 
 #include "sim/base/lookup.h"
 #include "sim/graph/zero/zero3_script.h"
@@ -113,6 +114,19 @@ void Zero3Script::write_forward() {
   if (spec_of(layers - 1).role == LayerRole::kLoss) {
     forward.push_back({PlaceKind::kLoss, EventKind::kForward, 0, layers - 1, -1});
   }
+}
+
+std::vector<Zero3Place> Zero3Script::base() const {
+  std::vector<Zero3Place> places = forward;
+  std::vector<LayerModule> list;
+  std::int32_t layer = -1;  // whose they are
+  std::erase_if(places, [&](const Zero3Place& place) {
+    const Zero3Module& m = modules[at(std::max(place.id, 0))];
+    if (place.id < 0 || m.local < 0) return false;
+    if (std::exchange(layer, m.layer) != m.layer) list = layer_modules(layer);
+    return contains(list[at(m.local)].name, ".lora_");
+  });
+  return places;
 }
 
 void Zero3Script::write_backward_layer(std::int32_t layer) {

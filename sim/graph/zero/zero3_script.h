@@ -84,6 +84,8 @@ class Zero3Script {
   // Parameters as modules list them: a module's own in front of those of modules inside of it.
   std::vector<std::int32_t> as_defined() const;
   std::int32_t parameter_count() const { return static_cast<std::int32_t>(parameters.size()); }
+  // The forward without adapters.
+  std::vector<Zero3Place> base() const;
   // The first module that holds it; a tied head is a second one.
   std::int32_t owner(std::int32_t parameter) const { return owner_[at(parameter)]; }
   // Whether the module or one below it holds the parameter.

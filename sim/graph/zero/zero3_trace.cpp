@@ -30,6 +30,7 @@ class Tracer {
     std::vector<Zero3Trace::Stop> stops;
     stops.reserve(places.size());
     const bool is_backward = &places == &script_.backward;
+    if (!is_backward) where_ = {Kind::kEnter, EventKind::kForward, 0, -1, -1};
     for (const Zero3Place& place : places) {
       Zero3Trace::Stop stop = {.place = place};
       if (place.kind != Kind::kLoss) {
@@ -38,6 +39,7 @@ class Tracer {
         stop.place.segment = where_.segment;
         stop.place.phase = where_.phase;
       }
+      if (place.kind == Kind::kEnter) forget(coordinator_.expect(place.id), stop.place, stops);
       stop.begin = stop.first_end = stop.second_end = stop.third_end = stop.fourth_end = end();
       bool matters = decide(place, stop);
       stop.ends_gradients = is_backward && &place - places.data() == script_.last_gradient;
@@ -52,6 +54,16 @@ class Tracer {
  private:
   std::uint32_t end() const { return static_cast<std::uint32_t>(trace_.lists.size()); }
 
+  // The recorded order did not hold.
+  void forget(Zero3Trace::Parameters dropped, Zero3Place place,
+              std::vector<Zero3Trace::Stop>& stops) {
+    if (dropped.empty()) return;
+    place.kind = Kind::kExit;
+    const auto [begin, let_go] = put(dropped);
+    const std::uint32_t awaited = put(dropped).end;
+    stops.push_back({place, 0, false, begin, let_go, awaited, awaited, awaited});
+  }
+
   // Whether anything happens there.
   bool decide(const Zero3Place& place, Zero3Trace::Stop& stop) {
     const bool backward = place.phase == EventKind::kBackward;
@@ -61,7 +73,8 @@ class Tracer {
       put(coordinator_.fetch(place.id));
       stop.first_end = end();
       for (const std::int32_t p : script_.owned_of(place.id)) {
-        if (coordinator_.use(place.id, p)) trace_.lists.push_back(p);
+        if (coordinator_.use(place.id, p, place.phase == EventKind::kRecompute))
+          trace_.lists.push_back(p);
       }
       stop.second_end = end();
       put(coordinator_.prefetch(place.id));
@@ -83,7 +96,7 @@ class Tracer {
   Zero3Trace& trace_;
   const Zero3Script& script_;
   Zero3Coordinator& coordinator_;
-  Zero3Place where_ = {Kind::kEnter, EventKind::kForward, 0, -1, -1};
+  Zero3Place where_;
   std::int32_t hooks_ = 0;
   bool was_asked_ = true;
 };
@@ -100,7 +113,7 @@ class TracedBuilder final : public StepBuilder {
 }  // namespace
 
 Zero3Trace::Zero3Trace(const StepBuilder& builder, const ModelSpec& model, const Plan& plan,
-                       bool forward_alone)
+                       bool forward_alone, const std::vector<Zero3Place>& base)
     : script(builder, model, plan),
       zero_(plan.zero),
       recompute_(plan.recompute),
@@ -108,9 +121,10 @@ Zero3Trace::Zero3Trace(const StepBuilder& builder, const ModelSpec& model, const
       accumulation_(plan.batch.accumulation),
       ranks_(plan.zero.offload_param == ZeroOffload::kNvme ? plan.mesh.fsdp() : 0) {
   if (forward_alone) script.backward.clear();
-  Zero3Coordinator coordinator(script, plan);
-  if (plan.batch.accumulation > 1) coordinator.rehearse();
-  coordinator.start_complete();
+  Zero3Coordinator coordinator(script, plan, !base.empty());
+  if (plan.batch.accumulation > 1 && base.empty()) coordinator.rehearse();
+  using Order = Zero3Coordinator::Trace;
+  coordinator.start(base.empty() ? Order::kComplete : Order::kInvalid);
   lists.reserve(script.owned.size() * 6);
   const auto all = [&](auto&& is_meant) {
     const auto begin = static_cast<std::uint32_t>(lists.size());
@@ -133,6 +147,10 @@ Zero3Trace::Zero3Trace(const StepBuilder& builder, const ModelSpec& model, const
     if (m > 1 && same(now, before) && same(pass.stale, passes.back().stale)) break;
     before = now;
     pass.forward = tracer.walk(script.forward);
+    if (!base.empty()) {
+      pass.stale_in_base = tracer.put(coordinator.reset_step());
+      pass.base = tracer.walk(base);
+    }
     pass.backward = tracer.walk(script.backward);
     pass.leftovers = tracer.put(coordinator.release_backward_leftovers());
     in_flight = all([&](std::int32_t p) { return coordinator.is_in_flight(p); });
@@ -143,7 +161,8 @@ Zero3Trace::Zero3Trace(const StepBuilder& builder, const ModelSpec& model, const
 
 bool Zero3Trace::serves(const Plan& plan) const {
   return plan.zero == zero_ && plan.recompute == recompute_ && plan.frozen == frozen_ &&
-         plan.batch.accumulation == accumulation_ && (ranks_ == 0 || ranks_ == plan.mesh.fsdp());
+         plan.batch.accumulation == accumulation_ && plan.reference != Reference::kBase &&
+         (ranks_ == 0 || ranks_ == plan.mesh.fsdp());
 }
 
 std::shared_ptr<const Zero3Trace> trace_zero3(const ModelSpec& model, const Plan& plan,

@@ -26,21 +26,22 @@ struct Zero3Trace {
     std::uint16_t hooks = 0;      // calls of the place and of those left out before it
     bool ends_gradients = false;  // no gradient arrives behind it
     // Into `lists`, one behind the other. kEnter: fetched, waited for, prefetched, read ahead from
-    // NVMe; kExit: let go of (the first).
+    // NVMe; kExit: let go of (the first), which were waited for before (the second).
     std::uint32_t begin = 0, first_end = 0, second_end = 0, third_end = 0, fourth_end = 0;
   };
   struct Range {
     std::uint32_t begin = 0, end = 0;
   };
   struct Pass {
-    Range stale;  // in flight when the forward begins
-    std::vector<Stop> forward, backward;
+    Range stale, stale_in_base;  // in flight when the forward, the base's begins
+    std::vector<Stop> forward, base, backward;
     Range leftovers;
   };
 
-  // forward_alone: of an engine that trains nothing.
+  // forward_alone: of an engine that trains nothing. base: the places of a second forward, whose
+  // trace ends where it differs from the first's.
   Zero3Trace(const StepBuilder& builder, const ModelSpec& model, const Plan& plan,
-             bool forward_alone = false);
+             bool forward_alone = false, const std::vector<Zero3Place>& base = {});
   // Whether another plan of the same model and programs has the same one.
   bool serves(const Plan& plan) const;
 

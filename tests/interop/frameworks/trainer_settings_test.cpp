@@ -261,6 +261,12 @@ TEST(TrainerSettings, PreferencesAreTwoAnswersBesideAReference) {
   const ForeignPlan before = trainer(trl + "precompute_ref_log_probs: true\n", nullptr, "dpo");
   EXPECT_FALSE(before.has("reference"));
   expect(trainer(trl, nullptr, "kto"), "batch.micro_batch 8; reference whole");
+  // Of rewards the head is another; beside TRL's of values that of words has no gradient.
+  expect(trainer(trl, nullptr, "reward"), "batch.micro_batch 16; head scores; reference");
+  expect(trainer(std::string(kFactory) + "stage: rm\n"),
+         "head values; ddp.find_unused_parameters true; batch.micro_batch 4");
+  expect(trainer("model: a/b\ntask_type: seq_cls\ntuner_type: full\nnum_labels: 3\n"),
+         "head scores; head.scores 3");
 }
 
 TEST(TrainerSettings, SwiftHasSettingsOfRuntimesByName) {

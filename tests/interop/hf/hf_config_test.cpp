@@ -282,6 +282,20 @@ TEST(HfConfigTest, AHeadOfScores) {
   EXPECT_FALSE(model.tied_embeddings);
 }
 
+// TRL's: beside the head of words, whose logits nobody reads.
+TEST(HfConfigTest, AHeadOfValues) {
+  const auto built = [](const std::string& name) {
+    return build_hf_model(parse(
+        family("llama", "\"num_key_value_heads\": 2, \"architectures\": [\"" + name + "\"],")));
+  };
+  const ModelSpec words = built("LlamaForCausalLM"), model = built("LlamaForCausalLMWithValueHead");
+  EXPECT_EQ(model.parameters() - words.parameters(), model.hidden + 1);
+  const LayerSpec& head = model.kinds[at((model.order.end() - 2)->kind)];
+  EXPECT_TRUE(head.parameters[0].unused && !head.parameters[0].trainable);
+  EXPECT_TRUE(head.parameters[1].trainable && !head.parameters[1].unused);
+  EXPECT_EQ(head.tensors[at(head.output)].per_token, 1);
+}
+
 // An encoder's class is read from its first token by as many rows as sequences, through a transform
 // that MLM has not; tokens and spans are scored one by one, without a layer between.
 TEST(HfConfigTest, HeadsOfScoresOfEncodersAndOfTokens) {

@@ -366,16 +366,34 @@ TEST(Variants, LigersProductTakesThePlacesOfItsInputs) {
   EXPECT_EQ(fused, in_place);
 }
 
-// All 1,024 tokens at once (a tile takes 4,096) by 32,768 words, and backward fp32 sums of both
-// gradients beside the two that leave.
+// A copy of all 1,024 tokens at once (a tile takes 4,096) by 32,768 words, and backward fp32 sums
+// of both gradients beside the two that leave.
 TEST(Variants, ALossInTilesAddsItsGradientsUpInFp32) {
   constexpr std::int64_t kVocabulary = 128256, kTile = 2 * kTokens * 32768;
   Plan plan = plan_with(Compile::kNone);
   plan.loss = {Loss::Kind::kTiledLinear, 0};
   const LayerProgram head = program(variant(plan), LayerRole::kHead);
   constexpr std::int64_t kGradients = kVocabulary * kWide + kTokens * kWide;
-  EXPECT_EQ(head.forward.swing.peak, 4 * kTokens + kTile);
+  EXPECT_EQ(head.forward.swing.peak, kTokens * kWide + 4 * kTokens + kTile);
   EXPECT_EQ(head.backward.swing.peak, 3 * kGradients + kTile);
+}
+
+// Beside a reference: two sequences at a time, as views of the logits, and the sum of their losses.
+TEST(Variants, APreferencesLossTakesTwoSequencesAtATime) {
+  Plan plan = plan_with(Compile::kNone);
+  plan.loss.kind = Loss::Kind::kEagerCompute;
+  plan.reference = Reference::kWhole;
+  const auto operations = [&](std::int64_t sequences) {
+    plan.batch.micro_batch = sequences;
+    const ModelSpec model = variant(plan);
+    const LayerSpec& loss = model.kinds[at(model.order.back().kind)];
+    EXPECT_EQ(loss.operations.front().view, sequences > 2 && plan.reference != Reference::kNone);
+    return std::ssize(loss.operations);
+  };
+  EXPECT_EQ(operations(2), 2);
+  EXPECT_EQ(operations(4), 1 + 2 * 2 + 1);
+  plan.reference = Reference::kNone;
+  EXPECT_EQ(operations(4), 2);
 }
 
 // 8 heads of keys and values, rotated or not, are copied for all 32; they go with the attention.

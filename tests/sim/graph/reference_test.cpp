@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <map>
 
+#include "models/layers/lora.h"
 #include "sim/graph/training_step.h"
 #include "sim/simulate/forecast.h"
 #include "tests/support/fixtures.h"
@@ -99,6 +100,29 @@ TEST(Reference, OfZero3GathersByItsOwnTrace) {
   // One by one where the file says that nothing runs ahead: table, seven matrices a block, head.
   const auto unhurried = gathers(Reference::kNone, 0, &plain);
   EXPECT_EQ(gathers(Reference::kUnits, 0, &beside) - unhurried, 2 * (2 + 4 * 7));
+}
+
+// The base's forward is gathered by the order of the trained one's till that differs, and backward
+// one by one: what is trained twice, what is frozen when a checkpoint is made again.
+TEST(Reference, OfZero3sBaseForgetsTheOrder) {
+  const ModelSpec model = tiny_model(4);
+  const auto gathers = [&](Reference reference, std::int64_t ahead) {
+    Plan plan = tiny_plan();
+    plan.runtime = {RuntimeKind::kZero3, "0.19"};
+    plan.reference = reference;
+    plan.lora = {.rank = 2, .targets = {"q_proj"}};
+    plan.recompute.value = Recompute::kFull;
+    plan.batch.accumulation = 2;
+    plan.zero.stage3_prefetch_bucket_size = ahead;
+    plan.zero.stage3_param_persistence_threshold = 0;
+    const ModelSpec adapted = with_adapters(model, plan);
+    const CostModel costs(round_cluster(16), round_calibration());
+    EXPECT_NO_THROW((void)forecast(adapted, plan, costs));
+    return count(build_training_step(adapted, plan), EventKind::kAllGather);
+  };
+  const std::int64_t one_by_one = gathers(Reference::kBase, 0);
+  EXPECT_GT(one_by_one, gathers(Reference::kNone, 0) + 2 * (2 + 4 * 9));
+  EXPECT_NE(one_by_one, gathers(Reference::kBase, 1 << 20));
 }
 
 // Nothing is left of one forward when the next step begins: the allocator refuses what is
