@@ -124,14 +124,23 @@ LoadedModel load_model(const ModelName& name, Stack stack) {
     dims.score_of = name.score_of;
     return dims;
   };
+  const auto expect_head = [&](bool has_it) {
+    if (has_it || name.scores == 0) return;
+    throw Error(ExitCode::kMissingCapability,
+                fmt::format("{}: another head is for language models by their configuration; "
+                            "expected the name without +scores or +values",
+                            name.zoo.empty() ? name.file.string() : name.zoo));
+  };
   if (!name.zoo.empty()) {
     for (const ZooEntry& entry : name.scores > 0 ? zoo() : std::vector<ZooEntry>{}) {
       if (entry.dims.name != lower(name.zoo)) continue;
       return {build_model(with_head(entry.dims), stack), std::nullopt, name.notes};
     }
+    expect_head(false);
     return {load_zoo_model(name.zoo, stack), std::nullopt, name.notes};
   }
   if (is_model_yaml(name.file)) {
+    expect_head(false);
     ModelSpec model = load_model_yaml(name.file);
     if (stack == Stack::kEager) return {std::move(model), std::nullopt, name.notes};
     throw Error(ExitCode::kMissingCapability,
@@ -141,8 +150,11 @@ LoadedModel load_model(const ModelName& name, Stack stack) {
   }
   HfConfig config = name.title.empty() ? read_hf_config(name.file)
                                        : parse_hf_config(read_json_file(name.file), name.title);
+  const HfConfig own = config;
   config.dims = with_head(std::move(config.dims));
   LoadedModel loaded{build_hf_model(config, stack), std::nullopt, name.notes};
+  expect_head(own.dims.scores > 0 || name.scores == 0 ||
+              loaded.model != build_hf_model(own, stack));
   for (const std::string& note : config.notes) {
     loaded.notes.push_back(fmt::format("model {}: {}", loaded.model.name, note));
   }

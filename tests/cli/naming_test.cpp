@@ -138,6 +138,22 @@ TEST(Naming, PartsOfNamesListModels) {
   EXPECT_EQ(run("models qwen --yaml").exit_code, 2);
 }
 
+// A head behind the name takes the place of that of words: GPT-2's is tied, so n x 768 more.
+TEST(Naming, AHeadBehindTheNameIsThere) {
+  const auto parameters = [](const std::string& model) {
+    const Outcome outcome = run("predict --json --cluster 8xh100 --model " + model);
+    EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
+    return json_of(outcome).at("parameters").get<std::int64_t>();
+  };
+  EXPECT_EQ(parameters("gpt2+scores3") - parameters("gpt2"), 3 * 768);
+  for (const char* model : {"vit-base-patch16-224+scores", "gpt2.yaml+values"}) {
+    if (model[0] == 'g') write_temporary("gpt2.yaml", run("models gpt2 --yaml").out);
+    const Outcome outcome = run(std::string("predict --cluster 8xh100 --model ") + model);
+    EXPECT_EQ(outcome.exit_code, 3);
+    EXPECT_NE(outcome.err.find("without +scores"), std::string::npos) << outcome.err;
+  }
+}
+
 TEST(Naming, WhatIsNoFileIsRefusedAtOnce) {
   const Outcome pipe = shell("mkfifo pipe.json pipe.yaml && \"$F\" models pipe.json");
   EXPECT_EQ(pipe.exit_code, 3);
