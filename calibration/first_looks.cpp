@@ -79,17 +79,11 @@ const FirstLooks& first_looks() {
 CodeFacts code_facts(const Plan& plan, const Cluster& cluster, std::string_view stack) {
   CodeFacts facts;
   facts.emplace_back(stack.empty() ? "no_preset" : fmt::format("stack {}", stack), 1);
-  for (const char* architecture : {"hopper", "blackwell"}) {
-    if (cluster.gpu.architecture == architecture) facts.emplace_back(architecture, 1);
-  }
   if (cluster.gpu.architecture == "hopper" && plan.compile != Compile::kNone) {
     facts.emplace_back("hopper_compiled", 1);
   }
-  // Workstation and inference cards, and GPUs of servers that are plugged in like them.
-  if (cluster.node.gpu_link_name.starts_with("PCIe")) facts.emplace_back("pcie_card", 1);
-  if (!plan.mesh.is_plain()) facts.emplace_back("axes", 1);
   if (plan.float8 != Float8::kNone) facts.emplace_back("fp8", 1);
-  if (is_zero(plan.runtime.kind)) facts.emplace_back("zero", 1);
+  if (plan.runtime.kind == RuntimeKind::kZero3) facts.emplace_back("zero3", 1);
   return facts;
 }
 

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "sim/base/lookup.h"
+#include "sim/spec/checks/plan_check.h"
 #include "sim/spec/fsdp2_version.h"
 #include "sim/spec/gpu_generation.h"
 #include "sim/spec/preset.h"
@@ -51,10 +52,13 @@ std::string runtime_of(const TrainingRow& row) {
   if (runtime == "xla_fsdp" || (runtime == "fsdp2" && is_megatron(row) && !has_axes(row))) {
     return "fsdp1";
   }
-  if (runtime.starts_with("zero") || runtime == "ddp" || runtime == "megatron") {
-    return std::string(runtime);
-  }
   const std::optional<TorchVersion> torch = torch_version(row);
+  if (runtime == "megatron") {  // PyTorch 2.3 is of the month in which its layers became others'
+    const bool is_local = torch && *torch < TorchVersion{2, 3} && !find_stack(likely_stack(row)) &&
+                          (!row.has("fp8") || row.word("fp8") == "none");
+    return is_local ? fmt::format("megatron@{}", kLocalMegatron) : "megatron";
+  }
+  if (runtime.starts_with("zero") || runtime == "ddp") return std::string(runtime);
   if (!torch) return std::string(runtime);
   const int oldest = has_axes(row) ? kOldestFsdp2WithAxes : kOldestFsdp2;
   const int minor =

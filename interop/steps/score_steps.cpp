@@ -91,6 +91,8 @@ CodeFacts code_facts(const TrainingRow& row, const TrainingJob& job, const Repor
   };
   add("rests_on_readings", !verdict.empty() && verdict != "yes");
   add(kBelowPeakFact, below_half_peak(report.mfu.value));
+  // PyTorch 2.0's day: codes before it wrote their kernels themselves, each its own.
+  add("before_torch_2", row.has("commit_date") && row.word("commit_date") < "2023-03-15");
   if (is_unread_loop(row)) {
     add(kKeptFact, log_reach(memory_alternatives(job.model, plan), report.fit.allocated));
   }

@@ -300,8 +300,33 @@ std::vector<Operation> math(LayerSpec& layer, const Operation& op, const Plan& p
   return out.take();
 }
 
+// Megatron's own and TransformerEngine's (megatron/model/transformer.py of 23.04, CoreAttention;
+// megatron/fused_kernels): a product that scales, and one kernel that masks and makes the softmax;
+// backward is given the gradient as it is. Heads are strided views.
+std::vector<Operation> scaled_softmax(LayerSpec& layer, const Operation& op, const Plan& plan) {
+  const AttentionShape& shape = op.attention;
+  constexpr ElementType kCompute = ElementType::kCompute;
+  Written out(layer, op, plan);
+  const Indices qkv = out.heads(op.inputs);
+  const Index k = out.repeat("k_repeat", qkv[1], shape.head_dim);
+  const Index v = out.repeat("v_repeat", qkv[2], shape.values());
+  const Index scores = out.product({qkv[0], k}, shape.head_dim, out.scores("scores", kCompute));
+  Index probabilities = out.softmax(scores, kCompute);
+  out.last().backward_workspace.clear();
+  out.last().attention = shape;
+  out.release({scores});
+  probabilities = out.dropout(probabilities);
+  const Index made =
+      out.product({probabilities, v}, shape.values(),
+                  out.activation("attention_heads", shape.heads * shape.values(), kCompute));
+  out.pass("attention_rows", Function::kCopy, {made}, op.outputs.front());
+  out.release({made, k, v, probabilities});
+  return out.take();
+}
+
 std::vector<Operation> eager(LayerSpec& layer, const Operation& op, const Plan& plan,
                              const FamilyCode& code, bool masked) {
+  if (plan.runtime.kind == RuntimeKind::kMegatron) return scaled_softmax(layer, op, plan);
   const AttentionShape& shape = op.attention;
   constexpr ElementType kCompute = ElementType::kCompute;
   const ScoreBias bias = bias_of(code, op, plan);

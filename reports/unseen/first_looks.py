@@ -3,18 +3,17 @@
 hold, than their description says, and how far off a forecast of one may be. Fits the logarithm of measured over forecast
 of the sets beside this file, writes calibration/evidence/first_looks.json, and prints of each set what the others make
 of it: its errors before and after, and how well its intervals hold. A table whose rows are of few sources is a set of
-each, and is printed once more by the other tables alone.
+each.
 
 usage: reports/unseen/first_looks.py [build/bin/foreshard] [--write]
 
 The logarithm is t-distributed (4 degrees of freedom) around shift = sum of shifts * facts, with scales
-hypot(interval of the machine, exp(base + slopes * facts) * exp(+-skew)) above and below. Spreads are those of the
-frozen forecasts of the day before anybody had read the codes, around the shift that these have. Shifts are of today's
-forecasts, before any shift, for mechanisms that were repaired since moved them. Slopes and shifts are 0 unless the looks
-say otherwise; that of a share, which nobody has described, is hardly known. A shift that is fitted `stack NAME` is that of
-the codes of a preset, of which there are few: its prior is narrower. INFLATION is how much wider the scales are than fitted: codes of another set are not of the
-sets that were fitted. Of time nothing is added: as fitted, 78 to 100 % of each frozen set of many families are inside by
-the others, of today's forecasts 88 to 100 %.
+hypot(interval of the machine, exp(base + slopes * facts) * exp(+-skew)) above and below. Spreads are those of the frozen
+forecasts of the day before anybody had read the codes and of today's in equal parts: what was missing then was repaired
+since, in sight of these rows; what the next code misses was not. Shifts are of today's forecasts, before any. Slopes and shifts are 0 unless the looks say otherwise; that of a share, which nobody
+has described, is hardly known. A shift `stack NAME` is that of the codes of a preset, of which there are few: its prior
+is narrower. INFLATION is how much wider the scales are than fitted: codes of another set are not of the sets that were
+fitted; of time nothing is added.
 """
 import csv
 import json
@@ -34,55 +33,32 @@ class Table(typing.NamedTuple):
     name: str
     stem: str
     by_family: bool = False  # rows of one source share what is odd of it: a set each
-    has_level: bool = False  # the frozen intervals have what first looks said until then
-    moved: dict = {}  # and the frozen forecasts these shifts
+    has_level: bool = True  # the frozen forecasts have shifts and spreads that first looks said until then
 
 
-TABLES = [Table("2026-11-21", "unseen_steps"), Table("2026-11-22", "unseen_steps_second"),
-          Table("2026-11-23", "unseen_steps_third"),
-          Table("2026-11-26", "unseen_steps_fourth", has_level=True, moved={
-              "time": {"rests_on_readings": 0.1, "hopper": 0.059, "blackwell": 0.106, "pcie_card": -0.031,
-                       "fp8": -0.038, "stack hf_trainer": 0.006, "stack torchtitan_2025": 0.084},
-              "memory": {"no_preset": 0.097}}),
-          Table("2026-11-23 axes", "steps_axes", by_family=True, has_level=True),
-          Table("2026-11-25 axes", "steps_axes_second", has_level=True, moved={
-              "time": {"rests_on_readings": 0.131, "hopper": 0.053, "pcie_card": -0.006, "fp8": -0.025,
-                       "stack deepspeed_examples": -0.031, "stack fms_fsdp": -0.028, "stack hf_trainer": 0.006,
-                       "stack lightning": -0.066, "stack torchtitan_2024": -0.016, "stack torchtitan_2025": 0.094},
-              "memory": {"no_preset": 0.088}}),
-          Table("2026-11-26 fifth", "unseen_steps_fifth", has_level=True, moved={
-              "time": {"rests_on_readings": 0.081, "hopper": 0.062, "blackwell": 0.109, "pcie_card": -0.034,
-                       "fp8": -0.038, "stack hf_trainer": -0.006},
-              "memory": {"no_preset": 0.094}}),
-          Table("2026-11-28 sixth", "unseen_steps_sixth", has_level=True, moved={
-              "time": {"rests_on_readings": 0.081, "hopper_compiled": 0.059, "blackwell": -0.003, "pcie_card": -0.031,
-                       "fp8": -0.038, "stack hf_trainer": -0.003, "stack deepspeed_examples": -0.016},
-              "memory": {"no_preset": 0.109}}),
-          Table("2026-11-28 seventh", "unseen_steps_seventh", has_level=True, moved={
-              "time": {"rests_on_readings": 0.078, "hopper_compiled": 0.063, "blackwell": -0.016, "pcie_card": -0.022,
-                       "fp8": -0.038, "stack hf_trainer": 0.003, "stack torchtitan_2025": 0.088,
-                       "stack torchtitan_2026": -0.031},
-              "memory": {"no_preset": 0.094}}),
-          Table("2026-11-28 eighth", "unseen_steps_eighth", has_level=True, moved={
-              "time": {"rests_on_readings": 0.069, "hopper_compiled": 0.081, "fp8": -0.081, "stack torchtitan_2025": 0.094,
-                       "stack torchtitan_2026": -0.022},
-              "memory": {"no_preset": 0.091}}),
-          Table("2026-11-29 ninth", "unseen_steps_ninth", has_level=True, moved={
-              "time": {"rests_on_readings": 0.072, "hopper_compiled": 0.069, "fp8": -0.059, "stack deepspeed_examples": -0.019, "stack fms_fsdp": -0.019, "stack internevo": 0.041, "stack lightning": -0.034, "stack torchtitan_2024": 0.003, "stack torchtitan_2025": 0.1, "stack torchtitan_2026": -0.016},
-              "memory": {"no_preset": 0.091}}),
-          Table("2026-11-29 tenth", "unseen_steps_tenth", has_level=True, moved={
-              "time": {"rests_on_readings": 0.072, "hopper_compiled": 0.053, "fp8": -0.044, "stack deepspeed_examples": -0.019, "stack fms_fsdp": -0.019, "stack hf_trainer": 0.003, "stack internevo": 0.041, "stack lightning": -0.034, "stack torchtitan_2024": 0.003, "stack torchtitan_2025": 0.122, "stack torchtitan_2026": -0.016},
-              "memory": {"no_preset": 0.091}})]
+TABLES = [Table("2026-11-21", "unseen_steps", has_level=False),
+          Table("2026-11-22", "unseen_steps_second", has_level=False),
+          Table("2026-11-23", "unseen_steps_third", has_level=False),
+          Table("2026-11-26", "unseen_steps_fourth"),
+          Table("2026-11-23 axes", "steps_axes", by_family=True),
+          Table("2026-11-25 axes", "steps_axes_second"),
+          Table("2026-11-26 fifth", "unseen_steps_fifth"),
+          Table("2026-11-28 sixth", "unseen_steps_sixth"),
+          Table("2026-11-28 seventh", "unseen_steps_seventh"),
+          Table("2026-11-28 eighth", "unseen_steps_eighth"),
+          Table("2026-11-29 ninth", "unseen_steps_ninth"),
+          Table("2026-11-29 tenth", "unseen_steps_tenth"),
+          Table("2026-11-29 eleventh", "unseen_steps_eleventh")]
 KINDS = ("time", "memory")
 FACTS = {
-    "time": ["rests_on_readings", "below_half_peak", "zero"],
+    "time": ["rests_on_readings", "below_half_peak", "zero3", "before_torch_2"],
     "memory": ["rests_on_readings"],
 }
 SHIFT_FACTS = {"time": ["rests_on_readings", "hopper_compiled", "fp8"], "memory": ["no_preset"]}
 BY_STACK = {"time": True, "memory": False}
 BASE = {"time": math.log(0.06), "memory": math.log(0.04)}
 SLOPE_SD, SHARE_SD, SKEW_SD, SHIFT_SD, STACK_SD = 0.3, 1, 0.5, 0.1, 0.08
-INFLATION = {"time": 1, "memory": 1.6}
+INFLATION = {"time": 1, "memory": 1.3}
 NINETY_FIVE = 2.131847  # of Student's t with 4 degrees of freedom
 LEVELS = {50: 0.740697, 80: 1.533206, 90: NINETY_FIVE}
 PROBES = [(i + 0.5) / 60 for i in range(60)]
@@ -93,7 +69,7 @@ def answer(program, stem, *more):
 
 
 def error(row, shift):
-    """Before any shift; None where the row was not forecast."""
+    """Before `shift`; None where the row was not forecast."""
     if not row or row["predicted"] <= 0 or row["measured"] <= 0 or row["reason"] == "was not frozen":
         return None
     return math.log(row["measured"] / row["predicted"]) + shift
@@ -113,11 +89,11 @@ def read(program):
             kind = "time" if key[1] == "step_time_s" else "memory"
             facts, look, family = row.get("facts", {}), frozen[key], key[0].split("-")[0]
             name = f"{table.name} {family}" if table.by_family else table.name
-            moved = sum(shift * facts.get(fact, 0) for fact, shift in table.moved.get(kind, {}).items())
             rows.append({
                 "table": table.name, "set": name, "family": family, "gpu": gpus[row["line"]], "kind": kind,
                 "quantity": key[1], "facts": facts, "group": (name, family, key[1], facts.get("rests_on_readings")),
-                "frozen": error(look, moved), "today": error(row, facts.get(f"{kind}_shift", 0)),
+                "frozen": error(look, 0), "today": error(row, facts.get(f"{kind}_shift", 0)),
+                "shifted": {"frozen": {} if table.has_level else facts, "today": facts},
                 "machine": machine(row, kind, facts) if table.has_level else machine(look, kind, {})})
     return [row for row in rows if row["today"] is not None]
 
@@ -190,33 +166,29 @@ class Fit:
         self.kind, self.facts = kind, FACTS[kind]
         stacks = sorted({fact for row in rows for fact in row["facts"] if fact.startswith("stack ")})
         self.shift_facts = SHIFT_FACTS[kind] + (stacks if BY_STACK[kind] else [])
-        looked = [row for row in rows if row["frozen"] is not None]
-        known, before = weights_of(rows), weights_of(looked)
-        count = len(self.shift_facts)
-
-        def even(shifts, scales, of, rows, weights):  # the same spread above and below
-            total = self.penalty_of_shifts(shifts) + self.penalty_of_scales(scales)
-            for row, weight in zip(rows, weights):
-                spread = math.hypot(sum(row["machine"]) / 2, math.exp(scales[0] + linear(scales[1:], self.facts, row["facts"])))
-                total += weight * surprise(row[of] - linear(shifts, self.shift_facts, row["facts"]), spread)
-            return total
-
-        start = [BASE[kind]] + [0.0] * len(self.facts)
-        found = minimize(lambda t: even(t[:count], t[count:], "frozen", looked, before), [0.0] * count + start)
-        self.frozen_shifts, scales = found[:count], found[count:]
-        self.shifts = minimize(lambda t: even(t, scales, "today", rows, known), [0.0] * count)
-
-        def sides(theta):
-            self.theta = theta
-            total = self.penalty_of_scales(theta[:-1]) + (theta[-1] / SKEW_SD) ** 2 / 2
-            for row, weight in zip(looked, before):
-                off = row["frozen"] - linear(self.frozen_shifts, self.shift_facts, row["facts"])
-                down, up = self.spread(row)
-                total += weight * surprise(off, up if off > 0 else down)
-            return total
-
-        self.theta = minimize(sides, scales + [0.0])
+        self.theta = [BASE[kind]] + [0.0] * (len(self.facts) + 1)
+        seen = {of: [row for row in rows if row[of] is not None] for of in ("frozen", "today")}
+        for _ in range(2):
+            self.shifts = self.shifts_around(seen["today"])
+            self.theta = minimize(self.sides(seen), self.theta)
         self.theta[0] += math.log(INFLATION[kind])
+
+    def shifts_around(self, rows):
+        """As if the spread were the same above and below."""
+        known = [(row["today"], sum(self.spread(row)) / 2, row["facts"], weight) for row, weight in zip(rows, weights_of(rows))]
+        return minimize(lambda shifts: self.penalty_of_shifts(shifts) + sum(
+            weight * surprise(off - linear(shifts, self.shift_facts, facts), spread)
+            for off, spread, facts, weight in known), [0.0] * len(self.shift_facts))
+
+    def sides(self, seen):
+        known = [(row, row[of] - linear(self.shifts, self.shift_facts, row["shifted"][of]), weight / 2)
+                 for of, rows in seen.items() for row, weight in zip(rows, weights_of(rows))]
+
+        def total(theta):
+            self.theta = theta
+            return self.penalty_of_scales(theta[:-1]) + (theta[-1] / SKEW_SD) ** 2 / 2 + sum(
+                weight * surprise(off, self.spread(row)[off > 0]) for row, off, weight in known)
+        return total
 
     def penalty_of_shifts(self, shifts):
         return sum((shift / (STACK_SD if name.startswith("stack ") else SHIFT_SD)) ** 2 / 2
@@ -236,7 +208,7 @@ class Fit:
         return math.hypot(row["machine"][0], base / skew), math.hypot(row["machine"][1], base * skew, kept)
 
     def as_json(self, without):
-        named = lambda names, values: {n: round(v, 3) for n, v in zip(names, values) if abs(v) >= 0.001}
+        named = lambda names, values: {n: round(v, 3) for n, v in zip(names, values) if abs(v) >= 0.005}
         return {"without": without, "base": round(self.theta[0], 3), "skew": round(self.theta[-1], 3),
                 "slopes": named(self.facts, self.theta[1:-1]),
                 "shifts": named(self.shift_facts, self.shifts)}
@@ -246,9 +218,8 @@ class Fit:
         if not rows:
             return
         held, widths, before, after, score = {level: 0 for level in LEVELS}, [], [], [], 0
-        shifts = self.shifts if of == "today" else self.frozen_shifts
         for row in rows:
-            shift = linear(shifts, self.shift_facts, row["facts"])
+            shift = linear(self.shifts, self.shift_facts, row["shifted"][of])
             down, up = self.spread(row)
             for level, z in LEVELS.items():
                 held[level] += -z * down <= row[of] - shift <= z * up
@@ -287,8 +258,6 @@ def print_set(fit, name, own):
         preset = [row for row in sure if "no_preset" not in row["facts"]]
         if len(preset) < len(sure):
             fit.line("... and by a code with a preset", preset, of)
-        if len({row["facts"].get("axes") for row in own}) > 1 and fit.kind == "time":
-            fit.line("... over axes", [row for row in own if "axes" in row["facts"]], of)
 
 
 def main():
@@ -309,10 +278,6 @@ def main():
             fit = Fit([row for row in of_kind if row["set"] != name], kind)
             fits.append(fit.as_json(name))
             print_set(fit, name, [row for row in of_kind if row["set"] == name])
-        for table in TABLES:
-            if table.by_family:
-                fit = Fit([row for row in of_kind if row["table"] != table.name], kind)
-                print_set(fit, f"{table.name}, by the other tables", [r for r in of_kind if r["table"] == table.name])
         document[kind] = fits
         print("\n" + json.dumps(fits[0]))
     if "--write" in sys.argv:

@@ -59,9 +59,10 @@ StepBuilder::StepBuilder(const ModelSpec& model, const Plan& plan, const LayerPr
   graph_.clear();
   graph_.host.python = plan.runtime.kind != RuntimeKind::kNative;
   // What compile: blocks says of Megatron-Core is which kernels it fuses.
-  graph_.host.engine = plan.runtime.kind == RuntimeKind::kMegatron;
+  graph_.host.engine = has_engine_modules(plan.runtime);
   if (graph_.host.engine) graph_.host.cast_launches = cast_launches(plan.float8);
-  graph_.host.compiled = plan.compile != Compile::kNone && !graph_.host.engine;
+  graph_.host.compiled =
+      plan.compile != Compile::kNone && plan.runtime.kind != RuntimeKind::kMegatron;
   graph_.host.captured = plan.megatron.cuda_graphs == MegatronOptions::CudaGraphs::kIteration;
   // Megatron-Core, too, calls c10d itself, from its own buckets and autograd functions.
   graph_.host.reducer =

@@ -371,7 +371,8 @@ void add_forward(const KernelCounts& counts, const Operation& op, LayerPhaseProg
 void add_eager_backward(const Operation& op, std::int64_t output, LayerPhaseProgram& phase) {
   constexpr Pass kPass = Pass::kBackward;
   switch (op.function) {
-    case Function::kSoftmax:  // is given its result times the gradient
+    case Function::kSoftmax:  // is given its result times the gradient, but for one of attention's
+      if (op.attention.heads > 0) return;
       add_memory_kernel(phase, Function::kMultiply, kPass, 3 * output);
       return;
     case Function::kMultiply:  // a product for each factor, of which each reads the gradient

@@ -41,6 +41,10 @@ const char* newest_version(RuntimeKind kind) {
   return "?";
 }
 
+bool has_engine_modules(const Runtime& runtime) {
+  return runtime.kind == RuntimeKind::kMegatron && runtime.version != kLocalMegatron;
+}
+
 namespace {
 
 using Problem = std::optional<PlanProblem>;

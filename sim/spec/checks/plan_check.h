@@ -39,6 +39,11 @@ inline constexpr std::int64_t kEvery = 9'999'999;  // K of recompute: every-K
 // The newest version of a runtime that is modelled: "2.15" of PyTorch for fsdp2, "1" for native.
 const char* newest_version(RuntimeKind kind);
 
+// Megatron-LM before e7b74a4b (2024-04-02), whose layers are its own (--transformer-impl local),
+// not TransformerEngine's.
+inline constexpr const char* kLocalMegatron = "0.5";
+bool has_engine_modules(const Runtime& runtime);
+
 struct PlanProblem {
   ExitCode exit_code = ExitCode::kInvalidInput;  // or kMissingCapability
   std::string key;                               // dotted path: "mesh.shard"

@@ -158,7 +158,9 @@ std::optional<PlanProblem> problem_of_runtime(const Plan& plan) {
   // 2.8.0, 2.11.0, 2.12.1, 2.13.0 and 2.15.0 are equal row by row.
   const bool has_minors = is_fsdp2 || kind == RuntimeKind::kFsdp1;
   const std::string newest = newest_version(kind);
-  if (has_minors ? !fsdp2_minor(version) && (is_fsdp2 || version != newest) : version != newest) {
+  const bool is_local = kind == RuntimeKind::kMegatron && version == kLocalMegatron;
+  const bool is_known = is_local || version == newest;
+  if (has_minors ? !fsdp2_minor(version) && (is_fsdp2 || version != newest) : !is_known) {
     return missing_capability(
         "runtime", fmt::format("version {} of {} is not modelled", quote(version), to_string(kind)),
         is_fsdp2 ? nearest_fsdp2(version) : fmt::format("{}@{}", to_string(kind), newest));

@@ -8,6 +8,7 @@
 #include <map>
 #include <sstream>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "calibration/first_looks.h"
@@ -15,7 +16,9 @@
 #include "interop/steps/step_forecaster.h"
 #include "interop/steps/training_job.h"
 #include "sim/base/error.h"
+#include "sim/base/lookup.h"
 #include "sim/base/text_file.h"
+#include "sim/spec/checks/plan_check.h"
 #include "tests/interop/training_cells.h"
 
 namespace foreshard {
@@ -215,6 +218,24 @@ TEST(TrainingRows, CardsThatArePluggedInMayExchangeThroughTheHost) {
 }
 
 // tokens/s/GPU x GPUs x seconds = tokens: 128 x 2048 / (1000 x 16) s.
+// Megatron-LM's layers were its own until 2024-04, and what ran before PyTorch 2.0 is less certain.
+TEST(TrainingRows, ADateSaysWhoseLayersAndKernelsRan) {
+  Cells cells = unknown_run("zero1");
+  cells["tp"] = "2", cells["shard_group"] = "1", cells["replicate_group"] = "8";
+  cells.erase("runtime_version");
+  const auto of = [&](const char* date) {
+    cells["commit_date"] = date;
+    const CsvTable table = table_of({cells});
+    const Plan plan = training_job(read_training_rows(table)[0]).resolved.plan;
+    const CodeFacts facts = score_training_steps(table)[0].facts;
+    return std::pair(plan.runtime.version,
+                     contains(facts, CodeFacts::value_type("before_torch_2", 1)));
+  };
+  EXPECT_EQ(of("2022-11"), std::pair(std::string(kLocalMegatron), true));
+  EXPECT_EQ(of("2023-12"), std::pair(std::string(kLocalMegatron), false));
+  EXPECT_EQ(of("2024-06").first, newest_version(RuntimeKind::kMegatron));
+}
+
 TEST(TrainingRows, StepTimeFollowsFromTokensPerSecond) {
   Cells cells = small_run();
   cells["step_time_s"] = "";

@@ -16,6 +16,7 @@
 #include "sim/base/error.h"
 #include "sim/graph/training_step.h"
 #include "sim/memory/memory_profile.h"
+#include "sim/spec/checks/plan_check.h"
 #include "tests/support/fixtures.h"
 #include "tests/support/generators.h"
 
@@ -435,6 +436,24 @@ std::int64_t moved(const EventGraph& graph, EventKind kind, Function function) {
     }
   }
   return bytes;
+}
+
+// One kernel scales, masks and makes the softmax of two bytes a score, another its gradient;
+// heads are views. Before 2024-04 no module is TransformerEngine's.
+TEST(Megatron, AttentionThatIsNotFusedHasItsOwnSoftmax) {
+  Plan plan = megatron_plan();
+  plan.param_dtype = DType::kBf16;
+  plan.attention = AttentionKernel::kEager;
+  const ModelSpec model = with_variants(load_zoo_model("gpt2"), plan);
+  const EventGraph graph = build_training_step(model, plan);
+  const std::int64_t scores = std::int64_t{12} * 12 * 2 * 128 * 128;
+  EXPECT_EQ(moved(graph, EventKind::kForward, Function::kSoftmax), scores * 2 * 2);
+  EXPECT_EQ(moved(graph, EventKind::kBackward, Function::kSoftmax), scores * 2 * 3);
+  EXPECT_EQ(moved(graph, EventKind::kForward, Function::kScale), 0);
+  EXPECT_EQ(moved(graph, EventKind::kBackward, Function::kMultiply), 0);
+  EXPECT_TRUE(graph.host.engine);
+  plan.runtime.version = kLocalMegatron;
+  EXPECT_FALSE(build_training_step(model, plan).host.engine);
 }
 
 // experts.py, _apply_bias: of each row of the experts' outputs, 2880 wide, bias * score is made in

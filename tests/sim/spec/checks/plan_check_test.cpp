@@ -170,6 +170,11 @@ TEST(PlanCheck, SaysWhatFsdp2CannotExpress) {
   for (const char* text : {"2.4", "2.5.1", "2.9", "2.11.0", "2.15"}) {
     EXPECT_EQ(version(text).text, "") << text;
   }
+  const auto megatron = [](const char* text) {
+    return refused([=](Plan& p) { p.runtime = {RuntimeKind::kMegatron, text}; });
+  };
+  expect_refused(megatron("0.6"), 6, "nearest plan: megatron@0.20");
+  EXPECT_EQ(megatron(kLocalMegatron).text, "");
 }
 
 TEST(PlanCheck, NativeExpressesAllOfIt) {
