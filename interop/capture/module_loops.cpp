@@ -57,13 +57,9 @@ class Turns {
   }
 
   // Parts of one tensor, or tensors of the batch, of which there is one for each turn.
-  void unite_lists(std::size_t i) {
-    Json& operation = operations_[i];
-    Json& out = operation.at("out");
-    std::vector<Json> each;
-    for (Json& result : out) each.push_back(std::move(result));
-    out = {united(each, true)};
-    unite_inputs(operation.at("in"));
+  void unite_results(std::size_t i) {
+    Json& out = operations_[i].at("out");
+    out = {united(out, true)};
     is_folded_ = true;
   }
   void unite_inputs(const Json& in) {
@@ -228,10 +224,8 @@ class Turns {
         if (other.contains(key)) first[key] = std::max(first.value(key, other[key]), other[key]);
       }
     }
-    const auto grow = [&](Json& extent) { extent = extent.get<std::size_t>() * places.size(); };
     if (!any) return;
-    for (Json& made_back : first.contains("backward") ? first["backward"] : Json::array())
-      grow(made_back["elements"]);
+    const auto grow = [&](Json& extent) { extent = extent.get<std::size_t>() * places.size(); };
     if (first.contains("positions")) grow(first["positions"]);
     for (const char* key : {"query", "key"}) {
       if (first.contains(key)) grow(first[key][0]);
@@ -328,7 +322,7 @@ void fold_loops(const std::vector<Json*>& documents) {
   for (std::size_t i = 0; i < all[0].signs().size(); ++i) {
     const bool outs = differ(i, "out"), ins = differ(i, "in");
     for (Turns& of : all) {
-      if (outs) of.unite_lists(i);
+      if (outs) of.unite_results(i);
       if (ins) of.unite_inputs(of.operations()[i].at("in"));
     }
   }

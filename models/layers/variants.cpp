@@ -446,7 +446,9 @@ void apply_loss(LayerSpec& layer, const Plan& plan) {
         // (What a traced loss is given of the host stands before.)
         Operation& first = *std::ranges::find_if(
             layer.operations, [](const Operation& op) { return !op.inputs.empty(); });
-        const bool as_they_are = plan.loss_in_forward || is_zero(plan.runtime.kind);
+        // Of a loss that casts nothing they are what it was given.
+        const bool as_they_are =
+            plan.loss_in_forward || is_zero(plan.runtime.kind) || first.function != Function::kCast;
         first.saved.push_back(as_they_are ? first.inputs.front() : first.outputs.front());
         // What Accelerate made fp32 behind the forward goes with it.
         if (!as_they_are && is_under_autocast(plan)) first.released.push_back(0);

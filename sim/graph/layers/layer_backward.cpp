@@ -616,7 +616,7 @@ class Backward {
     const Gradient& first = gradient(place);
     const bool is_alone = graph_.is_loss() && !graph_.is_flat() && !regions_.runs &&
                           first.references == 1 &&
-                          writer_.program().slots[at(first.slot)].bytes.count() == bytes;
+                          writer_.program().slots[at(first.slot)].bytes == allocated_size(bytes);
     if (is_alone) {
       drop(added.gradient);
     } else if (graph_.is_flat() && gradient(added.gradient).references == 1) {
