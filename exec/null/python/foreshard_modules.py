@@ -400,9 +400,6 @@ def trace_of(torch, path, given_back):
                 operation["backward_workspace"] = max(workspace, operation.get("backward_workspace", 0))
                 before = {address(t) for t in flat([*args, *kwargs.values()])}
                 self.beside.update({address(t): real(t) for t in flat([result]) if t.is_cuda and t.numel() > 0 and address(t) not in before})
-                # (Formulas write in place into what they made, unless a mode looks on.)
-                if func._schema.name.split("::")[-1].startswith(("scatter", "index_", "masked_")):
-                    self.beside.pop(address(args[0]), None)
                 there = sum(t["elements"] for t in self.beside.values())
                 if there >= self.most:
                     self.most, operation["backward"] = there, list(self.beside.values())
