@@ -14,6 +14,7 @@
 
 #include "interop/capture/capture_import.h"
 #include "interop/capture/module_layers.h"
+#include "interop/capture/module_loops.h"
 #include "interop/capture/module_sizes.h"
 #include "interop/frameworks/frameworks.h"
 #include "interop/hf/hf_config.h"
@@ -432,6 +433,9 @@ void count_products(const Json& operations, Steps& steps) {
 OwnModel own_model(const Capture& capture, const std::vector<Capture>& others, Steps& steps) {
   std::vector<CapturedModules> all = {modules_of(capture)};
   for (const Capture& other : others) all.push_back(modules_of(other));
+  std::vector<Json*> documents;
+  for (CapturedModules& each : all) documents.push_back(&each.document);
+  fold_loops(documents);
   std::vector<Json> inputs;
   for (const CapturedModules& each : all) {
     const Json document =

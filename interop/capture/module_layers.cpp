@@ -96,7 +96,11 @@ class LayerFinder {
                        "it uses a parameter, and nothing makes a loss of its result");
     }
     std::erase_if(found_.parts, [&](const ModulePart& part) { return part.begin >= loss; });
-    found_.parts.push_back({.begin = loss, .handed = largest(found_.crossing(loss))});
+    found_.parts.push_back({.begin = loss});
+    // (Not what only metrics look at: attention's weights that a program draws.)
+    std::vector<std::int64_t> given = found_.crossing(loss);
+    std::erase_if(given, [&](std::int64_t t) { return !reads(found_.parts.size() - 1, t); });
+    found_.parts.back().handed = largest(given.empty() ? found_.crossing(loss) : given);
     // What only hands a gradient through (an order of dimensions between lists) is the part's
     // before.
     for (std::size_t p = found_.parts.size() - 2; p > 0; --p) {
@@ -140,7 +144,9 @@ class LayerFinder {
   // (What only looks at a tensor that has a gradient is a metric.)
   bool reads(std::size_t p, std::int64_t tensor) const {
     const Json& operations = document_.at("operations");
-    for (std::size_t i = found_.parts[p].begin; i < found_.parts[p + 1].begin; ++i) {
+    const bool is_last = p + 1 == found_.parts.size();
+    const std::size_t end = is_last ? operations.size() : found_.parts[p + 1].begin;
+    for (std::size_t i = found_.parts[p].begin; i < end; ++i) {
       const Json& in = operations[i].at("in");
       const bool looks = found_.made_at.contains(tensor) && !is_differentiated(operations[i]);
       if (!looks && contains(in, Json(tensor))) return true;

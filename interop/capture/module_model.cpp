@@ -618,7 +618,13 @@ class ModuleWriter {
     if (inputs.empty() && (weights.empty() || !counts)) return;
     std::string op = word_of(aten);
     if (inputs.empty() && op != "embedding") op = "scale";  // of parameters alone
-    if (op == "linear" && (weights.empty() || inputs.empty())) op = "multiply";
+    // (A weight that is computed, as of a normed one, is an input beside its bias.)
+    const bool has_bias_alone = std::ranges::all_of(weights, [&](const std::string& weight) {
+      return document_.at("parameters").at(weight).at("shape").size() < 2;
+    });
+    if (op == "linear" &&
+        (weights.empty() || inputs.empty() || (has_bias_alone && !operation.contains("n"))))
+      op = "multiply";
     if (op == "embedding" && weights.empty()) op = "gather";
     // Biases come first in ATen, behind their weights in a model.yaml.
     std::ranges::stable_sort(weights, [](const std::string& a, const std::string& b) {

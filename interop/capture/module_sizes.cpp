@@ -322,7 +322,10 @@ Json ModuleSizes::tensor(const std::vector<std::int64_t>& elements, const std::s
     made["split"] = unit / common;
     return made;
   }
-  return {};
+  // What a target or a mask selects: as large as the largest, where that is next to nothing.
+  constexpr std::int64_t kLittle = 1 << 14;  // elements
+  const std::int64_t most = *std::ranges::max_element(elements);
+  return most <= kLittle ? typed(captures_, kForms[kFixed], most, dtype) : Json();
 }
 
 std::int64_t ModuleSizes::fixed_sequence() const {

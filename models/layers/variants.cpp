@@ -497,7 +497,7 @@ bool keeps_compute_dtype(const LayerSpec& loss) {
          tensor(loss, first.outputs.front()).type == ElementType::kCompute;
 }
 
-void apply_loss(LayerSpec& layer, const Plan& plan) {
+void apply_loss(LayerSpec& layer, const Plan& plan, bool is_traced) {
   switch (plan.loss.kind) {
     case Loss::Kind::kEagerCompute:
       if (plan.logits == Logits::kHeld) return sum_exponentials(layer);
@@ -527,7 +527,9 @@ void apply_loss(LayerSpec& layer, const Plan& plan) {
         // (What a traced loss is given of the host stands before.)
         Operation& first = *std::ranges::find_if(
             layer.operations, [](const Operation& op) { return !op.inputs.empty(); });
-        const bool as_they_are = plan.loss_in_forward || is_zero(plan.runtime.kind);
+        // Of a traced loss that casts nothing they are what it was given.
+        const bool as_they_are = plan.loss_in_forward || is_zero(plan.runtime.kind) ||
+                                 (is_traced && first.function != Function::kCast);
         first.saved.push_back(as_they_are ? first.inputs.front() : first.outputs.front());
         // What Accelerate made fp32 behind the forward goes with it.
         if (!as_they_are && is_under_autocast(plan)) first.released.push_back(0);
@@ -1046,7 +1048,7 @@ ModelSpec with_variants(ModelSpec model, const Plan& plan) {
     if (layer.role == LayerRole::kHead && plan.units.head_calls > 1) call_in_parts(layer, plan);
     if (layer.role == LayerRole::kHead) copy_unread(layer, plan);
     if (layer.role == LayerRole::kLoss) {
-      apply_loss(layer, plan);
+      apply_loss(layer, plan, is_of_modules(model));
       add_train_metrics(layer, plan);
     }
     if (plan.compile == Compile::kNone) add_column_sums(layer);

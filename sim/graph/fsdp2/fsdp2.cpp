@@ -210,7 +210,7 @@ void Fsdp2::run_forward(bool training) {
   if (inside && casts_outputs) hold_logits();
   make_zeros();
   add_phase(EventKind::kBackward, last, Segments::kInside);
-  if (inside && !casts_outputs) hold_logits();
+  if ((inside || is_of_modules(model_)) && !casts_outputs) hold_logits();
 }
 
 // A model that computes its loss holds the name of what went into its head till then; its base

@@ -612,7 +612,14 @@ class Backward {
         add_kernel(Function::kAdd, 3 * bytes);
       }
     }
-    if (graph_.is_flat() && gradient(added.gradient).references == 1) {
+    // autograd adds to what it alone has (can_accumulate_inplace): of a loss, where it shows.
+    const Gradient& first = gradient(place);
+    const bool is_alone = graph_.is_loss() && !graph_.is_flat() && !regions_.runs &&
+                          first.references == 1 &&
+                          writer_.program().slots[at(first.slot)].bytes == allocated_size(bytes);
+    if (is_alone) {
+      drop(added.gradient);
+    } else if (graph_.is_flat() && gradient(added.gradient).references == 1) {
       drop(std::exchange(place, added.gradient));
     } else {
       const std::int32_t sum = make_gradient(bytes, graph_.tensor(added.tensor).name + ".grad sum");

@@ -87,7 +87,9 @@ std::optional<PlanProblem> problem_of_divisions(const Plan& plan) {
 }
 
 std::optional<PlanProblem> problem_of_running_library(const Plan& plan, const ModelSpec& model) {
-  if (plan.runtime.kind == RuntimeKind::kDdp) return problem_of_unused_parameters(plan, model);
+  if (plan.runtime.kind == RuntimeKind::kDdp &&
+      plan.mesh.world() > 1)  // (on one nothing is wrapped)
+    return problem_of_unused_parameters(plan, model);
   if (plan.runtime.kind == RuntimeKind::kFsdp1) return problem_of_frozen_units(plan, model);
   return std::nullopt;
 }

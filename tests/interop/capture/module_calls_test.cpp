@@ -14,6 +14,7 @@
 #include "models/yaml/model_yaml.h"
 #include "sim/base/error.h"
 #include "sim/base/lookup.h"
+#include "sim/graph/layers/layer_program.h"
 #include "sim/spec/checks/plan_check.h"
 
 namespace foreshard {
@@ -169,6 +170,74 @@ void expect_of_book(const Json& from) {
 TEST(ModuleCalls, AParameterIsOfTheOperationThatHasItsGradient) {
   expect_of_book(Json::array());
   expect_of_book({-1});
+}
+
+// Attention's weights that a program draws are larger than what its loss is made of.
+TEST(ModuleCalls, WhatOnlyMetricsLookAtIsNotHandedToTheLoss) {
+  Json document = called_document(3, 1);
+  Json &operations = document["operations"], drawn = operations[4], looked = operations[4];
+  drawn["op"] = "_softmax";
+  drawn["in"] = {operations[4]["out"][0]["tensor"]};
+  drawn["out"][0].update({{"tensor", 900}, {"elements", 3 * 100 * kFeatures}});
+  take_gradient(looked);
+  looked.update({{"op", "mul"}, {"module", nullptr}, {"in", {900}}});
+  looked["out"][0]["tensor"] = 901;
+  operations.insert(operations.begin() + 5, drawn);
+  operations.push_back(looked);
+  const ModelSpec model = model_of(3, document);
+  EXPECT_EQ(elements(model.kinds.back().tensors.front(), 3, 1), 3 * kFeatures);
+}
+
+TEST(ModuleCalls, AConvolutionsWeightMayBeComputed) {
+  Json document = called_document(3, 1);
+  Json &operations = document["operations"], normed = operations[5];
+  normed.update({{"op", "_weight_norm_interface"}, {"in", {"head.weight"}}});
+  normed["saved"] = Json::array();
+  normed["out"][0].update({{"tensor", 900}, {"elements", kFeatures * kFeatures}});
+  Json& head = operations[5];
+  ASSERT_EQ(head["module"], "head");
+  head.update({{"op", "convolution"}, {"positions", 3}, {"in", {head["in"][0], 900, "head.bias"}}});
+  head.erase("n");
+  head.erase("k");
+  document["parameters"]["head.bias"] = {{"shape", {kFeatures}}};
+  operations.insert(operations.begin() + 5, normed);
+  EXPECT_EQ(model_of(3, document).parameters(), 4 * kFeatures * kFeatures + kFeatures);
+}
+
+// Label smoothing reads log-probabilities twice: their second gradient is added to the first.
+TEST(ModuleCalls, ALossAddsGradientsInPlace) {
+  Json document = called_document(3, 1);
+  Json &operations = document["operations"], sum = operations.back();
+  operations.erase(operations.size() - 1);
+  int from = operations.back()["out"][0]["tensor"];
+  for (const char* op : {"_log_softmax", "exp", "sin"}) {
+    Json made = operations.back();
+    made.update({{"op", op}, {"module", nullptr}, {"in", {from}}, {"saved", Json::array()}});
+    made["out"][0]["tensor"] = 900 + operations.size();
+    if (from < 900) from = made["out"][0]["tensor"];
+    operations.push_back(made);
+  }
+  sum["in"] = {from + 1, from + 2};
+  operations.push_back(sum);
+  const LayerProgram loss =
+      build_layer_program(model_of(3, document).kinds.back(), {.batch = 3, .sequence = 1});
+  EXPECT_FALSE(std::ranges::any_of(
+      loss.slots, [](const Slot& slot) { return slot.name.ends_with("grad sum"); }));
+}
+
+// DDP's second step fails where a weight has no gradient; on one rank nothing is wrapped.
+TEST(ModuleCalls, WeightsWithoutGradientsAreNoFaultOfOneRank) {
+  Json document = called_document(3, 1);
+  document["parameters"]["stem.weight"]["gradient"] = false;
+  const ModelSpec model = model_of(3, document);
+  Plan plan;
+  plan.runtime = {.kind = RuntimeKind::kDdp, .version = "2.11"};
+  plan.batch.sequence = model.fixed_sequence;
+  for (const int ranks : {8, 1}) {
+    plan.mesh.replicate = ranks;
+    const Cluster cluster = load_cluster(ranks > 1 ? "8xh100" : "1xh100");
+    EXPECT_EQ(find_problem(plan, model, cluster).has_value(), ranks > 1);
+  }
 }
 
 TEST(ModuleCalls, WhatIsCountedBehindTheLossIsNotTheLoss) {

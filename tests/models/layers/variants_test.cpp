@@ -303,6 +303,13 @@ TEST(Variants, ALossMayBeginWithWhatItIsGiven) {
   const LayerSpec& with = *std::ranges::find(held.kinds, LayerRole::kLoss, &LayerSpec::role);
   EXPECT_TRUE(with.operations[0].saved.empty());
   EXPECT_FALSE(with.operations[1].saved.empty());
+  // A traced loss that casts nothing holds what it was given.
+  EXPECT_FALSE(contains(with.operations[1].saved, Index{0}));
+  loss.operations[1].function = Function::kScale;
+  model.source = "modules.json";
+  const ModelSpec bare = with_variants(model, plan);
+  const LayerSpec& given_it = *std::ranges::find(bare.kinds, LayerRole::kLoss, &LayerSpec::role);
+  EXPECT_TRUE(contains(given_it.operations[1].saved, Index{0}));
 }
 
 // 128,256 words, 4,096 features: 32 tiles of 32 of the 1,024 tokens. Where head and loss meet stand
