@@ -9,7 +9,7 @@ usage: reports/unseen/first_looks.py [build/bin/foreshard] [--write]
 
 The logarithm is t-distributed (4 degrees of freedom) around shift = sum of shifts * facts, with scales
 hypot(interval of the machine, exp(base + slopes * facts) * exp(+-skew)) above and below. Spreads are those of the frozen
-forecasts of the day before anybody had read the codes and of today's in equal parts: what was missing then was repaired
+forecasts of the day before anybody had read the codes and of today's, FROZEN to the rest: what was missing then was repaired
 since, in sight of these rows; what the next code misses was not. Shifts are of today's forecasts, before any. Slopes and shifts are 0 unless the looks say otherwise; that of a share, which nobody
 has described, is hardly known. A shift `stack NAME` is that of the codes of a preset, of which there are few: its prior
 is narrower. INFLATION is how much wider the scales are than fitted: codes of another set are not of the sets that were
@@ -57,6 +57,7 @@ FACTS = {
 SHIFT_FACTS = {"time": ["rests_on_readings", "hopper_compiled", "fp8"], "memory": ["no_preset"]}
 BY_STACK = {"time": True, "memory": False}
 BASE = {"time": math.log(0.06), "memory": math.log(0.04)}
+FROZEN = 0.7  # of equal parts the first three sets as frozen would be 80 to 83 % inside; of all, today's 98
 SLOPE_SD, SHARE_SD, SKEW_SD, SHIFT_SD, STACK_SD = 0.3, 1, 0.5, 0.1, 0.08
 INFLATION = {"time": 1, "memory": 1.3}
 NINETY_FIVE = 2.131847  # of Student's t with 4 degrees of freedom
@@ -181,7 +182,8 @@ class Fit:
             for off, spread, facts, weight in known), [0.0] * len(self.shift_facts))
 
     def sides(self, seen):
-        known = [(row, row[of] - linear(self.shifts, self.shift_facts, row["shifted"][of]), weight / 2)
+        share = {"frozen": FROZEN, "today": 1 - FROZEN}
+        known = [(row, row[of] - linear(self.shifts, self.shift_facts, row["shifted"][of]), weight * share[of])
                  for of, rows in seen.items() for row, weight in zip(rows, weights_of(rows))]
 
         def total(theta):
