@@ -149,7 +149,7 @@ TEST(Naming, AHeadBehindTheNameIsThere) {
   for (const char* model : {"vit-base-patch16-224+scores", "gpt2.yaml+values"}) {
     if (model[0] == 'g') write_temporary("gpt2.yaml", run("models gpt2 --yaml").out);
     const Outcome outcome = run(std::string("predict --cluster 8xh100 --model ") + model);
-    EXPECT_EQ(outcome.exit_code, 3);
+    EXPECT_EQ(outcome.exit_code, 6);
     EXPECT_NE(outcome.err.find("without +scores"), std::string::npos) << outcome.err;
   }
 }
