@@ -85,8 +85,11 @@ class Adapter : LayerWriter {
     }
     if (lora_.dropout > 0) input = lora_.fused ? drop_once(name, read) : drop(name, read);
     const Index low = product(name + ".lora_A", input, lora_.rank);
-    if (lora_.fused && input != read) last().saved.push_back(read);
-    if (!lora_.fused && input != read) release({input});
+    if (input != read && lora_.fused) {
+      last().saved.push_back(read);
+    } else if (input != read) {
+      release({input});
+    }
     const Index high = product(name + ".lora_B", low, width);
     last().released = {low};
     const Index scaled = activation(name + ".scaled", width);

@@ -55,9 +55,7 @@ LayerSpec value_head(ModelDims dims) {
   head.tensors.insert(head.tensors.end(), loss.tensors.begin() + 1, loss.tensors.end());
   for (Operation& op : loss.operations) {
     std::erase(op.released, Index{0});
-    for (Indices* list : {&op.inputs, &op.outputs, &op.saved, &op.released}) {
-      for (Index& t : *list) t = t == 0 ? logits : static_cast<Index>(t + shift);
-    }
+    renumber(op, [&](Index t) { return t == 0 ? logits : static_cast<Index>(t + shift); });
     head.operations.push_back(std::move(op));
   }
   const Index probabilities = head.operations.back().inputs.front();

@@ -339,10 +339,7 @@ void loop_over_sequences(LayerSpec& layer, const Plan& plan) {
     split.outputs.push_back(rename(0));
     for (Operation op : own) {
       std::erase(op.released, Index{0});
-      for (Indices* list :
-           {&op.inputs, &op.outputs, &op.saved, &op.released, &op.backward_workspace}) {
-        std::ranges::transform(*list, list->begin(), rename);
-      }
+      renumber(op, rename);
       layer.operations.push_back(std::move(op));
     }
     sum.inputs.push_back(rename(loss));

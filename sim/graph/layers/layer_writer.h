@@ -17,6 +17,15 @@ inline const TensorSpec& tensor(const LayerSpec& layer, Index index) {
   return layer.tensors[at(index)];
 }
 
+// Every tensor that the operation names becomes to(it).
+template <typename To>
+void renumber(Operation& op, const To& to) {
+  for (Indices* list : {&op.inputs, &op.outputs, &op.saved, &op.released, &op.backward_temporaries,
+                        &op.forward_workspace, &op.backward_workspace}) {
+    for (Index& t : *list) t = to(t);
+  }
+}
+
 class LayerWriter {
  public:
   LayerWriter(std::string name, LayerRole role, TensorSpec input, Domain domain = {})

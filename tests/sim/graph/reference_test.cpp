@@ -74,16 +74,22 @@ TEST(Reference, OfOneUnitGathersAllAtOnce) {
             held_bytes(plain));
 }
 
+// Two micro-batches, whose gathers run so many elements ahead.
+Plan zero3_plan(Reference reference, std::int64_t ahead) {
+  Plan plan = tiny_plan();
+  plan.runtime = {RuntimeKind::kZero3, "0.19"};
+  plan.reference = reference;
+  plan.batch.accumulation = 2;
+  plan.zero.stage3_prefetch_bucket_size = ahead;
+  return plan;
+}
+
 // An engine of its own: nothing is gathered for the trained one's backward, small parameters stay,
 // and what is left to DeepSpeed's defaults runs ahead further than what transformers fills in.
 TEST(Reference, OfZero3GathersByItsOwnTrace) {
   const ModelSpec model = tiny_model(4);
   const auto gathers = [&](Reference reference, std::int64_t ahead, std::int64_t* held) {
-    Plan plan = tiny_plan();
-    plan.runtime = {RuntimeKind::kZero3, "0.19"};
-    plan.reference = reference;
-    plan.batch.accumulation = 2;
-    plan.zero.stage3_prefetch_bucket_size = ahead;
+    Plan plan = zero3_plan(reference, ahead);
     plan.zero.stage3_max_reuse_distance = 0;
     const EventGraph graph = build_training_step(model, plan);
     *held = held_bytes(graph);
@@ -107,13 +113,9 @@ TEST(Reference, OfZero3GathersByItsOwnTrace) {
 TEST(Reference, OfZero3sBaseForgetsTheOrder) {
   const ModelSpec model = tiny_model(4);
   const auto gathers = [&](Reference reference, std::int64_t ahead) {
-    Plan plan = tiny_plan();
-    plan.runtime = {RuntimeKind::kZero3, "0.19"};
-    plan.reference = reference;
+    Plan plan = zero3_plan(reference, ahead);
     plan.lora = {.rank = 2, .targets = {"q_proj"}};
     plan.recompute.value = Recompute::kFull;
-    plan.batch.accumulation = 2;
-    plan.zero.stage3_prefetch_bucket_size = ahead;
     plan.zero.stage3_param_persistence_threshold = 0;
     const ModelSpec adapted = with_adapters(model, plan);
     const CostModel costs(round_cluster(16), round_calibration());
