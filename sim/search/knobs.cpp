@@ -159,10 +159,10 @@ SearchSpace with_free_knobs(SearchSpace space, const ModelSpec& model,
       continue;
     }
     std::vector<ParameterSpec> stacks = stacks_of_experts(model);
-    if (stacks.empty()) continue;
+    if (stacks.empty() || space.base.units.shard_dim != 0) continue;
     axis.matters = [stacks = std::move(stacks)](const Plan& p) {
       return std::ranges::any_of(stacks, [&](const ParameterSpec& parameter) {
-        return shard_dim_of(parameter, Units::kExpertsDim, p.mesh.shard) > 0;
+        return shard_dim_of(parameter, Units::kExpertsDim, p.mesh) > 0;
       });
     };
     space.knobs.push_back(std::move(axis));

@@ -105,6 +105,14 @@ std::int64_t shard_dim_of(const ParameterSpec& parameter, std::int64_t wanted,
   return shape.size() > 2 && shape[0] < shards && shape[1] % shards == 0 ? 1 : 0;
 }
 
+std::int64_t shard_dim_of(const ParameterSpec& parameter, std::int64_t wanted, const Mesh& mesh) {
+  const bool has_own_mesh = mesh.ep * mesh.etp > 1 && parameter.shape.size() > 2;
+  if (!has_own_mesh) return shard_dim_of(parameter, wanted, mesh.fsdp());
+  ParameterSpec local = parameter;
+  local.shape[0] /= mesh.ep;
+  return shard_dim_of(local, wanted, mesh.efsdp());
+}
+
 std::int64_t unit_count(const Plan& plan, const ModelSpec& model) {
   std::int64_t block = 0;
   std::int64_t blocks = 0, nested = 0, others = 0;

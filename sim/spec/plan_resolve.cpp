@@ -170,6 +170,7 @@ void resolve_experts(const PlanDocument& document, Plan& plan, Reasons& reasons)
     reasons[key] = "experts are spread over mesh.ep";
   };
   set("units.experts", plan.units.experts, UnitPlacement::kOwn);
+  set("units.shard_dim", plan.units.shard_dim, Units::kExpertsDim);
   set("prefetch.forward", plan.prefetch.forward, std::int64_t{1});
   set("prefetch.backward_lists", plan.prefetch.backward_lists, true);
 }

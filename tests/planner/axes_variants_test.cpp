@@ -80,6 +80,19 @@ TEST(AxesVariants, AreLegalAndDifferAndShareTheBatch) {
 }
 
 // Grouped-query attention of 8 key/value heads; a dense model; latent attention; 4,096 positions.
+// Each of 2 groups of 4 experts is shared by 32 ranks, of which 28 would hold padding alone if the
+// experts were cut along their first dimension.
+TEST(AxesVariants, SharedExpertsAreCutAlongTheNextDimension) {
+  const Job job = job_of("mixtral-8x7b", "64xh100", "8192", {"mesh.ep=2"});
+  const auto gathered = [&](std::int64_t dimension) {
+    Plan plan = job.resolved.plan;
+    plan.units.shard_dim = dimension;
+    return std::ranges::max(build_training_step(job.model, plan).units, {}, &Unit::padded_numel)
+        .padded_numel();
+  };
+  EXPECT_EQ(8 * gathered(job.resolved.plan.units.shard_dim), gathered(0));
+}
+
 TEST(AxesVariants, FollowTheModel) {
   const auto of = [](const char* model, const char* sequence) {
     return jobs_over_axes(job_of(model, "64xh100", sequence), axis_keys(), 64);

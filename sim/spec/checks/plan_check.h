@@ -108,6 +108,8 @@ bool is_module(std::string_view module, std::string_view target);
 // matrices, 0 for vectors. Units::kExpertsDim: 1 for stacks of fewer matrices than shards, where
 // that divides, else 0.
 std::int64_t shard_dim_of(const ParameterSpec& parameter, std::int64_t wanted, std::int64_t shards);
+// The same of a parameter that the mesh's axes did not cut yet: experts are spread over ep first.
+std::int64_t shard_dim_of(const ParameterSpec& parameter, std::int64_t wanted, const Mesh& mesh);
 
 // Sequences per step over all ranks. Throws Error(kInvalidInput) on overflow.
 std::int64_t global_batch(const Plan& plan);

@@ -40,7 +40,7 @@ std::string nearest_fsdp2(const std::string& version) {
 // in the copy-out of a gather inside a smaller group.
 Problem problem_of_shard_dim(const Plan& plan, const ModelSpec& model) {
   if (plan.units.shard_dim <= 0 &&
-      !cuts_another_dimension(model, plan.units.shard_dim, plan.mesh.shard)) {
+      !cuts_another_dimension(model, plan.units.shard_dim, plan.mesh)) {
     return std::nullopt;
   }
   const auto dimension = at(plan.units.shard_dim);
@@ -132,10 +132,10 @@ Problem problem_of_engine_operations(const ModelSpec& model) {
 
 }  // namespace
 
-bool cuts_another_dimension(const ModelSpec& model, std::int64_t wanted, std::int64_t shards) {
+bool cuts_another_dimension(const ModelSpec& model, std::int64_t wanted, const Mesh& mesh) {
   return std::ranges::any_of(model.kinds, [&](const LayerSpec& layer) {
     return std::ranges::any_of(layer.parameters,
-                               [&](const auto& p) { return shard_dim_of(p, wanted, shards) > 0; });
+                               [&](const auto& p) { return shard_dim_of(p, wanted, mesh) > 0; });
   });
 }
 

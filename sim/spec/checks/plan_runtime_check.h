@@ -20,7 +20,7 @@ PlanProblem missing_capability(std::string key, std::string what_is_wrong,
 std::optional<PlanProblem> problem_of_runtime(const Plan& plan);
 
 // Whether some parameter is cut along another dimension than the first (shard_dim_of).
-bool cuts_another_dimension(const ModelSpec& model, std::int64_t wanted, std::int64_t shards);
+bool cuts_another_dimension(const ModelSpec& model, std::int64_t wanted, const Mesh& mesh);
 
 // What DeepSpeed's sizes must divide.
 std::optional<PlanProblem> problem_of_divisions(const Plan& plan);

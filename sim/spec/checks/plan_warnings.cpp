@@ -131,12 +131,12 @@ std::vector<std::string> warnings(const Plan& plan, const ModelSpec& model,
     texts.push_back(fmt::format(
         "routing is taken as balanced: every one of {} experts gets {} rows of a micro-batch",
         experts->groups, rows));
-    if (plan.units.shard_dim == 0 &&
-        cuts_another_dimension(model, Units::kExpertsDim, plan.mesh.shard)) {
+    if (plan.units.shard_dim == 0 && cuts_another_dimension(model, Units::kExpertsDim, plan.mesh)) {
       texts.push_back(fmt::format(
-          "{} experts are fewer than the {} shards, so that most ranks hold padding and gathers "
-          "grow; units.shard_dim: experts shards them along dimension 1, as torchtitan does",
-          experts->groups, plan.mesh.shard));
+          "{} experts are fewer than the {} ranks that hold them, so that most hold padding and "
+          "gathers grow; units.shard_dim: experts shards them along dimension 1, as torchtitan "
+          "does",
+          experts->groups, plan.mesh.efsdp() * plan.mesh.ep));
     }
   }
   const std::int64_t blocks = model.block_count();

@@ -205,6 +205,10 @@ TEST(ShardDimensionTest, ExpertsFewerThanShardsAreCutAlongTheNextDimension) {
   EXPECT_EQ(shard_dim_of(experts, Units::kExpertsDim, 60), 0);  // does not divide 14336: padded
   EXPECT_EQ(shard_dim_of({.name = "w", .shape = {8, 64}}, Units::kExpertsDim, 64), 0);
   EXPECT_EQ(shard_dim_of({.name = "b", .shape = {8}}, 1, 64), 0);
+  // Spread over ep, two are left for the others of the 16 ranks: 4, or 2.
+  EXPECT_EQ(shard_dim_of(experts, Units::kExpertsDim, Mesh{.shard = 16, .ep = 4}), 1);
+  EXPECT_EQ(shard_dim_of(experts, Units::kExpertsDim, Mesh{.shard = 8, .ep = 4}), 0);
+  EXPECT_EQ(shard_dim_of(experts, Units::kExpertsDim, Mesh{.shard = 8, .cp = 2}), 1);
 }
 
 // The host reads the rows of each expert before the first product: the phase is cut there, and the
