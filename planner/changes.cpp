@@ -167,8 +167,6 @@ Assignments assignments_to(const Job& job, const Plan& plan) {
 std::vector<Job> free_variants(const Job& job) {
   std::vector<Job> variants;
   const Plan& plan = job.resolved.plan;
-  // Over axes each would be searched for every mesh.
-  if (!plan.mesh.is_plain()) return variants;
   std::vector<Assignments> all;
   if (!is_fixed(job, "loss")) all = chunked_loss(job).values;
   if (plan.runtime.kind == RuntimeKind::kNative && !is_fixed(job, "recompute_keeps")) {

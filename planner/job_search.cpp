@@ -73,6 +73,12 @@ class VariantSearch {
     return best_.variant != nullptr && found_.best.has_value();
   }
 
+  // The best variant, where it is over axes and its plan holds.
+  const JobVariant* best_over_axes() const {
+    const bool is_over = found_.best && !found_.best->plan.mesh.is_plain();
+    return is_over ? best_.variant : nullptr;
+  }
+
   // Of the variant that won, with counts of all. Throws where no variant is possible.
   JobSearch answer() {
     if (best_.variant == nullptr) throw *failure_;
@@ -213,10 +219,14 @@ JobSearch search_job(const SearchVariants& variants, const SearchOptions& option
                      const std::function<SearchMemory(std::size_t)>& memory_after) {
   const auto start = std::chrono::steady_clock::now();
   VariantSearch all(options, memory_after, variants.each_mesh);
-  std::vector<JobVariant> others;
+  std::vector<JobVariant> others, around;
   if (!all.look_at(variants.list) && variants.otherwise) {
     others = variants.otherwise();
     all.look_at(others);
+  }
+  if (const JobVariant* best = all.best_over_axes(); best != nullptr && variants.around) {
+    around = variants.around(*best);
+    all.look_at(around);
   }
   JobSearch found = all.answer();
   found.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
@@ -284,6 +294,22 @@ std::vector<Alternative> find_alternatives(const Job& job, const SpaceRequest& r
     if (is_worth) list.push_back({assignments, *result.best});
   }
   return list;
+}
+
+std::optional<Alternative> find_without_experts_axis(const Job& job, const SpaceRequest& request,
+                                                     const SearchResult& found,
+                                                     const SearchOptions& search) {
+  const bool is_asked = is_fixed(job, kExpertAxis) || !split_axes(request.vary).axes.empty();
+  if (is_asked || !found.best || found.best->plan.mesh.ep == 1) return std::nullopt;
+  const std::vector<std::string> without = {std::string(kExpertAxis) + "=1"};
+  auto other = changed_job(job, without);
+  if (!other) return std::nullopt;
+  SearchOptions best_alone = search;
+  best_alone.detail = SearchDetail::kBest;
+  const SearchResult result =
+      search_job({search_variants(*other, request).list}, best_alone).result;
+  if (!result.best) return std::nullopt;
+  return Alternative{without, *result.best};
 }
 
 }  // namespace foreshard

@@ -4,6 +4,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <functional>
 #include <utility>
 
 #include "models/layers/variants.h"
@@ -139,34 +140,54 @@ SearchVariants search_variants(const Job& job, const SpaceRequest& request) {
   const SpaceRequest of_knobs{request.global_batch, others};
   SearchVariants variants;
   variants.list = variants_by_model(job, of_knobs);
-  const auto over_axes = [job, of_knobs, batch = variants.list[0].space.global_batch](
-                             const std::vector<std::string>& keys) {
+  const bool is_fixed_mesh = is_fixed(job, "mesh.shard") || is_fixed(job, "mesh.replicate");
+  const auto spanned = [of_knobs, is_fixed_mesh,
+                        batch = variants.list[0].space.global_batch](std::vector<Job> jobs) {
     std::vector<JobVariant> list;
-    for (Job& other : jobs_over_axes(job, keys, batch)) {
+    for (Job& other : jobs) {
       SearchSpace space = space_of_variant(other, of_knobs);
       space.global_batch = batch;
       // A side of the mesh that a plan file wrote was made to fit; it varies as it did.
-      if (!is_fixed(job, "mesh.shard") && !is_fixed(job, "mesh.replicate")) {
-        space.shard_groups.clear();
-      }
+      if (!is_fixed_mesh) space.shard_groups.clear();
       add_by_model(list, {std::move(other), std::move(space)});
     }
     return list;
   };
+  const auto over_axes = [job, spanned, batch = variants.list[0].space.global_batch](
+                             const std::vector<std::string>& keys) {
+    return spanned(jobs_over_axes(job, keys, batch));
+  };
+  if (job.resolved.plan.mesh.is_plain()) {
+    variants.around = [spanned](const JobVariant& best) {
+      return spanned(free_variants(best.job));
+    };
+  }
   for (Job& other : free_variants(job)) {
     append(variants.list, variants_by_model(std::move(other), of_knobs));
   }
-  if (axes.empty()) {
-    // A batch that the ranks do not divide is a mistake to be named, not to be mended by axes.
-    const std::int64_t batch = variants.list[0].space.global_batch;
-    const Mesh& mesh = job.resolved.plan.mesh;
-    const std::int64_t ranks = job.cluster.gpus / mesh.sharing();
-    if (batch < ranks || batch % ranks == 0) {
-      variants.otherwise = [over_axes] { return over_axes(inner_axis_keys()); };
+  // A batch that the ranks do not divide is a mistake to be named, not to be mended by axes.
+  const std::int64_t batch = variants.list[0].space.global_batch;
+  const Mesh& mesh = job.resolved.plan.mesh;
+  const std::int64_t ranks = job.cluster.gpus / mesh.sharing();
+  const bool is_mistake = axes.empty() && batch >= ranks && batch % ranks != 0;
+  if (!is_mistake && !contains(axes, kExpertAxis)) {
+    const std::int64_t domain = job.cluster.gpus_per_node() * job.cluster.node.link_domain;
+    const auto is_near = [mesh, domain](const JobVariant& variant) {
+      const Mesh& other = variant.job.resolved.plan.mesh;
+      return other.tp == mesh.tp && other.cp == mesh.cp && other.ep <= domain;
+    };
+    std::vector<JobVariant> mixtures = over_axes({kExpertAxis});
+    std::erase_if(mixtures, std::not_fn(is_near));
+    append(variants.list, std::move(mixtures));
+    if (axes.empty()) {
+      variants.otherwise = [over_axes, is_near] {
+        std::vector<JobVariant> list = over_axes(inner_axis_keys());
+        std::erase_if(list, is_near);  // looked at before
+        return list;
+      };
     }
-    return variants;
   }
-  for (JobVariant& other : over_axes(axes)) variants.list.push_back(std::move(other));
+  if (!axes.empty()) append(variants.list, over_axes(axes));
   return variants;
 }
 

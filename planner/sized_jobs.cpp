@@ -3,11 +3,13 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <memory>
 #include <utility>
 
 #include "planner/amounts.h"
 #include "planner/axes_variants.h"
 #include "planner/search_space.h"
+#include "sim/base/lookup.h"
 #include "sim/base/unit_strings.h"
 
 namespace foreshard {
@@ -96,8 +98,18 @@ JobVariants SizedJobs::operator()(const CandidateCluster& candidate,
     return jobs;
   };
   JobVariants variants{sized_all(searched.list)};
+  const auto made = std::make_shared<std::vector<JobVariant>>(searched.list);
   if (searched.otherwise) {
-    variants.otherwise = [sized_all, make = searched.otherwise] { return sized_all(make()); };
+    variants.otherwise = [sized_all, made, make = searched.otherwise] {
+      const std::vector<JobVariant> others = make();
+      append(*made, others);
+      return sized_all(others);
+    };
+  }
+  if (searched.around) {
+    variants.around = [sized_all, made, make = searched.around](std::size_t best) {
+      return sized_all(make((*made)[best]));
+    };
   }
   return variants;
 }

@@ -41,7 +41,7 @@ class SizedJobs {
             std::string prices_file);
 
   Job job(const std::string& spec) const;
-  // `otherwise` of the answer refers to this.
+  // Functions of the answer refer to this.
   JobVariants operator()(const CandidateCluster& candidate, std::int64_t most_sequences) const;
 
  private:

@@ -150,7 +150,7 @@ ExitCode run_recommend(const RecommendCommandOptions& options) {
     const Cluster& cluster = first.sized.cluster;
     const JobVariants variants =
         jobs({first.machine, cluster.spec, cluster.gpus}, how.most_sequences);
-    const SizedJob job = variants.at(first.sized.variant);
+    const SizedJob& job = *first.sized.job;
     changes = what_ifs(first, variants, terms, how);
     body["what_if"] = to_json(changes);
     body["sensitivity"] =

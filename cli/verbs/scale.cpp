@@ -16,7 +16,7 @@ namespace foreshard {
 namespace {
 
 // The answer, with what moves the step at the knee, or at the largest size.
-Json body_of(const ScalingCurve& curve, const SizedJobs& jobs, std::int64_t most_sequences) {
+Json body_of(const ScalingCurve& curve) {
   Json body = to_json(curve);
   if (curve.points.empty()) return body;
   const ScalePoint* at = &curve.points.back();
@@ -24,9 +24,7 @@ Json body_of(const ScalingCurve& curve, const SizedJobs& jobs, std::int64_t most
     if (point.sized.cluster.gpus == curve.knee) at = &point;
   }
   const SizedPlan& sized = at->sized;
-  const std::int64_t most = curve.weak ? most_sequences * sized.cluster.gpus : most_sequences;
-  const JobVariants variants = jobs({curve.machine, sized.cluster.spec, sized.cluster.gpus}, most);
-  const SizedJob job = variants.at(sized.variant);
+  const SizedJob& job = *sized.job;
   body["sensitivity"] = sensitivity_json(forecast(job.model, sized.plan, job.costs), job.costs);
   body["sensitivity"]["gpus"] = sized.cluster.gpus;
   return body;
@@ -71,7 +69,7 @@ ExitCode run_scale(const ScaleOptions& options) {
       options.job, [&] { return scale(candidates, std::cref(jobs), options.weak > 0, how); });
   Json json;
   if (!options.html.empty() || options.output.form == Form::kJson) {
-    json = document_json("foreshard.scale/1", body_of(curve, jobs, how.most_sequences));
+    json = document_json("foreshard.scale/1", body_of(curve));
   }
   if (!options.html.empty()) write_answer_page(options.html, json, options.output.command);
   if (options.csv) {

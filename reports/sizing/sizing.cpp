@@ -247,15 +247,19 @@ std::optional<SizedPlan> best_plan(const JobVariants& variants, const MemoryTerm
     }
   };
   look_at(variants.list, 0);
-  std::vector<SizedJob> others;
+  std::vector<SizedJob> others, around;
   if (!best && variants.otherwise) {
     others = variants.otherwise();
     look_at(others, variants.list.size());
   }
+  if (best && !best->plan.mesh.is_plain() && variants.around) {
+    around = variants.around(number);
+    look_at(around, variants.list.size() + others.size());
+  }
   if (!best) return std::nullopt;
   const Sizing sizing{draws, of->stacks.of(best->plan), of->replays.get()};
   SizedPlan sized = size_up(of->model, best->plan, of->costs, sizing);
-  sized.variant = number;
+  sized.job = std::make_shared<SizedJob>(*of);
   sized.enumerated = enumerated;
   sized.simulated = simulated;
   return sized;

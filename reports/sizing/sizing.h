@@ -16,11 +16,13 @@
 
 namespace foreshard {
 
+struct SizedJob;
+
 struct SizedPlan {
   Cluster cluster;
   Plan plan;
-  std::size_t variant = 0;      // of the JobVariants that were searched: their at()
-  std::int64_t enumerated = 0;  // by the search that found it
+  std::shared_ptr<const SizedJob> job;  // the one of the JobVariants that the plan is of
+  std::int64_t enumerated = 0;          // by the search that found it
   std::int64_t simulated = 0;
   Quantity step;              // s
   std::vector<double> draws;  // s of a step, one for each draw of the machine's factors
@@ -53,14 +55,12 @@ struct SizedJob {
 };
 struct JobVariants {
   std::vector<SizedJob> list;  // one at the least: the job as it was asked for
-  // More, made and searched where none of the list holds (other axes); may be empty.
+  // More, made and searched where none of the list holds (other axes), and around the best over
+  // axes, by its number in the list and then these; may be empty.
   std::function<std::vector<SizedJob>()> otherwise = {};
+  std::function<std::vector<SizedJob>(std::size_t)> around = {};
 
   const SizedJob& front() const { return list.front(); }
-  // The list's, then the others.
-  SizedJob at(std::size_t variant) const {
-    return variant < list.size() ? list[variant] : otherwise()[variant - list.size()];
-  }
 };
 
 // Calls `judge` for every i below `count`, on `threads` threads (0: all cores), and tells

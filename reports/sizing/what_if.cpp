@@ -30,10 +30,10 @@ std::vector<WhatIf> what_ifs(const Choice& choice, const JobVariants& variants,
       }
       return jobs;
     };
-    // Of a choice with axes that were not asked for, those.
-    const bool is_of_list = choice.sized.variant < variants.list.size();
-    const JobVariants changed = {changed_jobs(
-        is_of_list ? variants.list : std::vector<SizedJob>{variants.at(choice.sized.variant)})};
+    // Of a choice over axes, those.
+    const JobVariants changed = {changed_jobs(choice.sized.plan.mesh.is_plain()
+                                                  ? variants.list
+                                                  : std::vector<SizedJob>{*choice.sized.job})};
     one.sized = best_plan(changed, {terms.confidence}, options.draws);
     if (!one.sized) return;
     one.run = forecast_run(*one.sized, choice.price, terms);

@@ -79,7 +79,6 @@ TEST(AxesVariants, AreLegalAndDifferAndShareTheBatch) {
   }
 }
 
-// Grouped-query attention of 8 key/value heads; a dense model; latent attention; 4,096 positions.
 // Each of 2 groups of 4 experts is shared by 32 ranks, of which 28 would hold padding alone if the
 // experts were cut along their first dimension.
 TEST(AxesVariants, SharedExpertsAreCutAlongTheNextDimension) {
@@ -93,6 +92,7 @@ TEST(AxesVariants, SharedExpertsAreCutAlongTheNextDimension) {
   EXPECT_EQ(8 * gathered(job.resolved.plan.units.shard_dim), gathered(0));
 }
 
+// Grouped-query attention of 8 key/value heads; a dense model; latent attention; 4,096 positions.
 TEST(AxesVariants, FollowTheModel) {
   const auto of = [](const char* model, const char* sequence) {
     return jobs_over_axes(job_of(model, "64xh100", sequence), axis_keys(), 64);
@@ -193,6 +193,19 @@ TEST(AxesVariants, ABatchOfFewerSequencesThanGpusIsSharedOut) {
 }
 
 // Nobody who does not ask gets another answer where one holds without.
+// With the loss in parts, which is tried around the best axes.
+TEST(AxesVariants, MixturesSpreadTheirExpertsUnasked) {
+  const auto best = [](const std::vector<std::string>& set) {
+    const Job job = job_of("gpt-oss-20b", "64xh100", "8192", set);
+    return search_job(search_variants(job, {"64", {}}), one_thread()).result.best;
+  };
+  const auto found = best({});
+  ASSERT_TRUE(found);
+  EXPECT_GT(found->plan.mesh.ep, 1);
+  EXPECT_EQ(found->seconds, best({"mesh.ep=8", "loss=chunked-8"})->seconds);
+  EXPECT_LT(found->seconds, best({"mesh.ep=1"})->seconds);
+}
+
 TEST(AxesVariants, AreLeftAloneWhereAPlanHoldsWithout) {
   const Job job = job_of("llama-3.2-1b", "8xh100", "2048");
   const JobSearch found = search_job(search_variants(job, {"64", {}}), one_thread());
@@ -241,7 +254,8 @@ TEST(AxesVariants, TheWinnerIsNeverWorseAndWhatPredictSays) {
 // What prunes axes: no step is shorter than its layers with the collectives inside of them.
 // What each mesh takes is what a search says where it is set; the winner is the same.
 TEST(AxesVariants, EachMeshHasItsBestStep) {
-  const auto searched = [](const std::vector<std::string>& set, bool each) {
+  const auto searched = [](std::vector<std::string> set, bool each) {
+    set.emplace_back("loss=eager");  // which varies with axes that are set, or around the best
     const Job job = job_of("llama-3.2-1b", "4xh100", "8192", set);
     SearchVariants variants = search_variants(job, {"8", {"mesh.tp", "mesh.cp"}});
     variants.each_mesh = each;
