@@ -472,8 +472,11 @@ Problem problem_of_lora(const Plan& plan, const ModelSpec& model) {
     const bool found =
         target == Lora::kAllLinear || std::ranges::any_of(model.kinds, [&](const LayerSpec& layer) {
           return std::ranges::any_of(layer.operations, [&](const auto& op) {
-            // (Of the experts' stacks, too: PEFT knows their modules' names.)
-            return (takes_adapter(layer, op) || op.groups > 1) && is_module(op.name, target);
+            // (Of stacks of experts PEFT knows the modules that they were.)
+            const bool of_stack =
+                contains(" gate gate_proj up_proj down_proj w1 w2 w3 ", ' ' + target + ' ');
+            return takes_adapter(layer, op) ? is_module(op.name, target)
+                                            : op.groups > 1 && of_stack;
           });
         });
     if (found) continue;
