@@ -104,7 +104,7 @@ ScoreBias bias_of(const FamilyCode& code, const Operation& op, const Plan& plan)
 // A cache that the program holds with the model's outputs has keys and values beside their repeats
 // (in fp32 beside what was cast of them: variants.cpp).
 bool holds_cache(const LayerSpec& layer, const Plan& plan, const AttentionShape& shape) {
-  return plan.kernels.keeps_cache && plan.logits == Logits::kHeld &&
+  return plan.kernels.keeps_cache && plan.logits != Logits::kReleased &&
          shape.kv_heads != shape.heads &&
          std::ranges::none_of(layer.tensors, [](const TensorSpec& tensor) {
            return tensor.name.starts_with(kCached) && tensor.type == ElementType::kFp32;

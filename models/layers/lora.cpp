@@ -17,16 +17,40 @@
 namespace foreshard {
 namespace {
 
-// In transformers 5 a router's weight is a parameter of its module, no nn.Linear.
-bool is_bare(const Plan& plan, const LayerSpec& layer, const Operation& op) {
-  return plan.experts == ExpertKernels::kTransformers &&
-         layer.tensors[at(op.outputs.front())].name == "router_logits";
+bool is_router(const LayerSpec& layer, const Operation& op) {
+  return layer.tensors[at(op.outputs.front())].name == "router_logits";
 }
 
-bool is_target(const Plan& plan, const LayerSpec& layer, const Operation& op) {
-  if (!takes_adapter(layer, op) || is_bare(plan, layer, op)) return false;
-  const Lora& lora = plan.lora;
+// In transformers 5 a router's weight is a parameter of its module, no nn.Linear.
+bool is_bare(const Plan& plan, const LayerSpec& layer, const Operation& op) {
+  return plan.experts == ExpertKernels::kTransformers && is_router(layer, op);
+}
+
+// Whether PEFT (0.19 on; utils/transformers_weight_conversion.py, _convert_peft_config_moe) takes
+// the modules that transformers 4 had for parameters: of the experts' stacks and the router, and so
+// of no linear module of these names (a shared expert's, a dense block's).
+bool adapts_stacks(const Plan& plan, const ModelSpec& model) {
+  constexpr std::string_view kFamilies =
+      " mixtral minimax_m2 qwen2_moe qwen3_moe qwen3_next afmoe deepseek_v2 deepseek_v3"
+      " deepseek_v32 dots1 ernie4_5_moe glm4_moe glm4_moe_lite glm_moe_dsa solar_open mellum"
+      " hunyuan_v1_moe flex_olmo olmoe exaone_moe cohere2_moe ";
+  return plan.experts == ExpertKernels::kTransformers &&
+         contains(kFamilies, ' ' + model.family + ' ');
+}
+
+// Whether a target says one of the words.
+bool targets_any(const Lora& lora, std::string_view words) {
   return std::ranges::any_of(lora.targets, [&](const std::string& target) {
+    return target == Lora::kAllLinear || contains(words, ' ' + target + ' ');
+  });
+}
+
+bool is_target(const Plan& plan, bool stacks, const LayerSpec& layer, const Operation& op) {
+  if (!takes_adapter(layer, op) || is_bare(plan, layer, op)) return false;
+  for (const char* each : {"gate_proj", "up_proj", "down_proj"}) {
+    if (stacks && is_module(op.name, each)) return false;
+  }
+  return std::ranges::any_of(plan.lora.targets, [&](const std::string& target) {
     if (target == Lora::kAllLinear) return layer.role != LayerRole::kHead;
     return is_module(op.name, target);
   });
@@ -34,7 +58,8 @@ bool is_target(const Plan& plan, const LayerSpec& layer, const Operation& op) {
 
 class Adapter : LayerWriter {
  public:
-  Adapter(LayerSpec& layer, const Plan& plan) : LayerWriter(layer), plan_(plan), lora_(plan.lora) {}
+  Adapter(LayerSpec& layer, const Plan& plan, bool stacks)
+      : LayerWriter(layer), plan_(plan), lora_(plan.lora), stacks_(stacks) {}
 
   void run() {
     std::vector<Operation> operations = std::exchange(layer_.operations, {});
@@ -44,7 +69,7 @@ class Adapter : LayerWriter {
       for (Indices* list : {&op.inputs, &op.saved, &op.released}) {
         for (Index& t : *list) t = renamed_[at(t)];
       }
-      const bool target = is_target(plan_, layer_, op);
+      const bool target = is_target(plan_, stacks_, layer_, op);
       layer_.operations.push_back(std::move(op));
       if (target) adapt();
     }
@@ -158,6 +183,7 @@ class Adapter : LayerWriter {
   };
   const Plan& plan_;
   const Lora& lora_;
+  const bool stacks_;
   Indices renamed_;
   std::vector<Base> base_of_;
 };
@@ -221,11 +247,12 @@ constexpr std::int64_t kTables = std::int64_t{4} * (256 + 1) + kCode;
 
 std::int64_t ceil_divide(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
 
-// Every product's weight of the layer becomes 4-bit blocks.
+// Every linear layer's weight becomes 4-bit blocks (of transformers' mixtures no stack is one).
 void pack_weights(LayerSpec& layer, const Plan& plan) {
   if (layer.role == LayerRole::kHead) return;
   for (Operation& op : layer.operations) {
     if (op.kind != OperationKind::kGemm || is_bare(plan, layer, op)) continue;
+    if (op.groups > 1 && plan.experts == ExpertKernels::kTransformers) continue;
     ParameterSpec& weight = layer.parameters[at(op.parameters.front())];
     if (weight.trainable || weight.tied) continue;
     const std::int64_t count = weight.numel();
@@ -248,6 +275,7 @@ void pack_weights(LayerSpec& layer, const Plan& plan) {
 
 ModelSpec with_adapters(ModelSpec model, const Plan& plan) {
   FORESHARD_CHECK(plan.lora.rank > 0, "adapters without a rank");
+  const bool stacks = adapts_stacks(plan, model);
   for (LayerSpec& layer : model.kinds) {
     for (ParameterSpec& parameter : layer.parameters) {
       // PEFT's model is inside of TRL's, whose own head stays.
@@ -257,7 +285,7 @@ ModelSpec with_adapters(ModelSpec model, const Plan& plan) {
           !parameter.trainable &&
           (plan.lora.base == Lora::Base::kParam || plan.lora.base == Lora::Base::kNf4);
     }
-    Adapter(layer, plan).run();
+    Adapter(layer, plan, stacks).run();
     if (plan.lora.fused) fuse_adapters(layer);
     if (plan.lora.base >= Lora::Base::kNf4) pack_weights(layer, plan);
     const bool embeds = layer.role == LayerRole::kEmbedding && !layer.tower;
@@ -267,6 +295,33 @@ ModelSpec with_adapters(ModelSpec model, const Plan& plan) {
     }
   }
   return model;
+}
+
+// peft/tuners/lora/layer.py, ParamWrapper: the weight is made anew of the frozen one and the
+// product of an adapter of all experts, and all of it has a gradient. Gate and up are one stack, of
+// twice the rank.
+void adapt_experts(LayerSpec& layer, const Plan& plan, const ModelSpec& model) {
+  if (!adapts_stacks(plan, model)) return;
+  LayerWriter writer(layer);
+  for (Operation& op : std::exchange(layer.operations, {})) {
+    const bool product = op.kind == OperationKind::kGemm, router = product && is_router(layer, op);
+    const bool down = op.name != "experts.gate_up_proj";
+    const char* words = router ? " gate " : down ? " down_proj w2 " : " gate_proj w1 ";
+    if (product && (router || op.groups > 1) && targets_any(plan.lora, words)) {
+      const ParameterSpec weight = layer.parameters[at(op.parameters.front())];
+      const std::string module = weight.name.substr(0, weight.name.find(".weight"));
+      const std::int64_t rank = plan.lora.rank * op.groups * (router || down ? 1 : 2);
+      const Index folded = writer.tensor({.name = module + ".folded", .fixed = weight.numel()});
+      Operation& fold = writer.pass(module + ".fold", Function::kAdd, {}, {folded});
+      fold.part = op.part;
+      fold.parameters = {
+          writer.parameter(module + ".lora_A.default.weight", {rank, op.k}, op.part),
+          writer.parameter(module + ".lora_B.default.weight", {op.n, rank}, op.part)};
+      op.inputs.push_back(folded);
+      op.saved.push_back(folded);
+    }
+    layer.operations.push_back(std::move(op));
+  }
 }
 
 }  // namespace foreshard

@@ -317,6 +317,7 @@ class Rewriter {
         widens_rows_ = true;
         replace(op, rows, cast(rows, ElementType::kFp32));
       }
+      for (const Index folded : op.inputs) layer_.tensors[at(folded)].type = ElementType::kFp32;
       return push(std::move(op));
     }
     // A product of fp32 copies (a router's) stays one where no autocast makes 16 bits of them.

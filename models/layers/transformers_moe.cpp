@@ -13,6 +13,8 @@
 // shared expert stay, weights of gate and up become one.
 #include "models/layers/transformers_moe.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <numeric>
 #include <string>
@@ -39,7 +41,6 @@ struct MixtureCode {
   bool chooses_logits = false;  // the best logits alone are given scores
   bool scales_routed = false;   // what the experts made, times a number
   bool scales_sum = false;      // the same with the shared expert's
-  bool router_last = false;     // defined behind the experts
   // A block's norms are defined in front of all else, or everything where it is used.
   bool norms_first = false, as_used = false;
 };
@@ -48,32 +49,20 @@ constexpr MixtureCode kMixtureCode[] = {
     {.family = "qwen3_next", .shared_first = true},
     {.family = "qwen3_5_moe", .shared_first = true},
     {.family = "hunyuan_v1_moe", .shared_first = true},
-    {.family = "qwen3_moe", .router_last = true},
-    {.family = "mellum", .router_last = true},
-    {.family = "deepseek_v2", .router_last = true},
-    {.family = "deepseek_v3", .router_last = true},
-    {.family = "glm4_moe", .router_last = true},
-    {.family = "glm4_moe_lite", .router_last = true},
-    {.family = "solar_open", .router_last = true},
-    {.family = "dots1", .router_last = true},
-    {.family = "exaone_moe", .router_last = true},
-    {.family = "kimi_linear", .router_last = true},
-    {.family = "lfm2_moe", .narrow_router = true, .router_last = true},
-    {.family = "llama4", .router_last = true},
+    {.family = "lfm2_moe", .narrow_router = true},
     {.family = "gpt_neox", .norms_first = true},
     {.family = "bloom", .as_used = true},
     {.family = "ernie4_5_moe", .shared_first = true, .fp32_router = true, .frozen_bias = true},
-    {.family = "axk1", .router_last = true},
-    {.family = "deepseek_ocr2", .router_last = true},
-    {.family = "mistral4", .router_last = true},
-    {.family = "deepseek_v32", .router_last = true},
-    {.family = "glm_moe_dsa", .router_last = true},
     {.family = "gemma4", .plain_router = true},
     {.family = "afmoe", .shared_first = true, .plain_router = true},
     {.family = "laguna", .shared_first = true, .scales_routed = true},
     {.family = "cohere2_moe", .chooses_logits = true, .scales_sum = true},
-
 };
+// The router is defined behind the experts.
+constexpr std::string_view kRouterLast =
+    " qwen3_moe mellum deepseek_v2 deepseek_v3 glm4_moe glm4_moe_lite solar_open dots1"
+    " exaone_moe kimi_linear llama4 axk1 deepseek_ocr2 mistral4 deepseek_v32 glm_moe_dsa"
+    " lfm2_moe ";
 
 class ExpertRewriter : LayerWriter {
  public:
@@ -456,7 +445,7 @@ class ExpertRewriter : LayerWriter {
 };
 
 // What comes first of a block's parameters, then of its attention's and its mixture's.
-int place_of(const std::string& name, const MixtureCode& code) {
+int place_of(const std::string& name, const MixtureCode& code, bool router_last) {
   const auto has = [&](std::string_view word) { return contains(name, word); };
   if (name.starts_with("layer.")) {  // T5's sublayers, each with its norm behind what it is for
     const int sublayer = 3 * (name[6] - '0');
@@ -469,7 +458,7 @@ int place_of(const std::string& name, const MixtureCode& code) {
   if (std::ranges::count(name, '.') == 1) return code.norms_first ? -1 : 6;
   if (has(".experts.")) return 3;
   const bool is_router = has(".gate.") || has(".router.");
-  return is_router ? (code.router_last ? 4 : 2) : 5;
+  return is_router ? (router_last ? 4 : 2) : 5;
 }
 
 }  // namespace
@@ -481,13 +470,14 @@ void order_as_transformers(LayerSpec& layer, std::string_view family) {
                                [&](const ParameterSpec& p) { return p.name.starts_with(module); });
   };
   const MixtureCode code = row_of(kMixtureCode, family);
+  const bool last = contains(kRouterLast, fmt::format(" {} ", family));
   const bool attends = has("self_attn.") || has("self_attention.") || code.norms_first;
   const bool sorts = has("layer.0.") || (attends && (has("mlp.") || has("block_sparse_moe.")));
   if (layer.role != LayerRole::kBlock || !sorts || code.as_used) return;
   std::vector<std::size_t> order(list.size());
   std::iota(order.begin(), order.end(), std::size_t{0});
   std::ranges::stable_sort(order, [&](std::size_t a, std::size_t b) {
-    return place_of(list[a].name, code) < place_of(list[b].name, code);
+    return place_of(list[a].name, code, last) < place_of(list[b].name, code, last);
   });
   std::vector<ParameterSpec> sorted;
   Indices place(list.size());

@@ -101,15 +101,19 @@ LayerSpec one_kernel_loss(LayerSpec layer, bool in_place) {
   return layer;
 }
 
-// The loop's name holds fp32 copies of the logits till the next forward's are made: all the time,
-// and twice while those are.
+// The loop's name holds what the model returned till the next forward's is made: all the time, and
+// twice while that is.
+void keep_outputs(LayerSpec& layer, const Plan& plan, DType type) {
+  layer.resident_bytes += checked_multiply(
+      elements(layer.tensors.front(), plan.batch.micro_batch, plan.batch.sequence), size_of(type));
+}
+
 void keep_logits(LayerSpec& layer, Operation& copy, const Plan& plan) {
   const std::int64_t words = layer.tensors.front().per_token;
   copy.forward_workspace = {
       add_tensor(layer, {.name = "next logits", .per_token = words, .type = ElementType::kFp32})};
   copy.released = {0};
-  const std::int64_t tokens = checked_multiply(plan.batch.micro_batch, plan.batch.sequence);
-  layer.resident_bytes += checked_multiply(checked_multiply(tokens, words), 4);
+  keep_outputs(layer, plan, DType::kFp32);
 }
 
 // One operation for all chunks, whose temporaries are of one, behind one that stands for the views
@@ -394,9 +398,22 @@ Index add_logits(LayerSpec& layer, const char* name, ElementType type) {
   return add_tensor(layer, std::move(spec));
 }
 
+// Outputs made fp32 that a loop keeps: till the loss' own backward is done.
+void hold_fp32(LayerSpec& layer) {
+  const Index outputs = add_logits(layer, "logits_fp32_returned", ElementType::kFp32);
+  std::vector<Operation>& ops = layer.operations;
+  ops.front().saved.push_back(outputs);
+  ops.back().released.push_back(outputs);
+  ops.insert(ops.begin(), pass("outputs_to_fp32", Function::kCast, 0, outputs));
+  ops.front().gradient = GradientRule::kNone;
+}
+
 // Of what a model under autocast returns Accelerate's prepare_model makes fp32, of which a
 // DistributedDataParallel that looks for unused parameters makes a copy (_DDPSink).
 void return_fp32(LayerSpec& layer, const Plan& plan) {
+  if (plan.runtime.kind == RuntimeKind::kFsdp1 && plan.logits == Logits::kHeld) {
+    return hold_fp32(layer);
+  }
   std::vector<Operation>& ops = layer.operations;
   Index returned = 0;
   const auto make = [&](const char* operation, Function function, const char* name) {
@@ -410,7 +427,6 @@ void return_fp32(LayerSpec& layer, const Plan& plan) {
   if (plan.runtime.kind == RuntimeKind::kDdp && plan.ddp.find_unused_parameters) {
     make("outputs_copy", Function::kCopy, "logits_copy");
   }
-  if (plan.logits == Logits::kHeld) ops.front().saved.push_back(returned);
   ops.back().released.push_back(returned);
 }
 
@@ -443,21 +459,12 @@ void widen_losses(LayerSpec& layer, const Plan& plan) {
   return_fp32(layer, plan);
 }
 
-// The same of a loss that is fp32 by itself, for who holds the outputs.
-void hold_fp32(LayerSpec& layer) {
-  const Index outputs = add_logits(layer, "logits_fp32_returned", ElementType::kFp32);
-  std::vector<Operation>& ops = layer.operations;
-  ops.front().saved.push_back(outputs);
-  ops.back().released.push_back(outputs);
-  ops.insert(ops.begin(), pass("outputs_to_fp32", Function::kCast, 0, outputs));
-  ops.front().gradient = GradientRule::kNone;
-}
-
 // Logits that are fp32 by themselves (BART's) are cast with the other outputs by the hook of
 // fully_shard's root, and nobody holds them beyond that. (Of what is held, the runtime has them.)
 void cast_outputs(LayerSpec& layer) {
   const Index outputs = add_logits(layer, "logits_returned", ElementType::kCompute);
   std::vector<Operation>& ops = layer.operations;
+  std::erase(ops.back().released, Index{0});
   ops.push_back(pass("outputs_cast", Function::kCast, 0, outputs));
   ops.back().gradient = GradientRule::kNone;
   ops.back().released = {0, outputs};
@@ -508,6 +515,11 @@ void apply_loss(LayerSpec& layer, const Plan& plan, bool is_traced) {
       take_log_probabilities(layer, plan);
       return;
     case Loss::Kind::kEager:
+      if (plan.logits == Logits::kKept) {
+        const bool wide = is_under_autocast(plan) || tensor(layer, 0).type == ElementType::kFp32;
+        keep_outputs(layer, plan,
+                     plan.output_dtype.value_or(wide ? DType::kFp32 : plan.compute_dtype()));
+      }
       if (is_under_autocast(plan) && keeps_compute_dtype(layer)) return widen_losses(layer, plan);
       if (plan.runtime.kind == RuntimeKind::kFsdp2 && plan.loss_in_forward &&
           plan.output_dtype.value_or(DType::kFp32) != DType::kFp32 &&
@@ -784,7 +796,7 @@ void cache_keys(LayerSpec& layer, const Plan& plan) {
       narrow.name += "_cast";
       read = add_tensor(layer, std::move(narrow));
       cached.push_back(pass(layer.tensors.back().name, Function::kCast, to, read));
-      const bool is_held = plan.logits == Logits::kHeld;
+      const bool is_held = plan.logits != Logits::kReleased;
       (is_held ? cached.back().saved : cached.back().released) = {to};
     }
     for (Operation& op : cached) op.part = attends->part;
@@ -800,6 +812,23 @@ void cache_keys(LayerSpec& layer, const Plan& plan) {
 }
 
 // --- buffers ---
+
+// Accelerate's FSDP1 (utils/dataclasses.py, set_mixed_precision) and DeepSpeed's engine cast fp32
+// buffers, too: sinusoids, and BART's bias of the logits.
+void cast_buffers(LayerSpec& layer, const Plan& plan) {
+  const bool of_accelerate = plan.runtime.kind == RuntimeKind::kFsdp1 && plan.autocast;
+  if (!(of_accelerate || is_zero(plan.runtime.kind)) || plan.param_dtype == DType::kFp32) return;
+  const bool biased = layer.role == LayerRole::kLoss && !layer.tensors.empty() &&
+                      tensor(layer, 0).type == ElementType::kFp32;
+  for (TensorSpec& each : layer.tensors) {
+    if (each.name == kSinusoids || each.name == "biased_logits") {
+      layer.resident_bytes /= 2;
+    } else if (!biased || each.per_token == 0) {
+      continue;
+    }
+    each.type = ElementType::kCompute;
+  }
+}
 
 // A causal mask of all positions, a byte for each pair, that a module makes with itself
 // (nn.Buffer; transformers 5.24, models/FAMILY/modeling_FAMILY.py): the attention of each block, or
@@ -1004,6 +1033,7 @@ ModelSpec with_variants(ModelSpec model, const Plan& plan) {
       }
     }
   }
+  for (LayerSpec& layer : model.kinds) cast_buffers(layer, plan);
   if (plan.lora.rank > 0) model = with_adapters(std::move(model), plan);
   if (plan.units.adapters_alone) {
     for (LayerSpec& layer : model.kinds) {
@@ -1022,6 +1052,7 @@ ModelSpec with_variants(ModelSpec model, const Plan& plan) {
   } else if (plan.experts == ExpertKernels::kTransformers) {
     for (LayerSpec& layer : model.kinds) {
       use_transformers_experts(layer, model.family);
+      if (plan.lora.rank > 0) adapt_experts(layer, plan, model);
       keep_own_mask(layer, model);
       // ZeRO's flat groups and what it gathers one by one follow it, as do the buckets of a
       // DistributedDataParallel that makes them once.

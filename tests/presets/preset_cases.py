@@ -25,9 +25,6 @@ WORLD, STEPS = 8, 3
 
 def run(args, case, folder):
     """What its allocator said of the last step; its collectives; versions."""
-    kept = folder / "result.json"
-    if args.again:
-        return (json.loads(kept.read_text()), "") if kept.exists() else (None, f"{kept} is not there")
     (folder / "case.json").write_text(json.dumps({"run": case["run"], "model": case["config"]}))
     paths = [path for name, path in args.path if name == case["trainer"]]
     environment = {**os.environ, "PYTHONPATH": ":".join(paths + [os.environ.get("PYTHONPATH", "")]).strip(":")}
@@ -53,12 +50,11 @@ def run(args, case, folder):
     stage, persists = zero["stage"], zero.get("stage3_param_persistence_threshold", 100_000)
     if persists == "auto":  # transformers, integrations/deepspeed.py
         persists = 10 * case["config"].get("hidden_size", 0)
-    most = persists * 2 if stage == 3 else 1 << 62
+    most = persists * (4 if case["set"].get("dtype.param") == "fp32" else 2) if stage == 3 else 1 << 62
     while stage and told and told[0][0] == "all_gather" and max(told[0][2:4]) <= most:
         told.append(told.pop(0))
     last = [json.loads(line) for line in said[-max(1, len(said) // STEPS):]]  # an optimizer may step its groups one by one
     result = {"versions": versions, "steps": [{key: max(row[key] for row in last) for key in last[0]}], "collectives": told, "unsaid": len(rows) - len(told)}
-    kept.write_text(json.dumps(result))
     return result, ""
 
 
@@ -110,7 +106,6 @@ def main():
     said.add_argument("--path", type=lambda word: word.split("=", 1), action="append", default=[], help="TRAINER=FOLDER, a folder for PYTHONPATH")
     said.add_argument("--record", type=pathlib.Path, help="where cases go with what this run said")
     said.add_argument("--keep", type=lambda word: pathlib.Path(word).resolve(), help="where the captures stay")
-    said.add_argument("--again", action="store_true", help="judge what --keep FOLDER has, without running anything")
     args = said.parse_args()
     print("| case | code | MiB | peak | reserved | collectives | |\n| --- | --- | --- | --- | --- | --- | --- |", flush=True)
     rows = []

@@ -1,7 +1,8 @@
 // An operation has a node in autograd's graph, and saves, only where one of its inputs or weights
 // needs a gradient and a gradient of the layer's output reaches it; a matrix product, a lookup and
-// the product of an eager norm with its weight save their input only for the weight's gradient. A
-// name ends where Operation::released says, else after the last use.
+// the product of an eager norm with its weight save their input only for the weight's gradient (a
+// weight that adapters are folded into is the second input). A name ends where Operation::released
+// says, else after the last use.
 #include "sim/graph/layers/layer_autograd.h"
 
 #include <algorithm>
@@ -145,7 +146,8 @@ const Indices& LayerAutograd::saves(std::size_t o) const {
   const bool for_weight =
       (op.kind == OperationKind::kGemm && op.function != Function::kCrossEntropy) ||
       op.kind == OperationKind::kEmbedding || (op.eager_norm && !op.parameters.empty());
-  return for_weight && !trains_[o] ? kNothing : op.saved;
+  const bool makes_weight = op.inputs.size() > 1 && needs_gradient(op.inputs[1]);
+  return for_weight && !trains_[o] && !makes_weight ? kNothing : op.saved;
 }
 
 std::size_t LayerAutograd::first_inside() const {

@@ -427,7 +427,9 @@ class Backward {
       dying_.push_back(writer_.make_temporary(graph_.gradient_bytes(p, graph_.dtype_of(p)),
                                               graph_.parameter(p).name + ".grad"));
     }
-    add_backward_kernels(graph_.counts(), op, {trains(o) || makes_unasked, !contributions.empty()},
+    const bool folded = op.kind == OperationKind::kGemm && contributions.size() > 1;
+    add_backward_kernels(graph_.counts(), op,
+                         {trains(o) || makes_unasked || folded, !contributions.empty()},
                          writer_.phase());
     if (addend != kNoGradient && !adds_in_place(op)) {
       writer_.phase().kernels.back().bytes += Bytes(graph_.bytes(op.inputs.front()));

@@ -221,9 +221,10 @@ struct LayerProgram {
 // of into a new buffer: autograd must not assume that it owns them, the engine knows.
 enum class GradientStorage : std::uint8_t { kPerParameter, kFlat };
 
-// kTokenTable: parameter 0 of this layer also is the head's, whose gradient arrived first; kHeld:
-// from a function of Python's, which nothing is added to in place.
-enum class Tying : std::uint8_t { kNone, kTokenTable, kHeld };
+// kTokenTable: parameter 0 of this layer also is the head's, whose gradient arrived first; from a
+// function of Python's, which holds it (kHeld: nothing is added to it in place) or not (kOwned:
+// DeepSpeed's F.linear of stage 3).
+enum class Tying : std::uint8_t { kNone, kTokenTable, kHeld, kOwned };
 
 // A layer whose weights run several times in one forward: autograd sums the gradients of its calls
 // and stores the sum when the earliest call's backward is done. Named by backward's order.

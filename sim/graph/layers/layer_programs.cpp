@@ -506,9 +506,10 @@ LayerPrograms::LayerPrograms(const ModelSpec& whole, const Plan& plan, Known& sh
     options.adds_gradients = plan.runtime.kind == RuntimeKind::kNative && !casts;
     const bool is_table = layer.role == LayerRole::kEmbedding && !layer.tower;
     const bool is_shared = has_shared_table(model) && is_table;
-    options.tied = !is_shared                ? Tying::kNone
-                   : plan.loss.has_product() ? Tying::kHeld
-                                             : Tying::kTokenTable;
+    options.tied = !is_shared                                 ? Tying::kNone
+                   : plan.loss.has_product()                  ? Tying::kHeld
+                   : plan.runtime.kind == RuntimeKind::kZero3 ? Tying::kOwned
+                                                              : Tying::kTokenTable;
     options.sharing = variant.sharing;
     if (variant.frozen) options.frozen = frozen_parameters(layer);
     options.ignores_norms = setting_.ignored == Ignored::kNorms;

@@ -94,8 +94,8 @@ bool WeightGradients::settle(const Fresh& fresh) {
   if (adds) {
     // A cast made the earlier one, to which the engine then adds in place (can_accumulate_inplace):
     // the sum takes its bytes. What a product makes is a transposed view.
-    const bool in_place =
-        options.tied != Tying::kHeld && graph_.gradient_dtype_of(p) != graph_.dtype_of(p);
+    const bool casts = graph_.gradient_dtype_of(p) != graph_.dtype_of(p);
+    const bool in_place = options.tied == Tying::kOwned || (options.tied != Tying::kHeld && casts);
     if (in_place) writer_.free(LayerPhaseProgram::kEarlierGradient + p);
     slot = make_slot(p, graph_.gradient_dtype_of(p), ".grad sum");
     add_memory_kernel(writer_.phase(), Function::kAdd, Pass::kBackward,

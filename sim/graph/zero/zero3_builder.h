@@ -178,7 +178,6 @@ class Zero3 final : public StepBuilder {
     return each.is_wide ? 4 : param_size();
   }
   std::int64_t element_size(std::int32_t p) const { return element_size(parameter(p)); }
-  bool has_master() const { return plan_.param_dtype != DType::kFp32; }
   bool optimizes_on_host() const { return plan_.zero.offload_optimizer != ZeroOffload::kNone; }
   bool overlaps() const { return plan_.zero.overlap_comm.value_or(true); }
   template <typename T>

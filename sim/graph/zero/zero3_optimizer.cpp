@@ -69,10 +69,9 @@ void Zero3::persistent_memory() {
   for (const std::int64_t elements : sub_groups_) {
     largest = std::max(largest, elements);
     if (!is_in_memory(states)) continue;
-    if (has_master() || on_host) {
-      hold(MemoryCategory::kOptimizerState, elements * 4, on_host);
-      graph().buffers.back().role = BufferRole::kMaster;
-    }
+    // Of fp32 partitions, too (stage3.py compares a device with its name).
+    hold(MemoryCategory::kOptimizerState, elements * 4, on_host);
+    graph().buffers.back().role = BufferRole::kMaster;
     if (on_host) hold(MemoryCategory::kAccumulatedGrad, elements * 4, true);  // fp32 gradients
     for (int moment = 0; moment < moments(); ++moment) {
       hold(MemoryCategory::kOptimizerState, elements * size_of(plan_.optimizer.state), on_host);
@@ -205,9 +204,7 @@ void Zero3::update(std::size_t sub_group) {
     std::int32_t denominator = temporary(elements * size_of(plan_.optimizer.state));
     StepBuilder::free(denominator);
   }
-  if (has_master()) {
-    add_bytes(EventKind::kAccumulate, Stream::kCompute, elements * (4 + param_size()), -1);
-  }
+  add_bytes(EventKind::kAccumulate, Stream::kCompute, elements * (4 + param_size()), -1);
   StepBuilder::free(gradients);
 }
 

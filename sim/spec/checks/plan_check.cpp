@@ -382,9 +382,10 @@ Problem problem_of_variants(const Plan& plan) {
     return contradiction("logits", "held logits are those that an eager loss was given",
                          "loss: eager", "released");
   }
-  if (plan.logits == Logits::kKept && plan.loss.kind != Loss::Kind::kChunked) {
-    return contradiction("logits", "kept logits are those that a chunked loss was given",
-                         "loss: chunked-8", "released");
+  if (plan.logits == Logits::kKept && plan.loss.kind != Loss::Kind::kEager &&
+      plan.loss.kind != Loss::Kind::kChunked) {
+    return contradiction("logits", "kept logits are those of an eager or chunked loss",
+                         "loss: eager", "released");
   }
   if (plan.autocast && size_of(*plan.autocast) > size_of(plan.param_dtype)) {
     return contradiction("dtype.autocast", "autocast computes in no wider dtype than dtype.param",
@@ -471,7 +472,11 @@ Problem problem_of_lora(const Plan& plan, const ModelSpec& model) {
     const bool found =
         target == Lora::kAllLinear || std::ranges::any_of(model.kinds, [&](const LayerSpec& layer) {
           return std::ranges::any_of(layer.operations, [&](const auto& op) {
-            return takes_adapter(layer, op) && is_module(op.name, target);
+            // (Of stacks of experts PEFT knows the modules that they were.)
+            const bool of_stack =
+                contains(" gate gate_proj up_proj down_proj w1 w2 w3 ", ' ' + target + ' ');
+            return takes_adapter(layer, op) ? is_module(op.name, target)
+                                            : op.groups > 1 && of_stack;
           });
         });
     if (found) continue;
