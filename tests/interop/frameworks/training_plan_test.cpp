@@ -202,7 +202,6 @@ TEST(TrainingRows, AWordSaysAllOfItsKeys) {
   Cells cells = unknown_run("fsdp2");
   cells["adapters"] = "qlora_64";
   EXPECT_EQ(training_job(row_of(cells)).resolved.plan.lora.base, Lora::Base::kNf4);
-  EXPECT_EQ(training_job(row_of(cells)).resolved.plan.lora.rank, 64);
   cells = unknown_run("fsdp2");
   cells["fp8"] = "nvfp4_but_5";
   cells["gpu"] = "b200";
