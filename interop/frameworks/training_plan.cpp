@@ -165,7 +165,8 @@ void add_dtypes(const TrainingRow& row, Assignments& plan) {
     plan.add("dtype={param: bf16, autocast: none}");
   }
   plan.map("reduction_dtype");
-  if (is_fsdp(row) || is_ddp(row)) {
+  const bool is_low = told_runtime(row) == "zero3" && row.word("optimizer_state") == "bf16";
+  if (is_fsdp(row) || is_ddp(row) || is_low) {
     plan.map("master_dtype");
   }
   plan.map("optimizer_impl");

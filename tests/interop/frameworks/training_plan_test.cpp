@@ -206,6 +206,9 @@ TEST(TrainingRows, AWordSaysAllOfItsKeys) {
   cells["fp8"] = "nvfp4_but_5";
   cells["gpu"] = "b200";
   EXPECT_EQ(training_job(row_of(cells)).resolved.plan.float8_wide_blocks, 5);
+  cells = unknown_run("zero3");
+  cells["master_dtype"] = cells["optimizer_state"] = "bf16";
+  EXPECT_EQ(training_job(row_of(cells)).resolved.plan.master_dtype, DType::kBf16);
 }
 
 // nanotron gives the stage with the head fewer blocks.
