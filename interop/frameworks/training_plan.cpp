@@ -71,10 +71,11 @@ class Assignments {
   explicit Assignments(const TrainingRow& row) : row_(row) {}
 
   void add(std::string assignment) { list_.push_back(std::move(assignment)); }
-  // What the word in `column` says of `key`.
-  void map(std::string_view column, std::string_view key) {
-    const std::string_view value = plan_value(row_, column, key);
-    if (!value.empty()) add(fmt::format("{}={}", key, value));
+  // What the word in `column` says: of `key`, or all of it.
+  void map(std::string_view column, std::string_view key = "") {
+    for (const auto& [name, value] : plan_keys(row_, column)) {
+      if (key.empty() || key == name) add(fmt::format("{}={}", name, value));
+    }
   }
   std::vector<std::string> list() && { return std::move(list_); }
 
@@ -121,29 +122,29 @@ std::string_view sdpa_kernel(const TrainingRow& row, const Cluster& cluster) {
 }
 
 void add_kernels(const TrainingRow& row, const Cluster& cluster, Assignments& plan) {
-  plan.map("attention_kernel", "attention");
+  plan.map("attention_kernel");
   if (const std::string_view said = row.word("attention_kernel");
       said == "sdpa" || said == "sdpa_flash") {
     plan.add(fmt::format("attention={}", sdpa_kernel(row, cluster)));
   }
-  plan.map("norm_impl", "kernels.norm");
+  plan.map("norm_impl");
   if (row.word("norm_impl") == "rms_fused" && likely_stack(row) != "internevo") {
     plan.add("kernels.norm=compute");
   }
-  plan.map("rope_impl", "kernels.rope");
-  plan.map("residual_dtype", "kernels.residual");
-  plan.map("loss_impl", "loss");
+  plan.map("rope_impl");
+  plan.map("residual_dtype");
+  plan.map("loss_impl");
   // Over axes the loss is PyTorch's; a fused one's kernels are a compiled one's.
   const bool is_fused = row.word("loss_impl") == "fused" || likely_stack(row) == "internevo";
   if (has_axes(row) && is_fused) plan.add("loss=compiled");
   if (row.has("train_metrics")) {
     plan.add(fmt::format("kernels.train_metrics={}", row.count("train_metrics")));
   }
-  plan.map("compile", "compile");
-  plan.map("experts", "experts");
+  plan.map("compile");
+  plan.map("experts");
   if (is_fused_by_hand(row)) plan.add("compile=blocks");  // the same kernels
   if (row.word("compile") == "loss_only" && !row.has("loss_impl")) plan.add("loss=compiled");
-  plan.map("fp8", "float8");
+  plan.map("fp8");
   const std::string_view fp8 = row.word("fp8");
   const bool is_tensorwise = fp8 == "tensorwise" || fp8 == "unspecified";
   const bool by_hand = is_fused_by_hand(row);
@@ -159,17 +160,18 @@ void add_kernels(const TrainingRow& row, const Cluster& cluster, Assignments& pl
 // in. DeepSpeed's partitions are fp32.
 void add_dtypes(const TrainingRow& row, Assignments& plan) {
   if (is_fsdp(row)) {
-    plan.map("gather_dtype", "dtype.param");
-    plan.map("gather_dtype", "dtype.autocast");
+    plan.map("gather_dtype");
   } else {
     plan.add("dtype={param: bf16, autocast: none}");
   }
-  plan.map("reduction_dtype", "dtype.reduce");
-  if (is_fsdp(row) || is_ddp(row)) {
-    plan.map("master_dtype", "dtype.master");
+  plan.map("reduction_dtype");
+  const bool is_low = told_runtime(row) == "zero3" && row.word("optimizer_state") == "bf16";
+  if (is_fsdp(row) || is_ddp(row) || is_low) {
+    plan.map("master_dtype");
   }
-  plan.map("optimizer_impl", "optimizer.implementation");
-  plan.map("optimizer_state", "optimizer.state");
+  plan.map("optimizer_impl");
+  plan.map("optimizer_state");
+  plan.map("adapters");
 }
 
 void add_sharding(const TrainingRow& row, Assignments& plan) {
@@ -189,16 +191,13 @@ void add_sharding(const TrainingRow& row, Assignments& plan) {
     for (const char* axis : {"tp", "cp", "ep", "etp", "pp"}) {
       if (row.count(axis, 1) > 1) plan.add(fmt::format("mesh.{}={}", axis, row.count(axis)));
     }
-    plan.map("cp_exchange", "context_parallel.rotate");
+    plan.map("cp_exchange");
     if (row.word("dispatcher") == "deepep") plan.add("expert_parallel.dispatcher=deepep");
     if (row.word("sequence_parallel") == "no") plan.add("tensor_parallel.sequence=false");
     if (row.count("async_tp") == 1) plan.add("tensor_parallel.async=true");
-    plan.map("logits", "tensor_parallel.loss");
+    plan.map("logits");
   }
-  for (const char* key : {"accumulation.mode", "accumulation.reshard_after_backward",
-                          "accumulation.is_last_backward"}) {
-    plan.map("accumulation", key);
-  }
+  plan.map("accumulation");
   if (runtime != "xla_fsdp") plan.add("host_sync=step");  // loss.item()
   if (runtime == "megatron") {
     if (row.word("overlap") == "no") {
@@ -207,8 +206,8 @@ void add_sharding(const TrainingRow& row, Assignments& plan) {
     if (row.word("expert_overlap") == "yes" && row.count("ep", 1) > 1) {
       plan.add("megatron.overlap_expert_parallel=true");
     }
-    plan.map("distributed_optimizer", "megatron.distributed_optimizer");
-    plan.map("cuda_graphs", "megatron.cuda_graphs");
+    plan.map("distributed_optimizer");
+    plan.map("cuda_graphs");
     return;
   }
   if (runtime == "ddp" || is_zero) {
@@ -263,8 +262,7 @@ void add_sharding(const TrainingRow& row, Assignments& plan) {
     plan.add("fsdp1.use_orig_params=true");
   }
   if (runtime != "fsdp1") return;
-  plan.map("prefetch_kind", "fsdp1.backward_prefetch");
-  plan.map("prefetch_kind", "prefetch.backward");
+  plan.map("prefetch_kind");
   if (row.count("forward_prefetch") == 1) plan.add("prefetch.forward=1");
   if (row.has("limit_all_gathers")) {
     plan.add(fmt::format("fsdp1.limit_all_gathers={}",
@@ -278,8 +276,7 @@ void add_recompute(const TrainingRow& row, Assignments& plan) {
     plan.add(fmt::format("recompute=every-{}", said.substr(6)));
     return;
   }
-  plan.map("recompute", "recompute");
-  plan.map("recompute", "recompute_keeps");
+  plan.map("recompute");
   std::string modules(row.word("recompute_modules"));
   if (modules.empty() || told_runtime(row) != "megatron") return;
   std::ranges::replace(modules, ' ', ',');
@@ -329,7 +326,8 @@ std::vector<std::string> pipeline_assignments(const TrainingRow& row, const Mode
   const std::int64_t first = missing == 2 ? 1 : std::max<std::int64_t>(0, missing - share);
   std::vector<std::string> list = {
       fmt::format("pipeline.first_stage_less_layers={}", first),
-      fmt::format("pipeline.last_stage_less_layers={}", missing - first - predictions)};
+      fmt::format("pipeline.last_stage_less_layers={}",
+                  row.count("last_stage_less", missing - first - predictions))};
   if (chunks > 1) {
     list.push_back("pipeline.schedule=Interleaved1F1B");
     list.push_back(fmt::format("pipeline.stages_per_rank={}", chunks));

@@ -28,8 +28,7 @@ namespace {
 struct WordColumn {
   std::string name;
   std::vector<std::string> words;  // empty: any
-  // Of each word: keys of a plan with their values.
-  std::vector<std::vector<std::pair<std::string, std::string>>> keys;
+  std::vector<PlanKeys> keys;      // of each word
 };
 
 struct NumberColumn {
@@ -177,16 +176,13 @@ std::vector<std::string_view> words_of_column(std::string_view column) {
   return {found->words.begin(), found->words.end()};
 }
 
-std::string_view plan_value(const TrainingRow& row, std::string_view column, std::string_view key) {
+const PlanKeys& plan_keys(const TrainingRow& row, std::string_view column) {
+  static const PlanKeys none;
   const auto& columns = grammar().words;
   const auto found = std::ranges::find(columns, column, &WordColumn::name);
   FORESHARD_CHECK(found != columns.end(), "a column without words");
   const auto word = std::ranges::find(found->words, row.word(column));
-  if (word == found->words.end()) return {};
-  for (const auto& [name, value] : found->keys[at(word - found->words.begin())]) {
-    if (name == key) return value;
-  }
-  return {};
+  return word == found->words.end() ? none : found->keys[at(word - found->words.begin())];
 }
 
 namespace {

@@ -13,6 +13,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "calibration/csv_table.h"
@@ -49,8 +50,10 @@ std::vector<TrainingRow> read_training_rows(const CsvTable& table);
 
 // The words that a column may hold, `every_K` and `N` standing for numbers; none: any, or a number.
 std::vector<std::string_view> words_of_column(std::string_view column);
-// What the row's word in a column of words says of a plan's key; "": nothing.
-std::string_view plan_value(const TrainingRow& row, std::string_view column, std::string_view key);
+// Keys of a plan with their values.
+using PlanKeys = std::vector<std::pair<std::string, std::string>>;
+// What the row's word in a column of words says of a plan.
+const PlanKeys& plan_keys(const TrainingRow& row, std::string_view column);
 
 struct TorchVersion {
   int major = 0, minor = 0;

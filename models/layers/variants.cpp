@@ -577,6 +577,8 @@ void apply_float8(LayerSpec& layer, const Plan& plan) {
     };
     const std::int64_t weight = checked_multiply(op.n, op.k);
     op.fp8 = plan.float8;
+    // Of aten._scaled_mm_v2 PyTorch's list of compute_intensive_ops has nothing.
+    op.kept_by_selective &= plan.float8 != Float8::kNvfp4;
     const auto narrow = [&](std::int64_t elements) { return narrow_bytes(op.fp8, elements); };
     ParameterSpec& parameter = layer.parameters[static_cast<std::size_t>(op.parameters.front())];
     const bool is_megatron = plan.runtime.kind == RuntimeKind::kMegatron;

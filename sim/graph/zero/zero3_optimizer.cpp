@@ -70,7 +70,7 @@ void Zero3::persistent_memory() {
     largest = std::max(largest, elements);
     if (!is_in_memory(states)) continue;
     // Of fp32 partitions, too (stage3.py compares a device with its name).
-    hold(MemoryCategory::kOptimizerState, elements * 4, on_host);
+    hold(MemoryCategory::kOptimizerState, elements * size_of(plan_.master_dtype), on_host);
     graph().buffers.back().role = BufferRole::kMaster;
     if (on_host) hold(MemoryCategory::kAccumulatedGrad, elements * 4, true);  // fp32 gradients
     for (int moment = 0; moment < moments(); ++moment) {
@@ -188,13 +188,14 @@ void Zero3::update(std::size_t sub_group) {
   const auto temporary = [&](std::int64_t bytes) {
     return allocate(MemoryCategory::kOptimizerTemp, Stream::kCompute, -1, Bytes(bytes));
   };
-  const bool casts = accumulation_dtype() != DType::kFp32;
+  const std::int64_t master = size_of(plan_.master_dtype);  // of gradients, too
+  const bool casts = kept != master;
   add_bytes(EventKind::kGradScale, Stream::kCompute,
-            elements * (2 * kept + (casts ? kept + 4 : 0) + 8), -1);
+            elements * (2 * kept + (casts ? kept + master : 0) + 2 * master), -1);
   std::int32_t flat = temporary(elements * kept);
   std::int32_t gradients = flat;
   if (casts) {
-    gradients = temporary(elements * 4);
+    gradients = temporary(elements * master);
     StepBuilder::free(flat);
   }
   const bool adam = plan_.optimizer.kind == Optimizer::Kind::kAdamW;
@@ -204,7 +205,7 @@ void Zero3::update(std::size_t sub_group) {
     std::int32_t denominator = temporary(elements * size_of(plan_.optimizer.state));
     StepBuilder::free(denominator);
   }
-  add_bytes(EventKind::kAccumulate, Stream::kCompute, elements * (4 + param_size()), -1);
+  add_bytes(EventKind::kAccumulate, Stream::kCompute, elements * (master + param_size()), -1);
   StepBuilder::free(gradients);
 }
 

@@ -197,6 +197,29 @@ TEST(TrainingRows, EveryWordOfTheGrammarBecomesAPlan) {
   }
 }
 
+// Not the first of its keys alone.
+TEST(TrainingRows, AWordSaysAllOfItsKeys) {
+  Cells cells = unknown_run("fsdp2");
+  cells["adapters"] = "qlora_64";
+  EXPECT_EQ(training_job(row_of(cells)).resolved.plan.lora.base, Lora::Base::kNf4);
+  cells = unknown_run("fsdp2");
+  cells["fp8"] = "nvfp4_but_5";
+  cells["gpu"] = "b200";
+  EXPECT_EQ(training_job(row_of(cells)).resolved.plan.float8_wide_blocks, 5);
+  cells = unknown_run("zero3");
+  cells["master_dtype"] = cells["optimizer_state"] = "bf16";
+  EXPECT_EQ(training_job(row_of(cells)).resolved.plan.master_dtype, DType::kBf16);
+}
+
+// nanotron gives the stage with the head fewer blocks.
+TEST(TrainingRows, ALastStageHasTheBlocksThatItsRowSays) {
+  Cells cells = unknown_run("zero1");
+  cells["pp"] = "2";
+  cells["shard_group"] = "8";
+  cells["last_stage_less"] = "2";
+  EXPECT_EQ(training_job(row_of(cells)).resolved.plan.pipeline.last_less, 2);
+}
+
 // Words that contradict nobody, together: what no code does is refused (FSDP1 has no smaller
 // groups), everything else has a plan, and so has each alternative of what is open.
 TEST(TrainingRows, WordsInAnyCompanyHaveAPlan) {
