@@ -29,8 +29,8 @@ import sys
 import tarfile
 
 # Of xz's strongest preset for text and for numbers of two bytes, with a window that spans all versions of a recording.
-FILTERS = [[{"id": lzma.FILTER_LZMA2, "preset": 9 | lzma.PRESET_EXTREME, "dict_size": 96 << 20, "lc": lc, "lp": lp, "pb": lp}]
-           for lc, lp in ((4, 0), (0, 0), (0, 1))]
+FILTERS = [[{"id": lzma.FILTER_LZMA2, "preset": 9 | lzma.PRESET_EXTREME, "dict_size": 96 << 20, "lc": lc, "lp": lp, "pb": pb}]
+           for lc, lp, pb in ((4, 0, 0), (0, 0, 0), (0, 1, 1), (3, 0, 1), (3, 0, 0))]
 QUICK = [{"id": lzma.FILTER_LZMA2, "preset": 1, "lc": 4, "pb": 0}]
 COLUMNS = ".columns"
 ABOVE, LEFT = "above", "left"

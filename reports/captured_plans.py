@@ -3,8 +3,8 @@
 
     reports/captured_plans.py build/bin CAPTURE_FOLDER ...      e.g. what tests/presets/hf_captures.py --keep left
 
-Order and bytes of the collectives, the peak of what tensors ask for (their blocks, where that is not known) and what the caching allocator
-holds; and what the step takes its host (the middle of its steps; without gc.collect() between them, `collect: false` of hf_train.py), on the processor of calibration/evidence/host_calls.json and without a driver. Peaks are less cuBLAS' workspaces, which the planner counts as the libraries' own; what the allocator holds has them on both sides.
+Order and bytes of the collectives, the peak of what tensors ask for (else of their blocks) less cuBLAS' workspaces, what the caching
+allocator holds, and what a step takes its host (the middle one; `collect: false` of hf_train.py) on the processor of calibration/evidence/host_calls.json, without a driver.
 """
 import gzip
 import json

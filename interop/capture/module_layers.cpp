@@ -126,11 +126,22 @@ class LayerFinder {
       std::erase_if(made, [&](std::int64_t t) { return !reads(p, t); });
       if (made.empty() && is_fed && found_.parts[p].block >= 0 && found_.parts[p - 1].block >= 0)
         made = all;
+      // Another tower begins: the block before keeps its unit.
+      if (made.empty() && found_.parts[p].block < 0 && found_.parts[p - 1].block >= 0) made = all;
       if (made.empty()) {
         join(p);
       } else {
         found_.parts[p].handed = largest(made);
       }
+    }
+    forget_joined();
+  }
+  // Of what is called again, the first call stands by itself.
+  void forget_joined() {
+    std::set<std::int64_t> first;
+    for (ModulePart& part : found_.parts) {
+      if (!part.again) first.insert(part.block);
+      if (!first.contains(part.block)) part.block = -1, part.again = false;
     }
   }
   bool is_passage(std::size_t p) const {

@@ -108,6 +108,7 @@ class ModuleWriter {
     end_names(operations.size());
     finish_layer();
     add_unread();
+    add_others();
     return file();
   }
 
@@ -143,7 +144,6 @@ class ModuleWriter {
     const auto [begin, block, handed, again] = found_.parts[part];
     if (part > 0) {
       end_names(begin);
-      connect_input();
       hand_on(begin, handed);
     }
     handed_ = handed;
@@ -195,6 +195,30 @@ class ModuleWriter {
       return operation.at("op") == "embedding" && in[0].is_string() &&
              seen_parameters_.contains(in[0].get<std::string>());
     });
+  }
+
+  // Tensors that are no part of the forward (models, averages) are there for good; what grows of
+  // them with the samples (a teacher's batch), through the step.
+  void add_others() {
+    std::vector<std::int64_t> bytes;
+    for (const CapturedModules& capture : captures_)
+      bytes.push_back(capture.document.value("others", std::int64_t{0}));
+    Json there = sizes_.tensor(bytes, "torch.uint8");
+    const bool grows =
+        bytes[0] > 0 && (there.contains("per_token") || there.contains("per_sequence"));
+    resident_ = grows ? there.value("fixed", std::int64_t{0}) : bytes[0];
+    if (grows && sizes_.fixed_sequence() > 0)
+      resident_ += there.value("per_position", std::int64_t{0}) * sizes_.fixed_sequence();
+    Json& operations = layers_.front().operations;
+    const auto first = std::ranges::find_if(
+        operations, [](const Json& operation) { return operation.contains("saved"); });
+    if (!grows || first == operations.end()) return;
+    for (const char* key : {"fixed", "per_position"}) there.erase(key);
+    for (const char* key : {"released", "saved"}) (*first)[key].push_back("others");
+    layers_.front().tensors["others"] = there;
+    const Json made = {
+        {"op", "copy"}, {"name", "others"}, {"outputs", {"others"}}, {"gradient", "none"}};
+    operations.insert(operations.begin(), made);
   }
 
   // What other models that run first (an autoencoder, a text's encoder) take and give back.
@@ -346,19 +370,19 @@ class ModuleWriter {
     }
   }
 
-  // Of a layer that reads what stands for others alone the first of those has the input's gradient.
-  void connect_input() {
-    Json& operations = layers_.back().operations;
-    const auto reads = [](const Json& operation) {
-      const Json& in = operation.value("inputs", Json::array());
-      return contains(in, Json(kInput));
-    };
-    const auto is_path = [&](const Json& operation) {
-      return reads(operation) && operation.value("gradient", "") != "none";
-    };
-    if (layers_.size() < 2 || std::ranges::any_of(operations, is_path)) return;
-    const auto first = std::ranges::find_if(operations, reads);
-    if (first != operations.end() && first->value("view", false)) (*first)["gradient"] = "own";
+  // Whether gradients go from one tensor of the layer to the other one.
+  bool leads(const std::string& from, const std::string& to) const {
+    std::set<std::string> reached = {from};
+    for (const Json& operation : layers_.back().operations) {
+      const Json in = operation.value("inputs", Json::array());
+      const bool is_path = operation.value("gradient", "") != "none" &&
+                           std::ranges::any_of(in, [&](const Json& each) {
+                             return reached.contains(each.get<std::string>());
+                           });
+      if (!is_path) continue;
+      for (const Json& out : operation.at("outputs")) reached.insert(out.get<std::string>());
+    }
+    return reached.contains(to);
   }
 
   // What else of a layer later ones read is kept until its own backward, and its gradient is there
@@ -382,14 +406,28 @@ class ModuleWriter {
                            !is_read_before_loss(tensor, begin);
       if (!is_gone) kept.push_back(name->second);
     }
-    if (all.size() == 1) return;
+    // (Of a tower that begins, the one before passes by.)
+    if (layers_.size() > 1 && !leads(std::string(kInput), main->second) && known(handed_)) {
+      layer.tensors["passes"] = {{"fixed", 1}};
+      layer.operations.push_back({{"op", "copy"},
+                                  {"name", "passes"},
+                                  {"inputs", {kInput}},
+                                  {"outputs", {"passes"}},
+                                  {"gradient", "own"}});
+      all.emplace_back("passes");
+    }
+    // A view of what the layer before made (one position of each sample) is no result of its own.
+    const auto made = found_.made_at.find(storage(handed));
+    const bool is_given =
+        made != found_.made_at.end() && made->second < found_.parts[layers_.size() - 1].begin;
+    if (all.size() == 1 && !is_given) return;
     layer.tensors["handed_on"] = described_.at(handed);
     layer.operations.push_back({{"op", "copy"},
                                 {"name", "handed_on"},
                                 {"inputs", all},
                                 {"outputs", {"handed_on"}},
-                                {"view", true},
-                                {"gradient", "alias"},
+                                {"view", !is_given},
+                                {"gradient", is_given ? "own" : "alias"},
                                 {"saved", kept}});
     layer.output = "handed_on";
   }
@@ -416,10 +454,12 @@ class ModuleWriter {
     const std::string name = fmt::format("beside_{}", layer.tensors.size());
     layer.tensors[name] = described_.at(tensor);
     layer.sizes[name] = found_.elements.at(tensor);
-    Json made = {
-        {"op", "copy"}, {"name", name}, {"inputs", {kInput}}, {"outputs", {name}}, {"view", true}};
-    if (!is_equal) made["gradient"] = "none";
-    layer.operations.push_back(made);
+    layer.operations.push_back({{"op", "copy"},
+                                {"name", name},
+                                {"inputs", {kInput}},
+                                {"outputs", {name}},
+                                {"view", true},
+                                {"gradient", "alias"}});
     return layer.names[tensor] = name;
   }
 
@@ -596,7 +636,8 @@ class ModuleWriter {
         const std::string weight = in.get<std::string>();
         // Used again in the head it is a constant, but for the table; and where another use has its
         // gradient.
-        const bool is_table = layer.role == "head" && layers_[0].parameters.contains(weight);
+        const bool is_table = layers_[0].parameters.contains(weight) &&
+                              document_.at("parameters").at(weight).at("shape").size() > 1;
         const bool again =
             (layer.role == "head" && seen_parameters_.contains(weight) && !is_table) ||
             (!is_differentiated(operation) && differentiated_.contains(weight));
@@ -622,8 +663,14 @@ class ModuleWriter {
     const bool has_bias_alone = std::ranges::all_of(weights, [&](const std::string& weight) {
       return document_.at("parameters").at(weight).at("shape").size() < 2;
     });
-    if (op == "linear" &&
-        (weights.empty() || inputs.empty() || (has_bias_alone && !operation.contains("n"))))
+    // (Of a part of a weight, as attention's of keys and values, the product is no layer's.)
+    const bool is_of_part = std::ranges::any_of(weights, [&](const std::string& weight) {
+      const Json& said = document_.at("parameters").at(weight);
+      const std::int64_t each = operation.value("n", 1) * operation.value("k", std::int64_t{1});
+      return said.at("shape").size() > 1 && numel_of(said) % each != 0;
+    });
+    if (op == "linear" && (weights.empty() || inputs.empty() || is_of_part ||
+                           (has_bias_alone && !operation.contains("n"))))
       op = "multiply";
     if (op == "embedding" && weights.empty()) op = "gather";
     // Biases come first in ATen, behind their weights in a model.yaml.
@@ -683,8 +730,12 @@ class ModuleWriter {
     if (is_differentiated(operation) && op != "embedding") {
       std::vector<std::string> saved;
       for (const Json& kept : operation.at("saved")) {
-        if (const auto name = kept_name(kept); name && !contains(saved, *name))
-          saved.push_back(*name);
+        const auto name = kept_name(kept);
+        if (!name || contains(saved, *name)) continue;
+        saved.push_back(*name);
+        // (The last of a function's operations keeps what earlier ones made.)
+        if (!contains(inputs, *name) && !contains(outputs, *name))
+          made["released"].push_back(*name);
       }
       made["saved"] = saved;
     }
@@ -947,7 +998,16 @@ class ModuleWriter {
              layers_[end].kind() == layers_[l].kind())
         ++end;
       if (!layers_[l].same_as.empty()) {
-        order.push_back(called_again(layers_[l], kind_of.at(layers_[l].same_as), kinds));
+        std::string kind = kind_of.at(layers_[l].same_as);
+        if (kinds[kind]["parameters"] != layers_[l].parameters)
+          throw Error(ExitCode::kMissingCapability,
+                      captures_[0].path + ": " + layers_[l].same_as +
+                          " reads other weights when it is called again: foreshard predict "
+                          "--capture forecasts the step as it is");
+        if (kinds[kind] != layers_[l].kind())  // for other samples, or longer ones
+          kinds[kind = fmt::format("block {}", kinds.size())] = layers_[l].kind();
+        order.push_back(
+            {{"kind", kind}, {"name", layers_[l].name}, {"same_as", layers_[l].same_as}});
         ++l;
         continue;
       }
@@ -956,8 +1016,7 @@ class ModuleWriter {
                                    : layers_[l].name;
       kinds[kind] = layers_[l].kind();
       for (std::size_t same = l; same < end; ++same) kind_of[layers_[same].name] = kind;
-      const std::int64_t others = document_.value("others", std::int64_t{0});
-      if (l == 0 && others > 0) kinds[kind]["resident_bytes"] = others;
+      if (l == 0 && resident_ > 0) kinds[kind]["resident_bytes"] = resident_;
       Json entry = {{"kind", kind}, {"name", layers_[l].name}};
       if (layers_[l].role == "block") {
         const std::string stem = stem_of(layers_[l].name),
@@ -992,17 +1051,6 @@ class ModuleWriter {
     }
     return text;
   }
-  Json called_again(const Layer& layer, const std::string& kind, const Json& kinds) const {
-    if (kinds.at(kind) != layer.kind()) {
-      throw Error(
-          ExitCode::kMissingCapability,
-          fmt::format("{}: {} computes something else when it is called again, which layers "
-                      "have no words for: capture a program that calls its model once, for "
-                      "all samples; foreshard predict --capture forecasts the step as it is",
-                      captures_[0].path, layer.same_as));
-    }
-    return {{"kind", kind}, {"name", layer.name}, {"same_as", layer.same_as}};
-  }
   // A line for each tensor, parameter and operation.
   static std::string layer_text(const std::string& kind, const Json& layer) {
     std::string text = fmt::format("  {}:\n", Json(kind).dump());
@@ -1033,7 +1081,8 @@ class ModuleWriter {
   bool is_tied_ = false, has_table_ = false, has_fp32_ = false, saw_ends_ = false;
   std::set<std::string> tables_;  // of positions
   ModuleLayers found_;
-  std::int64_t handed_ = -1;  // by the layer before
+  std::int64_t handed_ = -1;   // by the layer before
+  std::int64_t resident_ = 0;  // bytes
   std::set<std::int64_t> positions_;
   std::map<std::int64_t, Ended> ends_;
   std::map<std::int64_t, std::int64_t> storage_of_;  // a view's

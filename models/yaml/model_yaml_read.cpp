@@ -106,13 +106,15 @@ class OrderReader {
     const auto at = names_.find(value->as_string());
     const auto fits = [&](std::int32_t l) {
       const LayerInstance& other = model_.order[static_cast<std::size_t>(l)];
-      const LayerRole role = model_.kinds[static_cast<std::size_t>(kind)].role;
-      const bool may = role == LayerRole::kBlock || role == LayerRole::kEmbedding;
-      return other.kind == kind && other.same_as < 0 && may;
+      const LayerSpec& spec = model_.kinds[static_cast<std::size_t>(kind)];
+      const LayerSpec& first = model_.kinds[static_cast<std::size_t>(other.kind)];
+      const bool may = spec.role == LayerRole::kBlock || spec.role == LayerRole::kEmbedding;
+      return spec.role == first.role && spec.parameters == first.parameters && other.same_as < 0 &&
+             may;
     };
     if (at != names_.end() && fits(at->second)) return at->second;
     throw value->error(
-        fmt::format("{} is no earlier block or embedding of this kind with weights of its own",
+        fmt::format("{} is no earlier block or embedding with these weights of its own",
                     quote(value->as_string())),
         "the name of a layer above");
   }

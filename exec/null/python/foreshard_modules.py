@@ -17,7 +17,8 @@ MOST_OPERATIONS = 30_000  # whose file import reads
 
 
 def start(torch, out, seen):
-    handles, path, state, undone, checkpoints, backwards = [], [], {}, [], [], []
+    handles, path, state, checkpoints, backwards = [], [], {}, [], []
+    undone = [with_functions(torch, state)]
     names = {}  # of modules, by id
 
     outer, others = [], []  # calls before the trace: that are entered; outermost ones, with what they took
@@ -58,7 +59,7 @@ def start(torch, out, seen):
         state["before"] = max([taken for of, taken in others if of not in names], default=0)
         others.clear()
         state["trace"].__enter__()
-        undone.extend([without_checkpoints(checkpoints), with_lengths_of_host(torch), with_functions(torch, state["trace"])])
+        undone.extend([without_checkpoints(checkpoints), with_lengths_of_host(torch)])
         gathers_unseen(torch, state["trace"], names)
 
     def forward_ended(loss, again=False):
@@ -173,18 +174,22 @@ def with_lengths_of_host(torch):
     return lambda: setattr(torch, "ctc_loss", function)
 
 
-def with_functions(torch, trace):
-    """Of autograd.Function subclasses: their operations, and what parameters they are given."""
-    own = torch.autograd.Function.__dict__["apply"]
+def with_functions(torch, state):
+    """Of autograd.Function subclasses: their operations, and what parameters they are given. (Modules bind `apply` as they are imported.)"""
+    of = sys.modules["torch.autograd.function"].Function
+    own = of.__dict__["apply"]
 
     def run(cls, *given, **named):
+        trace = state.get("trace")
+        if trace is None or trace.nodes is not None:
+            return own.__func__(cls, *given, **named)
         begin, node = len(trace.operations), torch._C._autograd._get_sequence_nr()
         result = own.__func__(cls, *given, **named)
         trace.functions.append((cls.__name__, begin, len(trace.operations), node, {trace.number(t) for t in given if isinstance(t, torch.nn.Parameter)}))
         return result
 
-    torch.autograd.Function.apply = classmethod(run)
-    return lambda: setattr(torch.autograd.Function, "apply", own)
+    of.apply = classmethod(run)
+    return lambda: setattr(of, "apply", own)
 
 
 def blocks_given_back():
@@ -377,6 +382,9 @@ def trace_of(torch, path, given_back):
             cast = name == "_to_copy" and isinstance(numbers[0], str)
             if cast:  # a parameter in another type is the parameter
                 self.parameters[address(made[0])] = {0: numbers[0]}
+                return result
+            if name == "empty":  # filled later, if at all
+                self.unread.update({out["tensor"]: operation for out in operation["out"]})
                 return result
             self.append(operation)
             return result

@@ -3,7 +3,7 @@
 No kernel runs on the null GPU, so lengths, masks and indices that a program computes there read as zeros. Under this
 mode an operation whose tensors on the GPU are all integers or truth values, known and small, is done on the host as
 well, and the null GPU is told what its result holds; an operation whose shape depends on values is told how many there
-are. What any float has a part in stays unknown. Memory, kernels and collectives are the program's own as ever.
+are. What any float has a part in stays unknown, but that choices fall on each as often. Memory, kernels and collectives are the program's own as ever.
 """
 
 import ctypes
@@ -76,6 +76,13 @@ def start(torch, library):
     }
     MASKED = {"aten::index", "aten::index_put", "aten::index_put_", "aten::masked_select"}
 
+    CHOICES = {"aten::topk": -1, "aten::argmax": None, "aten::multinomial": -1}  # along which dimension, where that is not said
+
+    def spread(given, places):
+        """What floats choose nobody knows: each as often (experts' rows are those of balanced routing)."""
+        dim, of = given["dim"], given["self"]
+        return torch.arange(places.numel()).remainder(of.numel() if dim is None else of.shape[dim]).reshape(places.shape)
+
     class Values(TorchDispatchMode):
         times = 1.0  # as long as its body here takes the host with what calls it
         body_ns = 0
@@ -89,6 +96,10 @@ def start(torch, library):
             took = time.thread_time_ns() - begin
             Values.body_ns += took
             result = self.done(took, func, args, kwargs) if told else func(*args, **kwargs)
+            if on_gpu and func._schema.name in CHOICES:
+                given = dict({"dim": CHOICES[func._schema.name]}, **dict(zip((a.name for a in func._schema.arguments), args)), **kwargs)
+                places = result[-1] if isinstance(result, tuple) else result
+                self.keep(Hosts([]), places, lambda: spread(given, places))
             if is_factory and not on_gpu:
                 self.keep(Hosts([]), result, lambda: func(*args, **dict(kwargs, device=torch.device("cpu"))))
             return result

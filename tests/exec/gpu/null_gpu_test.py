@@ -27,6 +27,7 @@ AGAIN = """
 import torch
 lengths = torch.tensor([3, 2], device="cuda") + 1
 torch.ones(2, 8, device="cuda")[:, : int(lengths.cpu().max())].reshape(2, 2, 2)
+assert len(torch.where(torch.ones(8, 4, device="cuda").topk(2).indices == 1)[0]) == 4
 x = torch.ones(4, device="cuda")
 x[x > 0].max()
 """
@@ -73,7 +74,11 @@ model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Linear(8, 8)).cuda()
 for unit in (*model, model):
     fully_shard(unit)
 optimizer = torch.optim.SGD(model.parameters())
-model(torch.ones(4, 8, device="cuda")).sum().backward()
+class Twice(torch.autograd.Function):
+    forward = staticmethod(lambda ctx, x: (torch.empty(8, device="cuda"), x * 2 + 1)[1])
+    backward = staticmethod(lambda ctx, gradient: gradient * 2)
+twice = Twice.apply
+twice(model(torch.ones(4, 8, device="cuda"))).sum().backward()
 optimizer.step()
 """
 
@@ -122,7 +127,8 @@ class OnNullGpu:
             self.expect(status == 0, f"python: exit {status} {output[-500:]}")
             traced = json.loads((self.folder / "capture/modules.json").read_text(encoding="utf-8"))["operations"]
             read = {name for o in traced for name in o["in"] if isinstance(name, str)}
-            self.expect(read == {"0.weight", "0.bias", "1.weight", "1.bias"} and len(traced) == 3, f"python: fully_shard's modules read {read}")
+            self.expect(read == {"0.weight", "0.bias", "1.weight", "1.bias"} and len(traced) == 5, f"python: fully_shard's modules read {read}")
+            self.expect(all("node" in o for o in traced), "python: a function's operations are its node's")
             (self.folder / "again.py").write_text(AGAIN, encoding="utf-8")
             status, output, _ = self.run([sys.executable, "again.py"])
             self.expect(status == 0 and output.count("again, ") == 2, f"python: again, exit {status} {output[-500:]}")

@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 #include <regex>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "calibration/machines.h"
@@ -99,13 +100,17 @@ TEST(ModuleCalls, BlocksThatAreCalledAgainRunTheirWeightsAgain) {
   }
 }
 
-TEST(ModuleCalls, ACallThatComputesSomethingElseIsNamed) {
+// What runs its weights again may compute something else, but reads no others.
+TEST(ModuleCalls, ACallThatComputesSomethingElseHasAKindOfItsOwn) {
   Json document = called_document(3, 2);
-  for (std::size_t i = document["operations"].size(); i-- > 0;) {
-    if (document["operations"][i]["op"] != "relu") continue;
-    document["operations"][i]["op"] = "gelu";
-    break;
-  }
+  Json& operations = document["operations"];
+  operations[10]["op"] = "gelu";
+  const ModelSpec model = model_of(3, document);
+  const LayerInstance& last = model.order[model.order.size() - 3];
+  ASSERT_GE(last.same_as, 0);
+  EXPECT_NE(last.kind, model.order[at(last.same_as)].kind);
+  operations[10]["in"].push_back("blocks.1.bias");
+  document["parameters"]["blocks.1.bias"] = {{"shape", {kFeatures}}};
   EXPECT_THROW(layers_of(3, document), Error);
 }
 
@@ -131,6 +136,72 @@ TEST(ModuleCalls, ATowerUnderNoGradIsFrozenLayers) {
   const ModelSpec model = model_of(3, tower);
   EXPECT_FALSE(layer_named(model, "blocks.0").has_trainable());
   EXPECT_TRUE(layer_named(model, "blocks.1").has_trainable());
+}
+
+// The second tower's stem reads nothing of the first one's last block, which keeps its unit; the
+// loss reads a part of what either makes, which has a gradient whatever its size.
+TEST(ModuleCalls, AnotherTowerLeavesTheBlockBeforeItAlone) {
+  Json document = called_document(3, 2);
+  Json& operations = document["operations"];
+  for (std::size_t i = 6; i < 11; ++i) {
+    Json& operation = operations[i];
+    operation["out"][0]["elements"] = 2 * 3 * kFeatures;
+    for (Json* name : {&operation["module"], &operation["in"].back()}) {
+      if (!name->is_string()) continue;
+      const std::string own = "other " + name->get<std::string>();
+      if (name != &operation["module"]) document["parameters"][own] = {{"shape", {8, 8}}};
+      *name = own;
+    }
+  }
+  document["blocks"] = {"blocks.0", "blocks.1", "other blocks.0", "other blocks.1"};
+  for (const std::size_t i : {11, 5}) {  // the heads
+    Json& part = operations[i];
+    part.update({{"op", "select"}, {"view", true}, {"module", "net"}, {"saved", Json::array()}});
+    part["in"].erase(1);
+    for (const char* key : {"n", "k"}) part.erase(key);
+    part["out"][0]["elements"] = 3;
+  }
+  std::rotate(operations.begin() + 5, operations.begin() + 6, operations.begin() + 11);
+  Json dead = operations[9];
+  take_gradient(dead);
+  dead.update({{"module", "head"}, {"in", {operations[9]["out"][0]["tensor"], "head.weight"}}});
+  dead["out"][0]["tensor"] = 900;
+  document["parameters"]["head.weight"]["gradient"] = false;
+  operations.insert(operations.begin() + 10, dead);
+  const ModelSpec model = model_of(3, document);
+  std::vector<std::string> names;
+  for (const LayerInstance& layer : model.order) names.push_back(layer.name);
+  EXPECT_EQ(names, (std::vector<std::string>{"embedding", "blocks.0", "blocks.1", "inner3",
+                                             "other blocks.0", "other blocks.1", "head", "loss"}));
+  const LayerSpec& head = layer_named(model, "head");
+  EXPECT_FALSE(head.operations.back().view);
+  const auto beside = [](const Operation& op) { return op.name.starts_with("beside"); };
+  EXPECT_EQ(std::ranges::find_if(head.operations, beside)->gradient, GradientRule::kAlias);
+}
+
+// The batch of another model (a teacher) is there through the step, and grows with the samples.
+TEST(ModuleCalls, TensorsOfOthersMayGrowWithTheSamples) {
+  constexpr std::int64_t kEach = 1 << 16, kModel = 1 << 20;
+  std::vector<CapturedModules> captures;
+  for (const std::int64_t samples : {3, 5}) {
+    captures.push_back(
+        {.path = "modules.json", .document = called_document(samples, 1), .batch = samples});
+    captures.back().document["others"] = samples * kEach + kModel;
+  }
+  const ModelSpec model = parse_model_yaml(parse_yaml(model_of_modules(captures, "net"), "net"));
+  const LayerSpec& first = model.kinds[at(model.order[0].kind)];
+  EXPECT_EQ(first.resident_bytes, kModel);
+  const Index others = first.operations[0].outputs[0];
+  EXPECT_EQ(elements(first.tensors[at(others)], 7, 1), 7 * kEach);
+  EXPECT_TRUE(contains(first.operations[1].saved, others));
+}
+
+// The last operation of a function keeps what an earlier one read, which is there until then.
+TEST(ModuleCalls, WhatIsKeptIsThereUntilItIs) {
+  Json document = called_document(1024, 1);
+  Json& operations = document["operations"];
+  operations[4]["saved"] = std::exchange(operations[3]["saved"], Json::array());
+  EXPECT_EQ(layer_named(model_of(1024, document), "blocks.1").operations[1].released, Indices({0}));
 }
 
 // A code book is first compared with what arrives, then looked up; only that is differentiated. A

@@ -210,11 +210,6 @@ std::string refusal_of(const CapturedModules& capture) {
   return "";
 }
 
-TEST(ModuleModel, ABlockThatRunsTwiceIsNamed) {
-  EXPECT_NE(refusal_of(program(2, 16, true)).find("a.0 computes something else"),
-            std::string::npos);
-}
-
 // An expert that was given no rows, for the host read zeros where their number was to be.
 TEST(ModuleModel, WhatHasAGradientWasRead) {
   CapturedModules capture = program(2, 16);
