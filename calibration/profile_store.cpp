@@ -6,9 +6,13 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <functional>
+#include <map>
+#include <mutex>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <span>
+#include <string>
 #include <utility>
 
 #include "calibration/fit/least_squares.h"
@@ -162,6 +166,12 @@ std::vector<std::string> profile_keys() {
 }
 
 Calibration load_profile(std::string_view gpu_key) {
+  // Made once: a recommendation asks for each some dozens of times.
+  static std::mutex mutex;
+  static std::map<std::string, Calibration, std::less<>> made;
+  const std::lock_guard lock(mutex);
+  const auto known = made.find(gpu_key);
+  if (known != made.end()) return known->second;
   const Entry* entry = find_entry(gpu_key);
   if (entry == nullptr) {
     throw Error(ExitCode::kMissingCapability,
@@ -169,7 +179,8 @@ Calibration load_profile(std::string_view gpu_key) {
                             "one with --profile FILE",
                             gpu_key, fmt::join(profile_keys(), ", ")));
   }
-  return parse_calibration(whole_profile(*entry).dump(), entry->file);
+  return made.emplace(gpu_key, parse_calibration(whole_profile(*entry).dump(), entry->file))
+      .first->second;
 }
 
 Json profile_store(const std::vector<WholeProfile>& whole, const std::vector<Calibration>& others) {

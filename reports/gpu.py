@@ -34,7 +34,7 @@ def of_errors(rows, kind, quantity):
     return f"{len(found)}: {percent(statistics.median(sizes))}, {percent(max(sizes))}; {hits}" if found else ""
 
 
-def furthest(rows, most=6):
+def furthest(rows, most=3):
     """Of a table's rows those whose steps are furthest off, as they stand."""
     off = {row: abs(float(re.search(r"([+-][0-9.]+)%", row)[1])) for row in rows}
     kept = sorted(rows, key=off.get)[-most:]
