@@ -326,7 +326,10 @@ class RowReader {
     const std::string_view kind = row_.word("memory");
     auto found = row_.numbers.extract("peak_mem_reserved_GiB");
     if (found.empty()) return;
-    if (!kind.empty()) found.key() = "peak_mem_alloc_GiB";
+    // gpustat calls MiB MB; a thousand of them are a table's GB.
+    const bool is_total = kind == "gpustat";
+    if (!kind.empty()) found.key() = is_total ? "peak_mem_total_GiB" : "peak_mem_alloc_GiB";
+    if (is_total) found.mapped() *= 1e3 / 1024;
     if (kind == "allocated_gb") found.mapped() *= 1e9 / as_double(std::int64_t{1} << 30);
     row_.numbers.insert(std::move(found));
   }

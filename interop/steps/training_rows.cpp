@@ -163,7 +163,8 @@ std::int64_t ranks_with_samples(const TrainingRow& row) {
 
 bool is_training_table(const CsvTable& table) {
   const bool measures = table.has("step_time_s") || table.has("tokens_per_s_per_gpu") ||
-                        table.has("peak_mem_reserved_GiB") || table.has("peak_mem_alloc_GiB");
+                        table.has("peak_mem_reserved_GiB") || table.has("peak_mem_alloc_GiB") ||
+                        table.has("peak_mem_total_GiB");
   const bool shaped = table.has("n_layers") || table.has("zoo_model");
   return (measures && shaped && table.has("seq_len") && table.has("n_gpus")) ||
          is_published_table(table);

@@ -106,7 +106,7 @@ def machine(look, kind, level):
     """Scales below and above of an interval, less the level of first looks in it, which a frozen one does not tell; of
     memory what recordings leave open (reports/conformance.md)."""
     if kind == "memory":
-        scale = 0.048 if look["quantity"].endswith("reserved_GiB") else 0.006
+        scale = 0.006 if look["quantity"].endswith("alloc_GiB") else 0.048
         return scale, scale
     if look["predicted"] <= 0 or look["low"] <= 0:
         return 0.05, 0.05

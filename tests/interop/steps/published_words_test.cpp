@@ -290,12 +290,19 @@ TEST(PublishedWords, CodesSayWhatTheyKeepAndWhichMemoryTheyLog) {
   const CsvTable notes(
       header + "Moonlight 16B A3B,H100" + start +
           "Megatron-Bridge (DDP)\",,1,,1.073741824,the allocated peak in GB\nLlama 3 8B,H100" +
-          start + "torchtitan June 2026\",,1,,,memory policy default\n",
+          start + "torchtitan June 2026\",,1,,,memory policy default\nLlama 3 8B,H100" + start +
+          "Megatron-LM (DDP)\",,,,81.92,memory by gpustat; unfused attention\nLlama 3 8B,H100" +
+          start + "Megatron-LM (DDP)\",,,,80,unfused attention\n",
       "notes.csv");
   const std::vector<TrainingRow> rows = read_training_rows(notes);
   EXPECT_DOUBLE_EQ(rows[0].number("peak_mem_alloc_GiB").value_or(0), 1);
   EXPECT_EQ(rows[0].word("optimizer_state"), "bf16");
   EXPECT_EQ(training_job(rows[1]).resolved.plan.recompute_keeps, SelectivePolicy::kDots);
+  EXPECT_DOUBLE_EQ(rows[2].number("peak_mem_total_GiB").value_or(0), 80);
+  EXPECT_EQ(training_job(rows[2]).resolved.plan.attention, AttentionKernel::kEager);
+  const std::vector<AccuracyRow> scored = score_training_steps(notes);
+  ASSERT_EQ(scored.size(), 5U);                               // two of the first, one of the others
+  EXPECT_GT(scored[3].predicted, scored[4].predicted + 0.4);  // at least a CUDA context
 }
 
 // PyTorch's own B200 are limited to 750 W, those of others to what is sold.
