@@ -225,7 +225,8 @@ def trace_of(torch, path, given_back):
     from torch.utils._python_dispatch import TorchDispatchMode
 
     def address(tensor):
-        return getattr(tensor, "_local_tensor", tensor).untyped_storage().data_ptr()
+        storage = getattr(tensor, "_local_tensor", tensor).untyped_storage()
+        return storage.data_ptr() or storage._cdata  # (of nothing)
 
     def extent(tensor):
         """A complex number is two."""
@@ -351,6 +352,7 @@ def trace_of(torch, path, given_back):
             copied = self.operations[-1] if self.operations else {}
             if name.endswith("_") and copied.get("op") == "clone" and copied["in"] == numbers[:1] and "node" in copied and self.node == last:
                 operation["node"] = self.operations.pop()["node"] - 1  # the copy is what it keeps of its input, and was made behind it
+                operation["kept"] = numbers[:1]
                 at = next(at for at, n in self.tensors.items() if n == copied["out"][0]["tensor"])
                 self.tensors[at], self.views[at], self.living[at], made = numbers[0], {}, numbers[:1], results[:1]
             if not made and results and isinstance(numbers[0], int):
@@ -428,8 +430,9 @@ def trace_of(torch, path, given_back):
                     operation["node"] = node
             for at, operation in enumerate(self.operations):
                 node = behind.get(operation.get("node"))
-                if node is None and "in_place" in operation:  # of a view: the next one, which has it inside
-                    operation["node"] += 1
+                copied = operation.pop("kept", []) if node is None else []
+                if copied or (node is None and "in_place" in operation):  # of a view: the next one (behind a copy's), which has it inside
+                    operation["node"] += 1 + len(copied)
                     node = behind.get(operation["node"])
                 if node is None:
                     operation.pop("node", None)
@@ -447,7 +450,7 @@ def trace_of(torch, path, given_back):
                         kept += [t for t in flat([getattr(node, name)]) if t.is_cuda]
                     except RuntimeError:
                         continue
-                operation["saved"] = [n for n in (self.number(t) for t in kept if address(t) in self.tensors) if isinstance(n, int)]
+                operation["saved"] = [n for n in copied + [self.number(t) for t in kept if address(t) in self.tensors] if isinstance(n, int)]
 
         def others(self):
             """Bytes of what is there and no part of the step's forward: other models (a teacher, a reference), averages of weights."""
@@ -463,7 +466,8 @@ def trace_of(torch, path, given_back):
         def document(self):
             self.bury()
             for operation in self.operations:
-                operation.pop("at", None)
+                for key in ("at", "kept"):
+                    operation.pop(key, None)
                 for out in operation["out"]:
                     out.update(self.ended.get(out["tensor"], {}))
             for number, given in self.given.items():
