@@ -113,6 +113,7 @@ class ModuleWriter {
     for (std::size_t i = 0; i < operations.size(); ++i) add(i, operations[i]);
     end_names(operations.size());
     finish_layer();
+    hold_step_before();
     add_unread();
     add_others();
     return file();
@@ -226,6 +227,37 @@ class ModuleWriter {
     const Json made = {
         {"op", "copy"}, {"name", "others"}, {"outputs", {"others"}}, {"gradient", "none"}};
     operations.insert(operations.begin(), made);
+  }
+
+  // What names hold of the step before, until calls of the program's rebind them.
+  void hold_step_before() {
+    const Json first = document_.value("held", Json::array());
+    for (std::size_t k = 0; k < first.size(); ++k) {
+      std::vector<std::int64_t> bytes;
+      for (const CapturedModules& capture : captures_) {
+        const Json held = capture.document.value("held", Json::array());
+        if (held.size() != first.size()) return;
+        const bool is_last = k + 1 == held.size();
+        bytes.push_back(held[k][1].get<std::int64_t>() -
+                        (is_last ? 0 : held[k + 1][1].get<std::int64_t>()));
+      }
+      const Json tensor = sizes_.tensor(bytes, "torch.uint8");
+      if (bytes[0] < kLeastHeld || tensor.is_null()) continue;
+      const std::size_t end = k + 1 < first.size() ? first[k + 1][0].get<std::size_t>()
+                                                   : document_.at("operations").size();
+      hold_until(end, fmt::format("step before {}", k), tensor);
+    }
+  }
+  void hold_until(std::size_t end, const std::string& name, const Json& tensor) {
+    const Json made = {{"op", "copy"}, {"name", name}, {"outputs", {name}}, {"gradient", "none"}};
+    for (Layer& layer : layers_) {
+      if (layer.role == "loss" || layer.places.front() >= end) continue;
+      layer.tensors[name] = tensor;
+      const auto last = std::ranges::lower_bound(layer.places, end) - layer.places.begin() - 1;
+      layer.operations[at(last)]["released"].push_back(name);
+      layer.operations.insert(layer.operations.begin(), made);
+      layer.places.insert(layer.places.begin(), layer.places.front());
+    }
   }
 
   // What other models that run first (an autoencoder, a text's encoder) take and give back.

@@ -36,6 +36,8 @@ def start(torch, out, seen):
             begin(module, arguments)
         elif not path and id(module) not in names and is_stepped_with(torch, state["trace"].roots[0][1], module):
             names.update({id(m): n for n, m in state["trace"].add_root(module)})
+        if not path:
+            state["trace"].calls.append((module, len(state["trace"].operations)))
         path.append(names.get(id(module), path[-1] if path else None))
         state["trace"].find_parameters(module, names.get(id(module)))
         if checkpoints and checkpoints[-1] is None:
@@ -81,10 +83,36 @@ def start(torch, out, seen):
         trace = state.pop("trace")
         trace.__exit__(None, None, None)
         document = dict(trace.document(), differentiates_twice=state["again"], before=state["before"], checkpoints=[c for c in checkpoints if c])
-        with open(os.path.join(out, "modules.json"), "w") as file:
-            json.dump(document, file)
+        write(document)
+        follow(document, trace.calls, trace.left_alone(document))
         del trace, document
         gc.collect()  # what it held
+
+    def write(document):
+        with open(os.path.join(out, "modules.json"), "w") as file:
+            json.dump(document, file)
+
+    def follow(document, calls, left):
+        """What names hold of the step before, when the outermost calls of the next one begin: operations, bytes."""
+        inside, held = [], []
+        compiler = sys.modules.get("torch._dynamo.utils")
+        if compiler is not None and compiler.counters["frames"]:  # (it would compile for these hooks)
+            return
+
+        def enter_again(module, arguments):
+            inside.append(module)
+            if len(inside) > 1 or len(held) == len(calls) or module is not calls[len(held)][0]:
+                return
+            held.append((calls[len(held)][1], left()))
+            if len(held) == len(calls):
+                write(dict(document, held=held))
+
+        def leave_again(*unused):
+            inside.pop()
+            while len(held) == len(calls) and handles:
+                handles.pop().remove()
+
+        handles.extend([module.register_module_forward_pre_hook(enter_again), module.register_module_forward_hook(leave_again)])
 
     module = sys.modules["torch.nn.modules.module"]
     handles += [module.register_module_forward_pre_hook(enter), module.register_module_forward_hook(leave)]
@@ -255,6 +283,7 @@ def trace_of(torch, path, given_back):
             super().__init__()
             self.operations, self.tensors, self.views, self.given, self.count, self.node, self.nodes, self.last = [], {}, {}, {}, 0, 0, None, None
             self.running, self.beside, self.most = None, {}, 0  # what the node that runs has made, by storage; elements at most
+            self.sizes, self.calls = {}, []  # bytes, by number; outermost calls, with their place
             self.functions, self.hidden = [], []  # of autograd.Function; those that run modules without autograd
             self.living, self.ended = {}, {}  # numbers by storage; by number, where the storage was given back
             self.parameters, self.named = {}, {}  # by storage and place in it; a parameter's first name, by each
@@ -304,6 +333,7 @@ def trace_of(torch, path, given_back):
                 return known[part]
             if is_new and not is_same:
                 self.living.pop(at, None)
+                self.sizes[self.count] = tensor.untyped_storage().nbytes()
             self.living.setdefault(at, []).append(self.count)
             self.count += 1
             return self.count - 1
@@ -462,6 +492,18 @@ def trace_of(torch, path, given_back):
             seen = {torch.nn.Parameter: own, torch.Tensor: own | {at for at, n in self.tensors.items() if n not in stays}}
             there = [t for t in gc.get_objects() if type(t) in seen and t.is_cuda and address(t) not in seen[type(t)]]
             return sum({address(t): t.untyped_storage().nbytes() for t in there}.values())
+
+        def left_alone(self, document):
+            """A function: bytes of what the forward made that nobody has given back."""
+            made = {out["tensor"] for o in document["operations"] if set(o["in"]) != {-1} for out in o["out"]}
+            left = {at: self.sizes[n[0]] for at, n in self.living.items() if n and n[0] in self.sizes and not made.isdisjoint(n)}
+
+            def ask():
+                for at in given_back():
+                    left.pop(at, None)
+                return sum(left.values())
+
+            return ask
 
         def document(self):
             self.bury()
