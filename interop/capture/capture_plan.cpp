@@ -202,10 +202,11 @@ void add_recompute(const Json& document, const Steps& steps, const OwnModel& own
   }
 }
 
-void add_attention(const Json& document, const Steps& steps, KeyWriter& out) {
-  const std::string said = text_in(document, "attention");
-  const std::string word = said == "eager" ? said : steps.attention;
-  if (!word.empty()) out.line("attention", word, said == "eager" ? said : "kernels of attention");
+// (Of modules an eager kernel's operations are the layers' own.)
+void add_attention(const Json& document, const Steps& steps, bool is_known, KeyWriter& out) {
+  const bool is_eager = is_known && text_in(document, "attention") == "eager";
+  const std::string word = is_eager ? "eager" : steps.attention;
+  if (!word.empty()) out.line("attention", word, is_eager ? word : "kernels of attention");
 }
 
 void add_adapters(const Json& document, KeyWriter& out) {
@@ -653,7 +654,7 @@ CapturedPlan plan_of_capture(const Capture& capture, const std::string& model_na
   add_recompute(document, steps, own, out);
   out.widens &= is_known;  // (modules.json has the types)
   add_kernels(document, out);
-  add_attention(document, steps, out);
+  add_attention(document, steps, is_known, out);
   if (document.contains("loss_in_forward") && runtime.starts_with("fsdp")) {
     const bool makes = own.makes_loss || document.value("loss_in_forward", false);
     out.line("loss_in_forward", makes ? "true" : "false", "the output of the model's forward");

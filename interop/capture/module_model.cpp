@@ -94,9 +94,15 @@ class ModuleWriter {
         constants_[operations[i]["out"][out].at("tensor")] = {i, out};
     }
     find_ends();
-    has_fp32_ = std::ranges::any_of(document_.at("parameters"), [](const Json& parameter) {
-      return parameter.value("dtype", "") == "torch.float32";
-    });
+    for (const Json& parameter : document_.at("parameters")) {
+      const std::string dtype = parameter.value("dtype", "");
+      has_fp32_ |= dtype == "torch.float32";
+      if (dtype != "torch.float64") continue;
+      throw Error(ExitCode::kMissingCapability,
+                  captures_[0].path +
+                      ": parameters in float64, which no plan has: foreshard "
+                      "predict --capture forecasts the step as it is");
+    }
     first_differentiated_ =
         at(std::ranges::find_if(operations, is_differentiated) - operations.begin());
   }
@@ -107,6 +113,7 @@ class ModuleWriter {
     for (std::size_t i = 0; i < operations.size(); ++i) add(i, operations[i]);
     end_names(operations.size());
     finish_layer();
+    hold_step_before();
     add_unread();
     add_others();
     return file();
@@ -172,8 +179,9 @@ class ModuleWriter {
     for (const auto& [tensor, before] : layers_[layers_.size() - 2].names) {
       const auto ended = ends_.find(tensor);
       const bool is_there = ended != ends_.end() && ended->second.forward >= begin;
-      if (!is_there || found_.is_read_from(tensor, at(begin)) || storage(tensor) != tensor ||
-          !described_.contains(tensor) || found_.elements.at(tensor) < kLeastHeld)
+      if (!is_there || kept_beside_.contains(tensor) || found_.is_read_from(tensor, at(begin)) ||
+          storage(tensor) != tensor || !described_.contains(tensor) ||
+          found_.elements.at(tensor) < kLeastHeld)
         continue;
       const std::string name = fmt::format("held_{}", layer.tensors.size());
       layer.tensors[name] = described_.at(tensor);
@@ -219,6 +227,37 @@ class ModuleWriter {
     const Json made = {
         {"op", "copy"}, {"name", "others"}, {"outputs", {"others"}}, {"gradient", "none"}};
     operations.insert(operations.begin(), made);
+  }
+
+  // What names hold of the step before, until calls of the program's rebind them.
+  void hold_step_before() {
+    const Json first = document_.value("held", Json::array());
+    for (std::size_t k = 0; k < first.size(); ++k) {
+      std::vector<std::int64_t> bytes;
+      for (const CapturedModules& capture : captures_) {
+        const Json held = capture.document.value("held", Json::array());
+        if (held.size() != first.size()) return;
+        const bool is_last = k + 1 == held.size();
+        bytes.push_back(held[k][1].get<std::int64_t>() -
+                        (is_last ? 0 : held[k + 1][1].get<std::int64_t>()));
+      }
+      const Json tensor = sizes_.tensor(bytes, "torch.uint8");
+      if (bytes[0] < kLeastHeld || tensor.is_null()) continue;
+      const std::size_t end = k + 1 < first.size() ? first[k + 1][0].get<std::size_t>()
+                                                   : document_.at("operations").size();
+      hold_until(end, fmt::format("step before {}", k), tensor);
+    }
+  }
+  void hold_until(std::size_t end, const std::string& name, const Json& tensor) {
+    const Json made = {{"op", "copy"}, {"name", name}, {"outputs", {name}}, {"gradient", "none"}};
+    for (Layer& layer : layers_) {
+      if (layer.role == "loss" || layer.places.front() >= end) continue;
+      layer.tensors[name] = tensor;
+      const auto last = std::ranges::lower_bound(layer.places, end) - layer.places.begin() - 1;
+      layer.operations[at(last)]["released"].push_back(name);
+      layer.operations.insert(layer.operations.begin(), made);
+      layer.places.insert(layer.places.begin(), layer.places.front());
+    }
   }
 
   // What other models that run first (an autoencoder, a text's encoder) take and give back.
@@ -404,7 +443,9 @@ class ModuleWriter {
       const bool is_gone = ended != ends_.end() && ended->second.forward >= 0 &&
                            described_.at(tensor) == described_.at(handed) &&
                            !is_read_before_loss(tensor, begin);
-      if (!is_gone) kept.push_back(name->second);
+      if (is_gone) continue;
+      kept.push_back(name->second);
+      kept_beside_.insert(tensor);
     }
     // (Of a tower that begins, the one before passes by.)
     if (layers_.size() > 1 && !leads(std::string(kInput), main->second) && known(handed_)) {
@@ -758,12 +799,13 @@ class ModuleWriter {
       hold_over(static_cast<std::int64_t>(i));
   }
 
-  // The batch is the runtime's.
+  // The batch is the runtime's; what stands beside is kept by the layer that made it.
   std::optional<std::string> kept_name(std::int64_t tensor) const {
     const Layer& layer = layers_.back();
     const auto it = layer.names.find(tensor);
     const bool of_batch = layers_.size() == 1;
     if (it == layer.names.end() || (of_batch && it->second == kInput)) return std::nullopt;
+    if (it->second.starts_with("beside_") && kept_beside_.contains(tensor)) return std::nullopt;
     return it->second;
   }
 
@@ -1088,6 +1130,7 @@ class ModuleWriter {
   std::map<std::int64_t, std::int64_t> storage_of_;  // a view's
   std::map<std::int64_t, std::size_t> kept_by_;      // storages
   std::map<std::int64_t, Json> described_;
+  std::set<std::int64_t> kept_beside_;  // by the layer that made them, until its backward
   std::set<std::string> seen_parameters_, differentiated_;
   std::size_t first_differentiated_ = 0;                                   // operation
   std::map<std::int64_t, std::pair<std::size_t, std::size_t>> constants_;  // operation, output

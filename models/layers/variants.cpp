@@ -520,7 +520,9 @@ void apply_loss(LayerSpec& layer, const Plan& plan, bool is_traced) {
         keep_outputs(layer, plan,
                      plan.output_dtype.value_or(wide ? DType::kFp32 : plan.compute_dtype()));
       }
-      if (is_under_autocast(plan) && keeps_compute_dtype(layer)) return widen_losses(layer, plan);
+      if (!is_traced && is_under_autocast(plan) && keeps_compute_dtype(layer)) {
+        return widen_losses(layer, plan);
+      }
       if (plan.runtime.kind == RuntimeKind::kFsdp2 && plan.loss_in_forward &&
           plan.output_dtype.value_or(DType::kFp32) != DType::kFp32 &&
           tensor(layer, 0).type == ElementType::kFp32) {

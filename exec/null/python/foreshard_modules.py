@@ -36,6 +36,8 @@ def start(torch, out, seen):
             begin(module, arguments)
         elif not path and id(module) not in names and is_stepped_with(torch, state["trace"].roots[0][1], module):
             names.update({id(m): n for n, m in state["trace"].add_root(module)})
+        if not path:
+            state["trace"].calls.append((module, len(state["trace"].operations)))
         path.append(names.get(id(module), path[-1] if path else None))
         state["trace"].find_parameters(module, names.get(id(module)))
         if checkpoints and checkpoints[-1] is None:
@@ -81,10 +83,36 @@ def start(torch, out, seen):
         trace = state.pop("trace")
         trace.__exit__(None, None, None)
         document = dict(trace.document(), differentiates_twice=state["again"], before=state["before"], checkpoints=[c for c in checkpoints if c])
-        with open(os.path.join(out, "modules.json"), "w") as file:
-            json.dump(document, file)
+        write(document)
+        follow(document, trace.calls, trace.left_alone(document))
         del trace, document
         gc.collect()  # what it held
+
+    def write(document):
+        with open(os.path.join(out, "modules.json"), "w") as file:
+            json.dump(document, file)
+
+    def follow(document, calls, left):
+        """What names hold of the step before, when the outermost calls of the next one begin: operations, bytes."""
+        inside, held = [], []
+        compiler = sys.modules.get("torch._dynamo.utils")
+        if compiler is not None and compiler.counters["frames"]:  # (it would compile for these hooks)
+            return
+
+        def enter_again(module, arguments):
+            inside.append(module)
+            if len(inside) > 1 or len(held) == len(calls) or module is not calls[len(held)][0]:
+                return
+            held.append((calls[len(held)][1], left()))
+            if len(held) == len(calls):
+                write(dict(document, held=held))
+
+        def leave_again(*unused):
+            inside.pop()
+            while len(held) == len(calls) and handles:
+                handles.pop().remove()
+
+        handles.extend([module.register_module_forward_pre_hook(enter_again), module.register_module_forward_hook(leave_again)])
 
     module = sys.modules["torch.nn.modules.module"]
     handles += [module.register_module_forward_pre_hook(enter), module.register_module_forward_hook(leave)]
@@ -225,7 +253,8 @@ def trace_of(torch, path, given_back):
     from torch.utils._python_dispatch import TorchDispatchMode
 
     def address(tensor):
-        return getattr(tensor, "_local_tensor", tensor).untyped_storage().data_ptr()
+        storage = getattr(tensor, "_local_tensor", tensor).untyped_storage()
+        return storage.data_ptr() or storage._cdata  # (of nothing)
 
     def extent(tensor):
         """A complex number is two."""
@@ -254,6 +283,7 @@ def trace_of(torch, path, given_back):
             super().__init__()
             self.operations, self.tensors, self.views, self.given, self.count, self.node, self.nodes, self.last = [], {}, {}, {}, 0, 0, None, None
             self.running, self.beside, self.most = None, {}, 0  # what the node that runs has made, by storage; elements at most
+            self.sizes, self.calls = {}, []  # bytes, by number; outermost calls, with their place
             self.functions, self.hidden = [], []  # of autograd.Function; those that run modules without autograd
             self.living, self.ended = {}, {}  # numbers by storage; by number, where the storage was given back
             self.parameters, self.named = {}, {}  # by storage and place in it; a parameter's first name, by each
@@ -303,6 +333,7 @@ def trace_of(torch, path, given_back):
                 return known[part]
             if is_new and not is_same:
                 self.living.pop(at, None)
+                self.sizes[self.count] = tensor.untyped_storage().nbytes()
             self.living.setdefault(at, []).append(self.count)
             self.count += 1
             return self.count - 1
@@ -351,6 +382,7 @@ def trace_of(torch, path, given_back):
             copied = self.operations[-1] if self.operations else {}
             if name.endswith("_") and copied.get("op") == "clone" and copied["in"] == numbers[:1] and "node" in copied and self.node == last:
                 operation["node"] = self.operations.pop()["node"] - 1  # the copy is what it keeps of its input, and was made behind it
+                operation["kept"] = numbers[:1]
                 at = next(at for at, n in self.tensors.items() if n == copied["out"][0]["tensor"])
                 self.tensors[at], self.views[at], self.living[at], made = numbers[0], {}, numbers[:1], results[:1]
             if not made and results and isinstance(numbers[0], int):
@@ -428,8 +460,9 @@ def trace_of(torch, path, given_back):
                     operation["node"] = node
             for at, operation in enumerate(self.operations):
                 node = behind.get(operation.get("node"))
-                if node is None and "in_place" in operation:  # of a view: the next one, which has it inside
-                    operation["node"] += 1
+                copied = operation.pop("kept", []) if node is None else []
+                if copied or (node is None and "in_place" in operation):  # of a view: the next one (behind a copy's), which has it inside
+                    operation["node"] += 1 + len(copied)
                     node = behind.get(operation["node"])
                 if node is None:
                     operation.pop("node", None)
@@ -447,7 +480,7 @@ def trace_of(torch, path, given_back):
                         kept += [t for t in flat([getattr(node, name)]) if t.is_cuda]
                     except RuntimeError:
                         continue
-                operation["saved"] = [n for n in (self.number(t) for t in kept if address(t) in self.tensors) if isinstance(n, int)]
+                operation["saved"] = [n for n in copied + [self.number(t) for t in kept if address(t) in self.tensors] if isinstance(n, int)]
 
         def others(self):
             """Bytes of what is there and no part of the step's forward: other models (a teacher, a reference), averages of weights."""
@@ -460,10 +493,23 @@ def trace_of(torch, path, given_back):
             there = [t for t in gc.get_objects() if type(t) in seen and t.is_cuda and address(t) not in seen[type(t)]]
             return sum({address(t): t.untyped_storage().nbytes() for t in there}.values())
 
+        def left_alone(self, document):
+            """A function: bytes of what the forward made that nobody has given back."""
+            made = {out["tensor"] for o in document["operations"] if set(o["in"]) != {-1} for out in o["out"]}
+            left = {at: self.sizes[n[0]] for at, n in self.living.items() if n and n[0] in self.sizes and not made.isdisjoint(n)}
+
+            def ask():
+                for at in given_back():
+                    left.pop(at, None)
+                return sum(left.values())
+
+            return ask
+
         def document(self):
             self.bury()
             for operation in self.operations:
-                operation.pop("at", None)
+                for key in ("at", "kept"):
+                    operation.pop(key, None)
                 for out in operation["out"]:
                     out.update(self.ended.get(out["tensor"], {}))
             for number, given in self.given.items():

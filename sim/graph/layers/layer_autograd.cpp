@@ -105,6 +105,10 @@ void LayerAutograd::find_nodes() {
   }
   const std::vector<bool> reached = find_reached();
   node_.assign(operations(), false);
+  weight_copies_.resize(operations());
+  for (std::size_t o = 0; o < operations(); ++o) {
+    if (operation(o).casts_weight) weight_copies_[o] = {operation(o).outputs.back()};
+  }
   trains_.assign(operations(), false);
   is_saved_.assign(tensors(), false);
   first_saver_ = operations();
@@ -141,13 +145,13 @@ bool LayerAutograd::is_unread(std::size_t o) const {
 const Indices& LayerAutograd::saves(std::size_t o) const {
   static const Indices kNothing;
   const Operation& op = operation(o);
-  if (!node_[o]) return kNothing;
+  if (!node_[o] || (op.view && options_.recompute != Recompute::kNone)) return kNothing;
   // (A loss with the head's product in it makes that again, whoever is trained.)
   const bool for_weight =
       (op.kind == OperationKind::kGemm && op.function != Function::kCrossEntropy) ||
       op.kind == OperationKind::kEmbedding || (op.eager_norm && !op.parameters.empty());
   const bool makes_weight = op.inputs.size() > 1 && needs_gradient(op.inputs[1]);
-  return for_weight && !trains_[o] && !makes_weight ? kNothing : op.saved;
+  return for_weight && !trains_[o] && !makes_weight ? weight_copies_[o] : op.saved;
 }
 
 std::size_t LayerAutograd::first_inside() const {

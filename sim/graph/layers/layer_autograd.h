@@ -131,7 +131,8 @@ class LayerAutograd {
   const ProgramOptions& options_;
   const std::vector<TensorElement> elements_;
   std::vector<std::int64_t> bytes_;
-  std::vector<Indices> releases_;  // operations
+  std::vector<Indices> releases_;       // operations
+  std::vector<Indices> weight_copies_;  // autocast's, which the input's gradient is made of
   Index border_ = 0;
   std::vector<bool> needs_, is_saved_;  // tensors
   std::vector<bool> node_, trains_;     // operations

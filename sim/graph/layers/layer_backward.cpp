@@ -602,7 +602,12 @@ class Backward {
       place = added.gradient;
       return;
     }
-    const std::int64_t bytes = graph_.bytes(added.tensor);
+    // A narrower view stands for another tensor (module_model.cpp): nothing is added up.
+    const std::int64_t bytes = bytes_of(place, added.tensor);
+    const std::int64_t others = bytes_of(added.gradient, added.tensor);
+    if (bytes != others) {
+      return drop(bytes < others ? std::exchange(place, added.gradient) : added.gradient);
+    }
     settle(place);
     settle(added.gradient);
     LayerStep step = {.kind = LayerStep::Kind::kSum,
@@ -634,6 +639,16 @@ class Backward {
     }
     step.outputs = {gradient(place).slot};
     writer_.end_step(std::move(step));
+  }
+
+  // Of a tensor's gradient, which may be narrower.
+  std::int64_t bytes_of(std::int32_t g, Index tensor) const {
+    const std::int64_t whole = graph_.bytes(tensor);
+    const std::int32_t slot = gradients_[at(g)].slot;
+    const std::vector<Slot>& slots = writer_.program().slots;
+    if (graph_.is_flat() || slot < 0 || at(slot) >= slots.size()) return whole;
+    const std::int64_t bytes = slots[at(slot)].bytes.count();
+    return bytes > 0 && bytes < whole ? bytes : whole;
   }
 
   // --- a reentrant checkpoint ---

@@ -62,11 +62,11 @@ class Forward {
   void run_again(const std::vector<bool>& ended) {
     const std::size_t stop = recompute_stop();
     for (std::size_t o = 0; o < stop; ++o) {
-      if (!graph_.inside(o)) {
+      const Operation& op = graph_.operation(o);
+      if (!graph_.inside(o) || is_held_over(op)) {
         release_recomputed(o);  // a cast of the output reads forward's
         continue;
       }
-      const Operation& op = graph_.operation(o);
       const bool from_cache = is_kept(op);
       writer_.enter(op.part);
       writer_.enter_modules(graph_.modules().beginning(o));
@@ -126,6 +126,15 @@ class Forward {
       for (Index saved : op.saved) writer_.unrefer(saved);
       return true;
     });
+  }
+
+  // What names of the program's hold beside the layer, which nothing in it reads.
+  bool is_held_over(const Operation& op) const {
+    return op.inputs.empty() && op.function == Function::kCopy && !op.outputs.empty() &&
+           std::ranges::none_of(graph_.layer().operations, [&](const Operation& other) {
+             return contains(other.inputs, op.outputs.front()) ||
+                    contains(other.saved, op.outputs.front());
+           });
   }
 
   // What an in-place operation makes of a kept tensor is that tensor's buffer, so it is kept too.

@@ -121,6 +121,20 @@ const LayerSpec& layer_named(const ModelSpec& model, const std::string& name) {
   throw Error(ExitCode::kInternal, "no layer " + name);
 }
 
+TEST(ModuleCalls, NamesHoldOfTheStepBeforeUntilTheyAreBoundAgain) {
+  Json document = called_document(3, 1);
+  constexpr std::int64_t kEach = 3 * 4096;          // bytes
+  document["held"] = {{0, 3 * kEach}, {2, kEach}};  // operations, bytes
+  const ModelSpec model = model_of(3, document);
+  const auto held = [&](const char* layer) {
+    return std::ranges::count_if(layer_named(model, layer).tensors, [](const TensorSpec& tensor) {
+      return tensor.name.starts_with("step before");
+    });
+  };
+  EXPECT_EQ(held("blocks.0"), 2);
+  EXPECT_EQ(held("head"), 1);
+}
+
 void take_gradient(Json& operation) {
   for (const char* key : {"node", "saved", "backward"}) operation.erase(key);
 }

@@ -310,6 +310,16 @@ TEST(Variants, ALossMayBeginWithWhatItIsGiven) {
   const ModelSpec bare = with_variants(model, plan);
   const LayerSpec& given_it = *std::ranges::find(bare.kinds, LayerRole::kLoss, &LayerSpec::role);
   EXPECT_TRUE(contains(given_it.operations[1].saved, Index{0}));
+  // Autocast casts nothing more of a log_softmax in 16 bits.
+  std::erase_if(loss.operations, [](const Operation& op) { return op.inputs.empty(); });
+  Operation& softmax = loss.operations.front();
+  softmax.function = Function::kLogSoftmax;
+  loss.tensors[at(softmax.outputs.front())].type = ElementType::kCompute;
+  plan.param_dtype = DType::kFp32;
+  plan.autocast = DType::kBf16;
+  const ModelSpec cast = with_variants(model, plan);
+  EXPECT_EQ(std::ranges::find(cast.kinds, LayerRole::kLoss, &LayerSpec::role)->operations.size(),
+            loss.operations.size());
 }
 
 // 128,256 words, 4,096 features: 32 tiles of 32 of the 1,024 tokens. Where head and loss meet stand

@@ -166,6 +166,61 @@ TEST(LayerProgram, WhatIsFrozenAndFirstHasNoBackwardAndKeepsNothing) {
   EXPECT_EQ(p.forward.swing.net, 0);
 }
 
+// What names hold beside a layer (module_model.cpp) is not made again with it.
+TEST(LayerProgram, WhatOnlyNamesHoldIsNotRecomputed) {
+  LayerSpec block = block_of(tiny_model(1));
+  const auto held = static_cast<std::int16_t>(block.tensors.size());
+  block.tensors.push_back({.name = "held", .per_token = 100 * d});
+  Operation copy = {.name = "held", .function = Function::kCopy, .gradient = GradientRule::kNone};
+  copy.outputs = block.operations.back().released = {held};
+  block.operations.insert(block.operations.begin(), copy);
+  const LayerProgram p = build_layer_program(
+      block, {.batch = kBatch, .sequence = kSequence, .recompute = Recompute::kFull});
+  EXPECT_GT(p.forward.swing.peak, 200 * T * d);
+  EXPECT_EQ(p.recompute.swing.peak, program(Recompute::kFull).recompute.swing.peak);
+}
+
+// A gradient of what stands beside the input as a narrower view of it adds nothing as large.
+TEST(LayerProgram, NarrowerViewsAreNotAddedUp) {
+  LayerSpec block = block_of(tiny_model(1));
+  const auto beside = static_cast<std::int16_t>(block.tensors.size());
+  Operation look = {.name = "beside", .function = Function::kCopy, .view = true};
+  look.inputs = {0};
+  Operation scale = {.name = "scale", .function = Function::kScale};
+  Operation both = look;
+  for (const std::int64_t wide : {1, 2}) {
+    block.tensors.push_back({.name = "one", .per_token = wide});
+  }
+  block.tensors.push_back({.name = "both", .per_token = d});
+  look.outputs = scale.inputs = {beside};
+  scale.outputs = {static_cast<std::int16_t>(beside + 1)};
+  both.inputs = {block.output, scale.outputs.front()};
+  both.outputs = {block.output = static_cast<std::int16_t>(beside + 2)};
+  look.gradient = both.gradient = GradientRule::kAlias;
+  block.operations.insert(block.operations.begin(), {look, scale});
+  block.operations.push_back(both);
+  const auto sums = [](const LayerProgram& p) {
+    return std::ranges::count_if(p.slots,
+                                 [](const Slot& slot) { return slot.name.ends_with("grad sum"); });
+  };
+  EXPECT_EQ(sums(build_layer_program(block, {.batch = kBatch, .sequence = kSequence})),
+            sums(program(Recompute::kNone)));
+}
+
+// A product with a frozen weight keeps what autocast made of that, for its input's gradient.
+TEST(LayerProgram, AFrozenWeightsCopyIsKept) {
+  LayerSpec block = block_of(tiny_model(1));
+  ProgramOptions options = {.batch = kBatch, .sequence = kSequence};
+  options.frozen.assign(block.parameters.size(), true);
+  const Bytes without = build_layer_program(block, options).saved_bytes();
+  const auto q = std::ranges::find(block.operations, OperationKind::kGemm, &Operation::kind);
+  const auto copy = static_cast<std::int16_t>(block.tensors.size());
+  block.tensors.push_back({.name = "weight_cast", .fixed = d * d});
+  q->casts_weight = true;
+  for (auto* list : {&q->outputs, &q->saved, &q->released}) list->push_back(copy);
+  EXPECT_EQ(build_layer_program(block, options).saved_bytes(), without + Bytes(2 * d * d));
+}
+
 TEST(LayerProgram, FlatGradientsAllocateNoTensors) {
   ProgramOptions options = {
       .batch = kBatch, .sequence = kSequence, .gradients = GradientStorage::kFlat};
