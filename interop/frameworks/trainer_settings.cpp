@@ -343,8 +343,12 @@ class TrainerReader {
     }
     const bool is_factory = is_of("LLaMA-Factory");
     const char* cut = is_factory ? "units" : "unit";
-    const char* zero = runtime() == "zero3" ? "units" : "whole";
-    say("reference", runtime() == "fsdp2" ? cut : zero, "a frozen copy of the model");
+    const bool cuts = runtime() == "zero3" || runtime() == "fsdp1";
+    say("reference",
+        runtime() == "fsdp2" ? cut
+        : cuts               ? "units"
+                             : "whole",
+        "a frozen copy of the model");
     if (is_factory && runtime() == "ddp" && !is_on("pure_bf16")) {
       reader_.assume("dtype.reference", plan_.value("dtype.param"), "loaded to compute");
     }

@@ -391,7 +391,9 @@ std::vector<Operation> eager(LayerSpec& layer, const Operation& op, const Plan& 
   Index probabilities = 0;
   const bool softmax_in_fp32 = !code.softmax_as_scores || is_autocast;
   const ElementType kind = softmax_in_fp32 ? ElementType::kFp32 : kCompute;
-  const bool is_cast = softmax_in_fp32 && type != ElementType::kFp32;
+  // (Of fp16 CUDA's softmax itself makes fp32, and of its gradient fp16: half_to_float.)
+  const bool is_cast =
+      softmax_in_fp32 && type != ElementType::kFp32 && plan.compute_dtype() != DType::kFp16;
   const auto narrow = [&] {
     if (!softmax_in_fp32) return;
     const Index wide =

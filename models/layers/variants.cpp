@@ -103,17 +103,13 @@ LayerSpec one_kernel_loss(LayerSpec layer, bool in_place) {
 
 // The loop's name holds what the model returned till the next forward's is made: all the time, and
 // twice while that is.
-void keep_outputs(LayerSpec& layer, const Plan& plan, DType type) {
-  layer.resident_bytes += checked_multiply(
-      elements(layer.tensors.front(), plan.batch.micro_batch, plan.batch.sequence), size_of(type));
-}
-
 void keep_logits(LayerSpec& layer, Operation& copy, const Plan& plan) {
   const std::int64_t words = layer.tensors.front().per_token;
   copy.forward_workspace = {
       add_tensor(layer, {.name = "next logits", .per_token = words, .type = ElementType::kFp32})};
   copy.released = {0};
-  keep_outputs(layer, plan, DType::kFp32);
+  layer.resident_bytes += checked_multiply(
+      elements(layer.tensors.front(), plan.batch.micro_batch, plan.batch.sequence), 4);
 }
 
 // One operation for all chunks, whose temporaries are of one, behind one that stands for the views
@@ -398,22 +394,9 @@ Index add_logits(LayerSpec& layer, const char* name, ElementType type) {
   return add_tensor(layer, std::move(spec));
 }
 
-// Outputs made fp32 that a loop keeps: till the loss' own backward is done.
-void hold_fp32(LayerSpec& layer) {
-  const Index outputs = add_logits(layer, "logits_fp32_returned", ElementType::kFp32);
-  std::vector<Operation>& ops = layer.operations;
-  ops.front().saved.push_back(outputs);
-  ops.back().released.push_back(outputs);
-  ops.insert(ops.begin(), pass("outputs_to_fp32", Function::kCast, 0, outputs));
-  ops.front().gradient = GradientRule::kNone;
-}
-
 // Of what a model under autocast returns Accelerate's prepare_model makes fp32, of which a
 // DistributedDataParallel that looks for unused parameters makes a copy (_DDPSink).
 void return_fp32(LayerSpec& layer, const Plan& plan) {
-  if (plan.runtime.kind == RuntimeKind::kFsdp1 && plan.logits == Logits::kHeld) {
-    return hold_fp32(layer);
-  }
   std::vector<Operation>& ops = layer.operations;
   Index returned = 0;
   const auto make = [&](const char* operation, Function function, const char* name) {
@@ -515,11 +498,6 @@ void apply_loss(LayerSpec& layer, const Plan& plan, bool is_traced) {
       take_log_probabilities(layer, plan);
       return;
     case Loss::Kind::kEager:
-      if (plan.logits == Logits::kKept) {
-        const bool wide = is_under_autocast(plan) || tensor(layer, 0).type == ElementType::kFp32;
-        keep_outputs(layer, plan,
-                     plan.output_dtype.value_or(wide ? DType::kFp32 : plan.compute_dtype()));
-      }
       if (!is_traced && is_under_autocast(plan) && keeps_compute_dtype(layer)) {
         return widen_losses(layer, plan);
       }
@@ -528,10 +506,10 @@ void apply_loss(LayerSpec& layer, const Plan& plan, bool is_traced) {
           tensor(layer, 0).type == ElementType::kFp32) {
         return cast_outputs(layer);
       }
-      if (plan.logits == Logits::kHeld) {
+      if (plan.logits != Logits::kReleased) {
         const bool returns_fp32 =
             plan.runtime.kind == RuntimeKind::kFsdp1 && plan.output_dtype == DType::kFp32;
-        if (plan.loss_in_forward && returns_fp32) return hold_fp32(layer);
+        if (plan.loss_in_forward && returns_fp32) return return_fp32(layer, plan);
         // The first operation is the cast; its gradient is the last to be made. (What is held
         // beyond it, of logits as they are, is the runtime's.) Of fully_shard's and DeepSpeed's
         // modules the outputs stay as they are.

@@ -630,8 +630,16 @@ std::int64_t StepBuilder::logits_bytes() const {
   return checked_multiply(count, size_of(type));
 }
 
+// What lives through the next forward the first one of a step finds of the step before.
+void StepBuilder::drop_logits() {
+  if (keeps_logits() && !std::exchange(found_logits_, true)) {
+    held_logits_ = allocate_persistent(MemoryCategory::kActivation, -1, Bytes(logits_bytes()));
+  }
+  free(held_logits_);
+}
+
 void StepBuilder::hold_logits() {
-  if (plan_.logits != Logits::kHeld) return;
+  if (plan_.logits != Logits::kHeld && !keeps_logits()) return;
   held_logits_ = allocate(MemoryCategory::kActivation, Stream::kCompute, -1, Bytes(logits_bytes()));
 }
 
@@ -758,7 +766,7 @@ void StepBuilder::find_gradients() {
 }
 
 EventGraph StepBuilder::finish() {
-  drop_logits();
+  if (!keeps_logits()) drop_logits();
   find_gradients();
   graph_.final_host_wait =
       std::max({graph_.final_host_wait, unawaited_compute_, pending_host_wait_});

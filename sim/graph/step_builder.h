@@ -246,9 +246,9 @@ class StepBuilder {
   GivenBatch allocate_batch();
   void free_given_masks() { free_all(given_masks_); }
   // The loop's name for what the model returned: it ends when the next forward has returned, or
-  // with the step. Logits::kHeld.
+  // with the step (Logits::kHeld; kKept: not with the step).
   void hold_logits();
-  void drop_logits() { free(held_logits_); }
+  void drop_logits();
   // What a program compiled as a whole returns beside its loss has zeros for a gradient while its
   // backward runs (AOTAutograd makes them).
   void make_zeros();
@@ -421,6 +421,10 @@ class StepBuilder {
   std::vector<Bytes> part_sums_;
   std::vector<std::int32_t> given_masks_;
   std::int64_t logits_bytes() const;
+  bool keeps_logits() const {
+    return plan_.logits == Logits::kKept && plan_.loss.kind == Loss::Kind::kEager;
+  }
+  bool found_logits_ = false;
   std::int32_t held_logits_ = kNoBuffer, zeros_ = kNoBuffer;
   std::vector<std::int32_t> left_gradients_;
   std::pair<std::size_t, std::size_t> forward_end_;  // rows, actions

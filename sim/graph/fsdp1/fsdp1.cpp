@@ -13,6 +13,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <tuple>
 #include <utility>
 
 #include "sim/base/error.h"
@@ -116,6 +117,8 @@ void Fsdp1::run_step() {
     run_backward();
     if (log_) note_facts();
   }
+  // ShardedGradScaler: whether any gradient is infinite.
+  if (!dry_ && plan_.autocast == DType::kFp16) reduce_number();
   if (!dry_ && plan_.optimizer.clip_norm) clip();
   if (log_) log_->add({.kind = "optimizer_step"});
   optimizer();
@@ -144,6 +147,23 @@ void Fsdp1::run_forward() {
     allocate_given_masks();
   }
   if (log_) log_->begin_pass();
+  run_model(EventKind::kLoss);
+  const std::int32_t loss = static_cast<std::int32_t>(model_.order.size()) - 1;
+  if (dry_ || loss == last_layer_) return;
+  drop_logits();
+  run_reference();
+  first_forward_ends();
+  if (loss_is_inside_ && root() >= 0 && !root_is_inner_) {
+    pre_backward(root());  // its hook sits on the loss, too
+  }
+  const bool casts_outputs = spec_of(loss).operations.back().function == Function::kCast;
+  if (casts_outputs) hold_logits();
+  add_phase(EventKind::kBackward, loss, Segments::kInside);
+  if (!casts_outputs) hold_logits();
+}
+
+// `last`: what the loss' row is.
+void Fsdp1::run_model(EventKind last) {
   root_pre_forward();
   if (root() >= 0) pre_forward(root());
   const std::int32_t loss = static_cast<std::int32_t>(model_.order.size()) - 1;
@@ -154,20 +174,36 @@ void Fsdp1::run_forward() {
     if (root_is_inner_ && l == root_ends_) end_root();
   }
   if (loss_is_inside_) {
-    add_layer_row(EventKind::kLoss, loss);
+    add_layer_row(last, loss);
     // The model holds the name of what went into its head till then.
     if (spec_of(last_layer_).role == LayerRole::kHead) {
       run_border(EventKind::kForward, last_layer_, LayerSegment::kAfter);
     }
   }
   if (root() >= 0 && !root_is_inner_) end_root();
-  if (!has_loss) return;
-  if (!loss_is_inside_) add_layer_row(EventKind::kLoss, loss);
-  first_forward_ends();
-  if (loss_is_inside_ && root() >= 0 && !root_is_inner_) {
-    pre_backward(root());  // its hook sits on the loss, too
+  if (has_loss && !loss_is_inside_) add_layer_row(last, loss);
+}
+
+// Another root with handles and a limiter of its own, which no backward reshards: it is gathered
+// once. Nothing of its forward without gradients stays.
+void Fsdp1::run_reference() {
+  if (plan_.reference == Reference::kNone) return;
+  const std::int32_t trained = pass();
+  auto state = std::tuple(handles_, tape_, post_forward_order_, carried_, queue_head_, late_free_,
+                          inherited_);
+  for (Handle& h : handles_) {
+    h.state = Training::kIdle;
+    h.parameters = kNoBuffer;
+    h.unsharded = h.prefetched = false;
   }
-  add_phase(EventKind::kBackward, loss, Segments::kInside);
+  if (root() >= 0) handle(root()).unsharded = true;
+  carried_.free_events.clear();
+  queue_head_ = inherited_ = 0;
+  begin_pass(reference_pass(), microbatch());
+  run_model(EventKind::kForward);
+  begin_pass(trained, microbatch());
+  std::tie(handles_, tape_, post_forward_order_, carried_, queue_head_, late_free_, inherited_) =
+      std::move(state);
 }
 
 void Fsdp1::end_root() {

@@ -157,6 +157,8 @@ class Fsdp1 final : public StepBuilder {
   void run_step();
   void note_facts();
   void run_forward();
+  void run_model(EventKind last);
+  void run_reference();
   void end_root();
   void forward_layer(std::int32_t layer);
   void run_segments(std::int32_t layer);
@@ -198,6 +200,7 @@ class Fsdp1 final : public StepBuilder {
   // --- fsdp1_optimizer.cpp ---
   void persistent_memory();
   void clip();
+  void reduce_number();
   void optimizer();
 
   // --- fsdp1_work.cpp ---

@@ -22,6 +22,13 @@ void Fsdp1::persistent_memory() {
   for (std::int32_t u = 0; u < count(); ++u) {
     const Handle& h = handle(u);
     keep(MemoryCategory::kShardedParam, u, h.size.shard * master_size());
+    if (is_held(plan_.reference)) {
+      keep(MemoryCategory::kShardedParam, u, h.size.shard * master_size());
+      if (u == root() && sharded()) {
+        allocate_persistent(MemoryCategory::kUnshardedParam, u,
+                            Bytes(h.size.padded * param_size()));
+      }
+    }
     // _cpu_grad: what reduced gradients are copied to.
     if (offloads()) keep(MemoryCategory::kShardedGrad, u, h.size.shard * master_size());
     for (const std::int64_t numel : h.size.stepped) {
@@ -30,6 +37,14 @@ void Fsdp1::persistent_memory() {
       }
     }
   }
+}
+
+void Fsdp1::reduce_number() {
+  if (!sharded()) return;
+  // On the stream that calls, which is the compute stream.
+  wait(Stream::kAllReduce, tail(Stream::kCompute));
+  wait(Stream::kCompute, add_step_row(EventKind::kAllReduce, Stream::kAllReduce));
+  if (offloads()) host_wait(tail(Stream::kAllReduce));
 }
 
 // A norm for each gradient, in fp32, then that of the norms; with shards its square is summed over
@@ -48,12 +63,7 @@ void Fsdp1::clip() {
   std::int32_t norms = temporary(gradients * kNorm);
   std::int32_t total = temporary(kNorm);
   drop(norms);
-  if (sharded()) {
-    // On the stream that calls, which is the compute stream.
-    wait(Stream::kAllReduce, tail(Stream::kCompute));
-    wait(Stream::kCompute, add_step_row(EventKind::kAllReduce, Stream::kAllReduce));
-    if (offloads()) host_wait(tail(Stream::kAllReduce));
-  }
+  reduce_number();
   add_step_row(EventKind::kGradScale, Stream::kCompute);
   drop(total);
 }

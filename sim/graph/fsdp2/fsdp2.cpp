@@ -133,7 +133,6 @@ RecordedStep Fsdp2::build(StepNumber step, Log keep, const std::vector<std::int3
   if (plan_.optimizer.clip_norm) clip();
   optimizer(step);
   end_step_frame();
-  drop_logits();
   if (logging_) log("step_end");
   return {finish(), std::move(events_), std::move(padded_again_)};
 }

@@ -504,10 +504,12 @@ class Backward {
     return slots;
   }
 
-  // Pointwise and indexing kernels make gradients in the dtype of the one that arrives.
+  // Pointwise and indexing kernels make gradients in the dtype of the one that arrives, a softmax
+  // in its input's.
   TensorElement made_element(const Operation& op, Index input) const {
     const bool follows = op.kind == OperationKind::kElementwise && op.function != Function::kCast &&
-                         !graph_.is_flat() && !op.outputs.empty();
+                         op.function != Function::kSoftmax && !graph_.is_flat() &&
+                         !op.outputs.empty();
     return graph_.element(follows ? op.outputs.front() : input);
   }
 

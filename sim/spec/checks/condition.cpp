@@ -77,7 +77,13 @@ constexpr std::pair<std::string_view, JobValue> kJobFacts[] = {
      }},
     {"model.family", [](const PlanDocument&, const ModelSpec& m) { return Json(m.family); }},
     {"model.norm_of_base",
-     [](const PlanDocument&, const ModelSpec& m) { return Json(any_layer(m, is_norm_of_base)); }},
+     [](const PlanDocument& d, const ModelSpec& m) {
+       return Json(any_layer(m, [&](const LayerSpec& layer) {
+         const bool is_wrapped = d.plan.lora.rank > 0;  // PEFT's wrapper has a "model" of its own
+         return is_norm_of_base(layer) &&
+                !(is_wrapped && layer.parameters.front().name.starts_with("model."));
+       }));
+     }},
     {"model.stacks_share_table",
      [](const PlanDocument&, const ModelSpec& m) { return Json(stacks_share_table(m)); }},
     {"root_unit",
