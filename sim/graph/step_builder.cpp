@@ -766,6 +766,8 @@ void StepBuilder::find_gradients() {
 }
 
 EventGraph StepBuilder::finish() {
+  // What the next step's first forward is to find.
+  if (found_logits_ && held_logits_ == kNoBuffer) hold_logits();
   if (!keeps_logits()) drop_logits();
   find_gradients();
   graph_.final_host_wait =

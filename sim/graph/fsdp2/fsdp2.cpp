@@ -209,7 +209,8 @@ void Fsdp2::run_forward(bool training) {
   if (inside && casts_outputs) hold_logits();
   make_zeros();
   add_phase(EventKind::kBackward, last, Segments::kInside);
-  if ((inside || is_of_modules(model_)) && !casts_outputs) hold_logits();
+  const bool holds = inside || is_of_modules(model_) || plan_.logits == Logits::kKept;
+  if (holds && !casts_outputs) hold_logits();
 }
 
 // A model that computes its loss holds the name of what went into its head till then; its base
