@@ -274,24 +274,29 @@ std::optional<Candidate> search_layers(const JobSearch& found, const SearchOptio
                        depth.how);
 }
 
+namespace {
+
+std::optional<Candidate> best_alone(const SearchVariants& variants, SearchOptions search) {
+  search.detail = SearchDetail::kBest;
+  search.memory = {};
+  return search_job(variants, search).result.best;
+}
+
+}  // namespace
+
 std::vector<Alternative> find_alternatives(const Job& job, const SpaceRequest& request,
                                            const SearchResult& found, const SearchOptions& search) {
   // Less is not worth the change.
   constexpr double kWorthNaming = 0.01;
-  SearchOptions best_alone = search;
-  best_alone.detail = SearchDetail::kBest;
-  best_alone.memory = {};
   std::vector<Alternative> list;
   const SpaceRequest of_knobs{request.global_batch, split_axes(request.vary).others};
   for (const std::vector<std::string>& assignments : costly_assignments(job)) {
     auto other = changed_job(job, assignments);
     if (!other) continue;
-    const SearchVariants variants{variants_by_model(std::move(*other), of_knobs), {}};
-    const SearchResult result = search_job(variants, best_alone).result;
+    const auto best = best_alone({variants_by_model(std::move(*other), of_knobs)}, search);
     const bool is_worth =
-        result.best &&
-        (!found.best || result.best->seconds < found.best->seconds * (1 - kWorthNaming));
-    if (is_worth) list.push_back({assignments, *result.best});
+        best && (!found.best || best->seconds < found.best->seconds * (1 - kWorthNaming));
+    if (is_worth) list.push_back({assignments, *best});
   }
   return list;
 }
@@ -304,12 +309,9 @@ std::optional<Alternative> find_without_experts_axis(const Job& job, const Space
   const std::vector<std::string> without = {std::string(kExpertAxis) + "=1"};
   auto other = changed_job(job, without);
   if (!other) return std::nullopt;
-  SearchOptions best_alone = search;
-  best_alone.detail = SearchDetail::kBest;
-  const SearchResult result =
-      search_job({search_variants(*other, request).list}, best_alone).result;
-  if (!result.best) return std::nullopt;
-  return Alternative{without, *result.best};
+  const auto best = best_alone({search_variants(*other, request).list}, search);
+  if (!best) return std::nullopt;
+  return Alternative{without, *best};
 }
 
 }  // namespace foreshard

@@ -140,9 +140,9 @@ SearchVariants search_variants(const Job& job, const SpaceRequest& request) {
   const SpaceRequest of_knobs{request.global_batch, others};
   SearchVariants variants;
   variants.list = variants_by_model(job, of_knobs);
+  const std::int64_t batch = variants.list[0].space.global_batch;
   const bool is_fixed_mesh = is_fixed(job, "mesh.shard") || is_fixed(job, "mesh.replicate");
-  const auto spanned = [of_knobs, is_fixed_mesh,
-                        batch = variants.list[0].space.global_batch](std::vector<Job> jobs) {
+  const auto spanned = [of_knobs, is_fixed_mesh, batch](std::vector<Job> jobs) {
     std::vector<JobVariant> list;
     for (Job& other : jobs) {
       SearchSpace space = space_of_variant(other, of_knobs);
@@ -153,8 +153,7 @@ SearchVariants search_variants(const Job& job, const SpaceRequest& request) {
     }
     return list;
   };
-  const auto over_axes = [job, spanned, batch = variants.list[0].space.global_batch](
-                             const std::vector<std::string>& keys) {
+  const auto over_axes = [job, spanned, batch](const std::vector<std::string>& keys) {
     return spanned(jobs_over_axes(job, keys, batch));
   };
   if (job.resolved.plan.mesh.is_plain()) {
@@ -166,7 +165,6 @@ SearchVariants search_variants(const Job& job, const SpaceRequest& request) {
     append(variants.list, variants_by_model(std::move(other), of_knobs));
   }
   // A batch that the ranks do not divide is a mistake to be named, not to be mended by axes.
-  const std::int64_t batch = variants.list[0].space.global_batch;
   const Mesh& mesh = job.resolved.plan.mesh;
   const std::int64_t ranks = job.cluster.gpus / mesh.sharing();
   const bool is_mistake = axes.empty() && batch >= ranks && batch % ranks != 0;

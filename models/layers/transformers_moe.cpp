@@ -13,8 +13,6 @@
 // shared expert stay, weights of gate and up become one.
 #include "models/layers/transformers_moe.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <numeric>
 #include <string>
@@ -59,10 +57,10 @@ constexpr MixtureCode kMixtureCode[] = {
     {.family = "cohere2_moe", .chooses_logits = true, .scales_sum = true},
 };
 // The router is defined behind the experts.
-constexpr std::string_view kRouterLast =
-    " qwen3_moe mellum deepseek_v2 deepseek_v3 glm4_moe glm4_moe_lite solar_open dots1"
-    " exaone_moe kimi_linear llama4 axk1 deepseek_ocr2 mistral4 deepseek_v32 glm_moe_dsa"
-    " lfm2_moe ";
+constexpr std::string_view kRouterLast[] = {
+    "qwen3_moe",     "mellum",   "deepseek_v2",  "deepseek_v3", "glm4_moe", "glm4_moe_lite",
+    "solar_open",    "dots1",    "exaone_moe",   "kimi_linear", "llama4",   "axk1",
+    "deepseek_ocr2", "mistral4", "deepseek_v32", "glm_moe_dsa", "lfm2_moe"};
 
 class ExpertRewriter : LayerWriter {
  public:
@@ -470,7 +468,7 @@ void order_as_transformers(LayerSpec& layer, std::string_view family) {
                                [&](const ParameterSpec& p) { return p.name.starts_with(module); });
   };
   const MixtureCode code = row_of(kMixtureCode, family);
-  const bool last = contains(kRouterLast, fmt::format(" {} ", family));
+  const bool last = contains(kRouterLast, family);
   const bool attends = has("self_attn.") || has("self_attention.") || code.norms_first;
   const bool sorts = has("layer.0.") || (attends && (has("mlp.") || has("block_sparse_moe.")));
   if (layer.role != LayerRole::kBlock || !sorts || code.as_used) return;
