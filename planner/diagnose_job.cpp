@@ -12,6 +12,7 @@
 #include <stdexcept>
 
 #include "planner/remedy.h"
+#include "reports/view/attribution.h"
 #include "sim/base/error.h"
 #include "sim/base/lookup.h"
 #include "sim/base/unit_strings.h"
@@ -56,10 +57,12 @@ void add_waits(const Job& job, std::vector<CauseCase>& list) {
     data.waits = share;
     data.where = &Signals::data;
     list.push_back(data);
-    CauseCase retries{"allocator_retries"};
-    retries.waits = share;
-    retries.retries = 4;
-    list.push_back(retries);
+    for (const double times : {1.0, 4.0}) {
+      CauseCase retries{"allocator_retries"};
+      retries.waits = share;
+      retries.retries = times;
+      list.push_back(retries);
+    }
     CauseCase compiling{"compiling"};
     compiling.waits = share;
     compiling.where = &Signals::idle;
@@ -121,6 +124,20 @@ void add_changes(const Job& job, std::vector<CauseCase>& list) {
   }
 }
 
+// As a trace's kernels have it: a row that waits for its launches does not compute meanwhile.
+StepMetrics measure_kernels(const EventGraph& graph, const Timeline& timeline,
+                            const CostTable& costs) {
+  StepMetrics step = measure_step(graph, timeline);
+  Time launches;
+  for (std::size_t i = 0; i < graph.rows.size(); ++i) {
+    if (!computes(graph.rows[i])) continue;
+    launches += excess_of(timeline.spans[i], costs.works[graph.rows[i].work]).launches;
+  }
+  step.compute -= launches.seconds();
+  step.idle += launches.seconds();
+  return step;
+}
+
 Signals signals_of(const Forecast& made, const Cluster& cluster, const StepMetrics& step) {
   Signals signals;
   signals.take(step);
@@ -133,7 +150,7 @@ Signals signals_of(const Forecast& made, const Cluster& cluster, const StepMetri
   return signals;
 }
 
-void add_to(Signals& signals, const CauseCase& one, double step, double capacity) {
+void add_to(Signals& signals, const CauseCase& one, double step) {
   const double seconds = one.waits * step;
   *signals.step += seconds;
   if (seconds > 0) *(signals.*one.where) += seconds;
@@ -143,8 +160,6 @@ void add_to(Signals& signals, const CauseCase& one, double step, double capacity
   *signals.exposed += hidden;
   *signals.retries += one.retries;
   *signals.in_use -= *signals.reserved;
-  // Near the end of memory, or it would not give back.
-  if (one.retries > 0) signals.reserved = std::max(*signals.reserved, 0.97 * capacity);
   for (std::optional<double> Signals::*field : {&Signals::memory, &Signals::reserved}) {
     signals.*field = *(signals.*field) * one.memory + one.more_bytes;
   }
@@ -171,11 +186,13 @@ constexpr const char* kKeys =
     "of a trace compute, communication, exposed, waiting, idle, data (each with a unit of time), "
     "retries=4";
 
+constexpr double kLeastRate = 1e-9;
+
 [[noreturn]] void refuse(const std::string& said, const std::string& why) {
   throw Error(ExitCode::kUsage, fmt::format("--measured {}: {}; expected {}", said, why, kKeys));
 }
 
-double positive(const std::string& said, const std::string& text) {
+double number_of(const std::string& said, const std::string& text, double least) {
   std::size_t used = 0;
   double value = 0;
   try {
@@ -184,15 +201,17 @@ double positive(const std::string& said, const std::string& text) {
     refuse(said, "is no number");
   }
   if (used != text.size()) refuse(said, "has a unit that the key does not take");
-  if (!std::isfinite(value) || value <= 0) refuse(said, "is not above zero");
+  if (!std::isfinite(value) || value < least) {
+    refuse(said, least > 0 ? "is not above zero" : "is below zero");
+  }
   return value;
 }
 
 }  // namespace
 
-double step_log_sd(const Quantity& seconds) {
-  if (seconds.low <= 0 || seconds.high <= seconds.low) return 0.06;
-  return std::max(0.03, std::log(seconds.high / seconds.low) / 2 / kStandardDeviations);
+double log_sd(const Quantity& forecast, double least) {
+  if (forecast.low <= 0 || forecast.high <= forecast.low) return 2 * least;
+  return std::max(least, std::log(forecast.high / forecast.low) / 2 / kStandardDeviations);
 }
 
 std::vector<CauseCase> cause_cases(const Job& job) {
@@ -222,19 +241,19 @@ Signals SignalsOf::operator()(const std::vector<CauseCase>& at_once) const {
   }
   const CostModel& costs = own ? *own_costs : costs_;
   const Forecast& made = own ? *own : right_;
-  StepMetrics step = measure_step(made.graph, made.timeline);
+  StepMetrics step = measure_kernels(made.graph, made.timeline, made.costs);
   if (!machine.empty()) {
     FactorDraw draw = costs.center();
     for (const auto& [factor, times] : machine) draw[at(factor)] *= times;
     Simulator simulator;
     const CostTable table = costs.price(made.graph, draw);
-    step = measure_step(made.graph, simulator.steady_step(made.graph, table));
+    step = measure_kernels(made.graph, simulator.steady_step(made.graph, table), table);
   }
   Signals signals = signals_of(made, costs.cluster(), step);
   const double as_made = *signals.step;
-  for (const CauseCase& one : at_once) {
-    add_to(signals, one, as_made, as_double(job_.cluster.gpu.memory.count()));
-  }
+  for (const CauseCase& one : at_once) add_to(signals, one, as_made);
+  // At the end of memory, or of what this process may have of it: nobody knows where.
+  if (*signals.retries > 0) signals.reserved = signals.in_use = std::nullopt;
   return signals;
 }
 
@@ -274,11 +293,11 @@ Signals read_measured(const std::vector<std::string>& assignments, const Plan& p
                  size != std::end(kBytes)) {
         signals.*size->field = as_double(parse_bytes(text).count());
       } else if (key == "tokens/s/gpu" || key == "tps") {
-        signals.step = tokens / as_double(plan.mesh.world()) / positive(said, text);
+        signals.step = tokens / as_double(plan.mesh.world()) / number_of(said, text, kLeastRate);
       } else if (key == "tokens/s") {
-        signals.step = tokens / positive(said, text);
+        signals.step = tokens / number_of(said, text, kLeastRate);
       } else if (key == "retries") {
-        signals.retries = positive(said, text);
+        signals.retries = number_of(said, text, 0);
       } else {
         refuse(said, "no such key");
       }
@@ -287,6 +306,19 @@ Signals read_measured(const std::vector<std::string>& assignments, const Plan& p
     }
   }
   return signals;
+}
+
+Json measured_json(const Signals& signals) {
+  Json json = Json::object();
+  const auto add = [&](const Key& key, double unit) {
+    if (const std::optional<double>& is = signals.*key.field)
+      json[key.name] = std::round(*is / unit) * unit;
+  };
+  for (const Key& key : kTimes) add(key, 1e-9);
+  for (const Key& key : kBytes) add(key, 1);
+  add({"retries", &Signals::retries}, 1e-6);
+  for (const char* other : {"step_time", "allocated"}) json.erase(other);
+  return json;
 }
 
 std::vector<std::string> rate_findings(const Diagnosis& diagnosis, const Plan& plan) {

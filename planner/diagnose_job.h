@@ -49,8 +49,11 @@ std::vector<CauseForecast> cause_forecasts(const Job& job);
 // Error(kUsage) for a key that is none, a unit that is missing or wrong.
 Signals read_measured(const std::vector<std::string>& assignments, const Plan& plan);
 
-// The logarithm's standard deviation of a step that is as forecast, from its 90 % interval.
-double step_log_sd(const Quantity& seconds);
+// What there is of them, by the names that read_measured reads: seconds, bytes.
+Json measured_json(const Signals& signals);
+
+// The logarithm's standard deviation of what is as forecast, from its 90 % interval.
+double log_sd(const Quantity& forecast, double least);
 
 // A rate that was measured and that nothing explains may be of one GPU where all are meant, or the
 // other way round.

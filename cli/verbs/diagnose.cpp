@@ -15,9 +15,11 @@
 #include "reports/diagnose/diagnosis.h"
 #include "reports/diagnose/snapshot.h"
 #include "reports/validate/measured.h"
+#include "reports/view/attribution.h"
 #include "reports/view/layout.h"
 #include "sim/base/config.h"
 #include "sim/base/lookup.h"
+#include "sim/base/quantile.h"
 #include "sim/base/text_file.h"
 
 namespace foreshard {
@@ -75,6 +77,15 @@ ExitCode score(const DiagnoseOptions& options) {
 
 // --- a job ---
 
+constexpr double kLeastGrowth = 0.002;  // of what is held between alike steps
+
+// `share`: of the memory, that has to be new.
+void note_growth(double bytes, double share, Measured& measured) {
+  if (measured.signals.reserved && bytes > share * *measured.signals.reserved) {
+    measured.words += "\nmemory grows from the first steps to the last\n";
+  }
+}
+
 void take_log(const TrainingLog& log, const Plan& plan, Measured& measured) {
   const auto tokens =
       as_double(plan.batch.sequence * plan.batch.micro_batch * plan.batch.accumulation);
@@ -89,10 +100,8 @@ void take_log(const TrainingLog& log, const Plan& plan, Measured& measured) {
   fill(signals.data, log.data_s);
   if (log.retries && log.steps > 0) fill(signals.retries, *log.retries / log.steps);
   measured.words += log.words;
-  if (log.memory_growth_bytes && signals.reserved &&
-      *log.memory_growth_bytes > 0.02 * *signals.reserved) {
-    measured.words += "\nmemory grows from the first steps to the last\n";
-  }
+  // Between steps of which some have more tokens than others.
+  note_growth(log.memory_growth_bytes.value_or(0), 0.02, measured);
 }
 
 MessageFacts facts_of(const OutOfMemory& message) {
@@ -122,10 +131,39 @@ void check_same_job(const TrainingLog& log, const Job& job, const std::string& f
                     "the log of the plan's own job");
 }
 
+double first_kernel(const Forecast& made) {
+  Time first = made.timeline.period;
+  for (std::size_t i = 0; i < made.graph.rows.size(); ++i) {
+    const Span& span = made.timeline.spans[i];
+    if (computes(made.graph.rows[i]) && span.end > span.start) first = std::min(first, span.start);
+  }
+  return first.seconds();
+}
+
 void take_run(const std::string& run, const Forecast& right, Measured& measured) {
-  const RecordedRun recorded = read_recording(run, right);
-  const Forecast view = measured_view(right.model, right.plan, right.graph, recorded.record);
-  measured.signals.take(measure_step(view.graph, view.timeline));
+  const RunRecord record = read_recording(run, right).record;
+  const RankRecord& rank = record.ranks.front();
+  const Forecast view = measured_view(right.model, right.plan, right.graph, record);
+  Signals& signals = measured.signals;
+  signals.take(measure_step(view.graph, view.timeline));
+  const MeasuredStep& median = median_step(record, rank);
+  const double gaps = (median.gaps - median.beyond).seconds();
+  signals.compute = *signals.compute - gaps;
+  // What a profiler adds to a step is its host's, for which the GPU waits.
+  std::vector<double> seconds;
+  for (const Time step : steady_durations(record)) seconds.push_back(step.seconds());
+  const double step = quartiles(std::move(seconds)).median;
+  signals.idle = std::max(0.0, *signals.idle + gaps - std::max(0.0, *signals.step - step));
+  signals.step = step;
+  signals.data = std::min(*signals.idle, std::max(0.0, first_kernel(view) - first_kernel(right)));
+  signals.retries = rank.retries;
+  const auto take = [&](std::optional<double>& signal, Bytes RankRecord::*peak) {
+    const Bytes most = std::ranges::max(record.ranks, {}, peak).*peak;
+    if (most > Bytes()) signal = std::max(signal.value_or(0), as_double(most.count()));
+  };
+  take(signals.memory, &RankRecord::peak_allocated);
+  take(signals.reserved, &RankRecord::peak_reserved);
+  note_growth(as_double(rank.grown.count()), kLeastGrowth, measured);
 }
 
 std::vector<SnapshotMemory> take_snapshots(const std::vector<std::string>& files,
@@ -173,7 +211,8 @@ ExitCode run_diagnose(const DiagnoseOptions& options) {
   std::optional<MessageFacts> message;
   if (log && log->out_of_memory) message = facts_of(*log->out_of_memory);
   if (message) take_message(*message, report.fit.capacity, measured);
-  Diagnosis diagnosis = diagnose(measured, forecasts, step_log_sd(report.seconds));
+  Diagnosis diagnosis = diagnose(measured, forecasts, log_sd(report.seconds, 0.03),
+                                 log_sd(report.peak_allocated, 0.005));
   const auto add = [&](const std::vector<std::string>& found) {
     append(diagnosis.findings, found);
   };
@@ -183,7 +222,9 @@ ExitCode run_diagnose(const DiagnoseOptions& options) {
   if (message) add(memory_findings(job, report.fit, *message));
   add(snapshot_findings(snapshots, right));
   if (options.output.form == Form::kJson) {
-    write_answer(document("foreshard.diagnosis/1", to_json(diagnosis)));
+    Json json = to_json(diagnosis);
+    json["measured"] = measured_json(measured.signals);
+    write_answer(document("foreshard.diagnosis/1", std::move(json)));
   } else {
     write_text(diagnosis_text(diagnosis, color_of(options.output.color)));
   }

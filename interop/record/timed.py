@@ -18,13 +18,14 @@ rank-N.timed.json with what it lacks (host, versions, units, the allocator's pea
     foreshard explain  --plan plan.yaml --run recording
 
 Gather the folders of several machines into one. A trace of one rank is enough: then waiting for
-peers counts as communication. The profiler costs host time, so a job that is bound by its host looks
-slower than it is; stacks, shapes and memory events are left off for that reason.
+peers counts as communication. The profiler costs host time, so the step's time is that of as many
+steps before it starts; stacks, shapes and memory events are left off for the same reason.
 """
 import datetime
 import json
 import os
 import platform
+import time
 
 import torch
 import torch.distributed as dist
@@ -33,8 +34,21 @@ from torch.profiler import ProfilerActivity, profile, schedule
 SCHEMA = "foreshard.timed/1"
 
 
+def mark():
+    """Now, as the GPU gets there."""
+    if not torch.cuda.is_available():
+        return time.perf_counter()
+    event = torch.cuda.Event(enable_timing=True)
+    event.record()
+    return event
+
+
+def seconds(a, b):
+    return b - a if isinstance(a, float) else a.elapsed_time(b) / 1e3
+
+
 class record:
-    """Skips `warmup` steps, records `steps` and writes them; then step() does nothing."""
+    """Skips `warmup` steps, times `steps`, records as many and writes them; then step() does nothing."""
 
     def __init__(self, folder, warmup=3, steps=5, model=None):
         if warmup < 1 or steps < 1:
@@ -42,6 +56,8 @@ class record:
         self.folder, self.warmup, self.steps, self.model = folder, warmup, steps, model
         self.done = False
         self._count = 0
+        self._marks = []
+        self._last = warmup + 2 * steps + 1
 
     def __enter__(self):
         os.makedirs(self.folder, exist_ok=True)
@@ -51,7 +67,7 @@ class record:
         # One step more than asked for: the first has no begin in the trace.
         self._profile = profile(
             activities=activities,
-            schedule=schedule(wait=self.warmup - 1, warmup=1, active=self.steps + 1, repeat=1),
+            schedule=schedule(wait=self.warmup - 1 + self.steps, warmup=1, active=self.steps + 1, repeat=1),
             on_trace_ready=self._write)
         self._profile.__enter__()
         return self
@@ -62,19 +78,23 @@ class record:
         self._count += 1
         if self._count == self.warmup and torch.cuda.is_available():
             torch.cuda.reset_peak_memory_stats()
+            self._retries = torch.cuda.memory_stats()["num_alloc_retries"]
+            self._held = torch.cuda.memory_allocated()
+        if self.warmup - 1 <= self._count < self.warmup + self.steps:
+            self._marks.append(mark())
         self._profile.step()
 
     def __exit__(self, *exception):
         self._profile.__exit__(*exception)
         if not self.done and exception[0] is None:
-            print(f"timed: only {self._count} of {self.warmup + self.steps + 1} steps were run; "
+            print(f"timed: only {self._count} of {self._last} steps were run; "
                   "nothing whole was recorded", flush=True)
 
     def _rank(self):
         return (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
 
     def _write(self, profiler):
-        if self._count < self.warmup + self.steps + 1:
+        if self._count < self._last:
             return                                  # the loop ended early
         rank, world = self._rank()
         name = os.path.join(self.folder, f"rank-{rank}")
@@ -84,6 +104,7 @@ class record:
             "created": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
             "host": platform.node(), "rank": rank, "world": world,
             "versions": self._versions(), "units": self._units(), "memory": self._memory(),
+            "steps_s": [seconds(a, b) for a, b in zip(self._marks, self._marks[1:])],
         }
         with open(name + ".timed.json", "w") as file:
             json.dump(about, file, indent=1)
@@ -110,5 +131,7 @@ class record:
     def _memory(self):
         if not torch.cuda.is_available():
             return None
-        return {"peak_allocated_bytes": torch.cuda.max_memory_allocated(),
-                "peak_reserved_bytes": torch.cuda.max_memory_reserved()}
+        return {"grown_bytes": torch.cuda.memory_allocated() - self._held,
+                "peak_allocated_bytes": torch.cuda.max_memory_allocated(),
+                "peak_reserved_bytes": torch.cuda.max_memory_reserved(),
+                "retries": (torch.cuda.memory_stats()["num_alloc_retries"] - self._retries) / (self._last - self.warmup)}

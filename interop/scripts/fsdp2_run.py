@@ -140,6 +140,19 @@ def rank_of_launcher():
 # ---- recording ----
 
 
+def mark():
+    """Now, as the GPU gets there."""
+    if DEVICE.type != "cuda":
+        return time.perf_counter()
+    event = torch.cuda.Event(enable_timing=True)
+    event.record()
+    return event
+
+
+def seconds(a, b):
+    return b - a if isinstance(a, float) else a.elapsed_time(b) / 1e3
+
+
 class Recording:
     """What `foreshard validate --run DIR` reads: a trace of torch.profiler and what it lacks."""
 
@@ -147,10 +160,11 @@ class Recording:
 
     def __init__(self, folder, steps):
         self.folder, self.steps, self.count = folder, steps, 0
-        self.collectives, self.undo, self.inside = [], [], None
+        self.collectives, self.undo, self.inside, self.marks = [], [], None, []
 
     def total_steps(self):
-        return self.WARMUP + self.steps + 1  # the first of a trace has no begin in it
+        """As many without the profiler, and the first of a trace has no begin in it."""
+        return self.WARMUP + 2 * self.steps + 1
 
     def __enter__(self):
         os.makedirs(self.folder, exist_ok=True)
@@ -160,7 +174,7 @@ class Recording:
         self.profile = torch.profiler.profile(
             activities=activities,
             schedule=torch.profiler.schedule(
-                wait=self.WARMUP - 1, warmup=1, active=self.steps + 1, repeat=1
+                wait=self.WARMUP - 1 + self.steps, warmup=1, active=self.steps + 1, repeat=1
             ),
         )
         for kind, names in (
@@ -196,6 +210,10 @@ class Recording:
         self.count += 1
         if self.count == self.WARMUP and DEVICE.type == "cuda":
             torch.cuda.reset_peak_memory_stats()
+            self.retries = torch.cuda.memory_stats()["num_alloc_retries"]
+            self.held = torch.cuda.memory_allocated()
+        if self.WARMUP - 1 <= self.count < self.WARMUP + self.steps:
+            self.marks.append(mark())
         if self.count < self.total_steps():
             self.collectives.clear()  # those of the last step stay
         if self.count == self.total_steps() - 1 and TP * CP * EP > 1:
@@ -227,13 +245,17 @@ class Recording:
             "units": [name for name, _, _ in UNITS],
             "collectives": self.collectives,
             "memory": None,
+            "steps_s": [seconds(a, b) for a, b in zip(self.marks, self.marks[1:])],
         }
         if DEVICE.type == "cuda":
             about["versions"]["cuda"] = str(torch.version.cuda or torch.version.hip)
             about["versions"]["gpu"] = torch.cuda.get_device_name()
+            retries = torch.cuda.memory_stats()["num_alloc_retries"] - self.retries
             about["memory"] = {
+                "grown_bytes": torch.cuda.memory_allocated() - self.held,
                 "peak_allocated_bytes": torch.cuda.max_memory_allocated(),
                 "peak_reserved_bytes": torch.cuda.max_memory_reserved(),
+                "retries": retries / (self.count - self.WARMUP),
             }
         with open(name + ".timed.json", "w") as file:
             json.dump(about, file, indent=1)

@@ -11,6 +11,7 @@
 
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -59,6 +60,7 @@ struct TraceRun {
   int microbatch = 0;
   Time issue;  // by the host, of the first piece
   Time begin, end;
+  Time busy;  // of its pieces, one after another
   int pieces = 0;
   int products = 0;  // of them, matrix products, and attention of forward
   int attentions = 0;
@@ -90,9 +92,12 @@ struct FsdpTrace {
   std::vector<std::string> units;
   std::vector<JobStep> steps;
   Bytes peak_allocated, peak_reserved;  // of the GPU, within the steps; 0: not recorded
+  Bytes grown;                          // what is held, since the peaks count
+  std::optional<double> retries;        // of its allocator, a step
   // From the file beside it that interop/record/timed.py writes; "" and none without it.
   std::string host, created;
   std::vector<std::pair<std::string, std::string>> versions;
+  std::vector<Time> without_profiler;  // steps before the profiler began
   // Of one step, where that file or the trace tells.
   std::vector<TracedCollectiveCall> collectives;
   std::vector<TracedMessage> messages;

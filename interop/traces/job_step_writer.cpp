@@ -12,6 +12,7 @@ namespace {
 void extend(TraceRun& run, const WorkItem& item) {
   run.begin = std::min(run.begin, item.begin);
   run.end = std::max(run.end, item.end);
+  run.busy += item.end - item.begin;
   ++run.pieces;
   run.products += item.products;
   run.attentions += item.attentions;
@@ -19,7 +20,7 @@ void extend(TraceRun& run, const WorkItem& item) {
 }
 
 TraceRun begun(EventKind kind, int unit, int microbatch, const WorkItem& item) {
-  TraceRun run{kind, unit, microbatch, item.issue, item.begin, item.end};
+  TraceRun run{kind, unit, microbatch, item.issue, item.begin, item.end, Time()};
   extend(run, item);
   return run;
 }

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -44,6 +45,9 @@ struct TimedFile {
   bool lists_collectives = false;
   std::vector<TracedCollectiveCall> collectives;  // of one step
   Bytes peak_allocated, peak_reserved;            // of the GPU; 0: not recorded
+  Bytes grown;                                    // what is held, since the peaks count
+  std::optional<double> retries;                  // of its allocator, a step
+  std::vector<Time> steps;                        // without the profiler; none: not recorded
 };
 
 // Throws Error(kInvalidInput), naming file and key.

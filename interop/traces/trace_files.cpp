@@ -46,6 +46,9 @@ void read_beside(const fs::path& path, FsdpTrace& trace) {
   trace.world = file.world;
   trace.versions = std::move(file.versions);
   if (file.lists_collectives) trace.collectives = std::move(file.collectives);
+  trace.retries = file.retries;
+  trace.grown = file.grown;
+  trace.without_profiler = std::move(file.steps);
   if (file.peak_allocated <= Bytes()) return;
   trace.peak_allocated = file.peak_allocated;
   trace.peak_reserved = file.peak_reserved;

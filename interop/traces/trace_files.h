@@ -2,7 +2,8 @@
 // *.trace.json.gz; where there is none, every *.json and *.json.gz).
 //
 // Beside each may lie what interop/record/timed.py writes, NAME.timed.json for NAME.trace.json.gz
-// (schema "foreshard.timed/1"): host, versions and the allocator's peaks, which the trace lacks.
+// (schema "foreshard.timed/1"): host, versions, the allocator's peaks and steps that no
+// profiler slowed down, which the trace lacks.
 #pragma once
 
 #include <filesystem>

@@ -196,6 +196,9 @@ class StepJoin {
     result.step.step = traced.number;
     result.step.duration = traced.end - traced.begin;
     result.step.spans.resize(graph_.rows.size());
+    for (const TraceRun& run : traced.runs) {
+      if (flows(run.kind)) result.step.gaps += std::max(Time(), run.end - run.begin - run.busy);
+    }
     const Lists traced_lists = by_key(runs);
     for (const auto& [key, list] : traced_lists) {
       const auto plan = lists_.find(key);
@@ -211,6 +214,9 @@ class StepJoin {
       for (std::size_t i = 0; i < list.size(); ++i) {
         if (!used[i]) result.extra.push_back(list[i]);
       }
+    }
+    for (const Stretch* extra : result.extra) {
+      if (flows(extra->run.kind)) result.step.beyond += extra->run.busy;
     }
     if (!of_gpu) lengthen_reductions(traced.begin, result);
     fill_gaps(result);
@@ -488,6 +494,8 @@ TraceJoin join_traces(const Forecast& forecast, const std::vector<FsdpTrace>& tr
     rank.clocks_shared = all_ranks && one_host;
     rank.peak_allocated = trace.peak_allocated;
     rank.peak_reserved = trace.peak_reserved;
+    rank.retries = trace.retries;
+    rank.grown = trace.grown;
     for (const JobStep& step : trace.steps) {
       if (!std::ranges::binary_search(common, step.number)) continue;
       const std::vector<Stretch> runs = stretches_of(step, units);
@@ -506,6 +514,7 @@ TraceJoin join_traces(const Forecast& forecast, const std::vector<FsdpTrace>& tr
       rank.step_durations.push_back(result.step.duration);
       rank.timelines.push_back(std::move(result.step));
     }
+    if (!trace.without_profiler.empty()) rank.step_durations = trace.without_profiler;
     if (t == 0) {
       if (!trace.collectives.empty()) {
         join.compared = std::ssize(trace.collectives);

@@ -1,11 +1,11 @@
 // The likelihood of a severity is the product over what was measured of Student's t with 4 degrees
 // of freedom: one figure that something else has changed besides does not rule a cause out. A cause
-// is the mean of its severities. Two causes at once change what each of them changes: ratios
-// multiply, parts of the step add up; either of them gets half of what the two are worth. Beside
-// the causes stands one that nobody knows, which makes every figure equally likely over a wide
-// range: where it wins, nothing explains what was measured. A job that ran out of memory says what
-// it needed at the least: any forecast above that is as likely. A cause that changes nothing of
-// what was measured is none, unless words speak for it.
+// is the mean of those of its severities that change what was measured. Two causes at once change
+// what each of them changes: ratios multiply, parts of the step add up; either of them gets half of
+// what the two are worth. Beside the causes stands one that nobody knows, which makes every figure
+// equally likely over a wide range: where it wins, nothing explains what was measured. A job that
+// ran out of memory says what it needed at the least: any forecast above that is as likely. A cause
+// that changes nothing of what was measured is none, unless words speak for it.
 #include "reports/diagnose/diagnosis.h"
 
 #include <fmt/format.h>
@@ -17,7 +17,6 @@
 #include <map>
 #include <nlohmann/json.hpp>
 #include <regex>
-#include <set>
 #include <span>
 
 #include "sim/base/config.h"
@@ -33,7 +32,6 @@ namespace {
 constexpr double kAsForecast = 30;  // of a hundred jobs that somebody asks about, nothing is wrong
 constexpr const char* kNothing = "as_forecast";
 constexpr double kPartSd = 0.03;  // of the step, of parts of it
-constexpr double kMemoryLogSd = 0.04;
 constexpr double kImpossible = 0.1;
 constexpr double kAlsoAnother = 0.3;  // assumed: of jobs with a cause, how many have a second one
 constexpr double kMostWords = 2000;   // that signs of one cause may multiply to
@@ -110,11 +108,11 @@ struct Part {
   bool is_least = false;
 };
 
-std::vector<Part> parts_of(double step_log_sd, bool ran_out) {
+std::vector<Part> parts_of(double step_log_sd, double memory_log_sd, bool ran_out) {
   std::vector<Part> parts = {{&Signals::step, step_log_sd, 1.5, false},
-                             {&Signals::memory, kMemoryLogSd, 1, false, ran_out},
-                             {&Signals::reserved, 2 * kMemoryLogSd, 1, false, ran_out},
-                             {&Signals::in_use, 2 * kMemoryLogSd, 1, false, ran_out},
+                             {&Signals::memory, memory_log_sd, 1, false, ran_out},
+                             {&Signals::reserved, 2 * memory_log_sd, 1, false, ran_out},
+                             {&Signals::in_use, 2 * memory_log_sd, 1, false, ran_out},
                              {&Signals::retries, 0.3, 3, false}};
   for (std::optional<double> Signals::*field :
        {&Signals::compute, &Signals::communication, &Signals::exposed, &Signals::waiting,
@@ -204,24 +202,25 @@ void Signals::take(const StepMetrics& measured) {
 }
 
 Diagnosis diagnose(const Measured& measured, const std::vector<CauseForecast>& forecasts,
-                   double step_log_sd) {
-  const std::vector<Part> parts = parts_of(step_log_sd, measured.ran_out);
+                   double step_log_sd, double memory_log_sd) {
+  const std::vector<Part> parts = parts_of(step_log_sd, memory_log_sd, measured.ran_out);
   const bool has_figures = !forecasts.empty() && !(measured.signals == Signals());
-  std::set<std::string> changing;
   std::map<std::string, std::vector<double>> logs;  // by cause, of its severities
   std::map<std::pair<std::string, std::string>, std::vector<double>> logs_of_two;
   double most = -1e300;
+  std::vector<bool> counts;  // forecasts that change something
   for (const CauseForecast& each : forecasts) {
     const double log = log_likelihood(parts, measured.signals, each.signals);
-    logs[each.cause].push_back(log);
-    if (changes(parts, measured.signals, each.signals, forecasts.front().signals))
-      changing.insert(each.cause);
+    std::vector<double>& of_cause = logs[each.cause];
+    counts.push_back(changes(parts, measured.signals, each.signals, forecasts.front().signals));
+    if (!counts.back() && each.cause != kNothing) continue;
+    of_cause.push_back(log);
     most = std::max(most, log);
   }
   for (std::size_t i = 1; i < forecasts.size(); ++i) {
     for (std::size_t j = 1; j < i; ++j) {
       const CauseForecast &a = forecasts[j], &b = forecasts[i];
-      if (a.cause == b.cause) continue;
+      if (a.cause == b.cause || !counts[i] || !counts[j]) continue;
       const Signals would = both(parts, forecasts.front().signals, a.signals, b.signals);
       const double log = log_likelihood(parts, measured.signals, would);
       logs_of_two[std::minmax(a.cause, b.cause)].push_back(log);
@@ -237,7 +236,8 @@ Diagnosis diagnose(const Measured& measured, const std::vector<CauseForecast>& f
     if (forecasts.empty()) return 1.0;
     const auto found = logs.find(cause);
     // The plan cannot have it, or it changes nothing there, so far as is known.
-    if (found == logs.end()) return kImpossible * std::exp(unknown_log - most);
+    if (found == logs.end() || found->second.empty())
+      return kImpossible * std::exp(unknown_log - most);
     return mean_likelihood(found->second, most);
   };
   const std::vector<std::string> lines = lines_of(measured.words);
@@ -248,8 +248,8 @@ Diagnosis diagnose(const Measured& measured, const std::vector<CauseForecast>& f
   for (const KnownCause& cause : known_causes()) {
     const double words = likelihood_of_words(cause, lines);
     has_words = has_words || words > 1;
-    const bool is_none =
-        has_figures && words <= 1 && logs.contains(cause.name) && !changing.contains(cause.name);
+    const auto found = logs.find(cause.name);
+    const bool is_none = has_figures && words <= 1 && found != logs.end() && found->second.empty();
     index[cause.name] = prior.size();
     prior.push_back(is_none ? 0 : cause.weight * words);
     const double odds = prior.back() * mean_of(cause.name);

@@ -17,6 +17,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -37,6 +38,8 @@ struct MeasuredStep {
   // By event id. `arrive` need not be filled in: derive_arrivals (reports/validate/measured.h)
   // does.
   std::vector<Span> spans;
+  // Of a trace alone: within its runs of compute, when no kernel ran; what the plan has no row for.
+  Time gaps, beyond;
 };
 
 // Who recorded: the engine, or the profiler of another library's job (interop/traces/trace_join.h).
@@ -55,6 +58,8 @@ struct RankRecord {
   Bytes activations_peak;  // highest sum of tensors that lived in the allocator, of any step
   // kTrace, instead of the above: of the library's allocator; 0 where they were not recorded.
   Bytes peak_allocated, peak_reserved;
+  Bytes grown;                    // what is held of it, since they count
+  std::optional<double> retries;  // of it, a step
   // On a GPU: the arena and what the caching allocator took from the driver at its highest, and all
   // that is taken on the device (context, libraries and NCCL included); 0 on CPU ranks.
   Bytes device_reserved, device_used;

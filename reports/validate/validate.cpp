@@ -20,6 +20,7 @@ namespace foreshard {
 namespace {
 
 constexpr std::size_t kWorst = 10;
+constexpr double kProfilersShare = 0.02;  // of a step, under which it is not worth a note
 // Stacks, sockets and allocator slack of a process are a few MiB, whatever the plan.
 constexpr double kSmallestJudgedGrowth = 32.0 * (1 << 20);
 
@@ -142,6 +143,14 @@ std::vector<std::string> notes_on(const Validation& v, const RunRecord& record) 
   if (record.source == RunSource::kTrace && v.steps < 3) {
     notes.push_back(fmt::format("only {} traced step{}; three or more tell how far they repeat",
                                 v.steps, v.steps == 1 ? "" : "s"));
+  }
+  const double traced =
+      median_step(record, record.ranks.front()).duration.seconds() / v.step.measured - 1;
+  if (record.source == RunSource::kTrace && traced > kProfilersShare) {
+    notes.push_back(
+        fmt::format("the profiler makes a step {} longer, and single events that wait for the "
+                    "host; the step is that of steps without it",
+                    percent_text(traced)));
   }
   if (record.source == RunSource::kEngine && v.steps <= 3) {
     notes.push_back(fmt::format("only {} step{}: warm-up counts; run at least 10", v.steps,

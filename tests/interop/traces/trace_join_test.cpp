@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 #include <zlib.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
@@ -156,6 +157,30 @@ TEST(TraceJoin, ValidatesTheJobThatDidAsForecast) {
   EXPECT_NEAR(v.step_error, 0, 1e-9);
   EXPECT_TRUE(v.memory_known);
   EXPECT_NEAR(v.memory_error, 0, 1e-9);
+}
+
+TEST(TraceJoin, TakesTheStepThatNoProfilerSlowedDown) {
+  const Forecast made = forecast_of(tiny_plan());
+  const CostModel costs(round_cluster(8), round_calibration());
+  const File file(cuda_trace(made, made.timeline));
+  const double step = made.timeline.period.seconds() / 1.5;
+  std::ofstream(file.folder / "rank-0.timed.json")
+      << nlohmann::json{{"schema", "foreshard.timed/1"},
+                        {"host", "node"},
+                        {"created", ""},
+                        {"rank", 0},
+                        {"world", 8},
+                        {"memory", nullptr},
+                        {"steps_s", {9 * step, step, step}},
+                        {"versions", nlohmann::json::object()}};
+  const TraceJoin join = join_traces(made, read_job_traces(file.path));
+  const Validation v = validate(made, summarize(made, costs, 0), join.record, {});
+  EXPECT_NEAR(v.step_error, 0.5, 1e-6);
+  EXPECT_TRUE(std::ranges::any_of(v.notes, [](const std::string& note) {
+    return note.starts_with("the profiler makes a step 50.0 % longer");
+  }));
+  const Forecast view = measured_view(made.model, made.plan, made.graph, join.record);
+  EXPECT_EQ(view.timeline.period, made.timeline.period);  // events as traced
 }
 
 // One unit's backward takes 300 us longer and pushes what follows back.
