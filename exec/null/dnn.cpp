@@ -169,14 +169,14 @@ std::int64_t transposed_bytes(const Descriptor& tensor, std::int64_t channel_til
   return d[0] * tiled(d[1], channel_tile) * tiled(pixels, pixel_tile) * tensor.element_bytes();
 }
 
-// Tiles of 32 channels and 32 pixels are read and written, full or not.
+// Tiles of 32 channels (16 of 4 bytes) and 32 pixels are read and written, full or not.
 void record_transpose(const Descriptor& tensor, bool in, StreamHandle stream) {
-  const std::int64_t bytes = 2 * transposed_bytes(tensor, 32, 32);
+  const bool is_wide = tensor.element_bytes() == 4;
+  const std::int64_t bytes = 2 * transposed_bytes(tensor, is_wide ? 16 : 32, 32);
   if (bytes == 0) return;
-  record_library_call({in ? "cudnn nchwToNhwc" : "cudnn nhwcToNchw",
-                       stream,
-                       static_cast<std::uint64_t>(bytes),
-                       {}});
+  const std::string name = in ? "cudnn nchwToNhwc" : "cudnn nhwcToNchw";
+  record_library_call(
+      {is_wide ? name + " of 4 bytes" : name, stream, static_cast<std::uint64_t>(bytes), {}});
 }
 
 // As the product of each of its groups. Shape: m, n, k, groups, type.

@@ -307,6 +307,18 @@ CapturedModules modules_of(const Capture& capture) {
   return made;
 }
 
+// Of what the model hands on: several rows of an input may be one sample's, as a crystal's atoms.
+std::int64_t handed_rows(const CapturedModules& capture) {
+  const Json handed = find_module_layers(capture).parts.back().handed;
+  for (const Json& operation : capture.document.at("operations")) {
+    for (const Json& out : operation.at("out")) {
+      const Json shape = out.value("shape", Json::array());
+      if (out.at("tensor") == handed && !shape.empty()) return shape[0];
+    }
+  }
+  return 0;
+}
+
 // Of each capture: what differs between them tells batch and length of the model's inputs.
 std::vector<Extents> extents_of(const std::vector<Json>& inputs,
                                 const std::vector<CapturedModules>& modules) {
@@ -331,7 +343,15 @@ std::vector<Extents> extents_of(const std::vector<Json>& inputs,
     if (any) break;
   }
   if (leader.empty()) return made;
-  for (std::size_t c = 0; c < count; ++c) made[c].batch = extent(c, leader, 0);
+  std::vector<std::int64_t> rows;  // of each sample, where all have as many
+  for (std::size_t c = 0; c < count; ++c) {
+    made[c].batch = extent(c, leader, 0);
+    const std::int64_t handed = handed_rows(modules[c]);
+    rows.push_back(handed > 0 && made[c].batch % handed == 0 ? made[c].batch / handed : 0);
+  }
+  const bool is_even =
+      count > 1 && rows[0] > 1 && std::ranges::count(rows, rows[0]) == std::ssize(rows);
+  for (std::size_t c = 0; c < count && is_even; ++c) made[c].batch /= rows[0];
   // The shortest that differs; else words, as long as they are.
   std::vector<std::int64_t> shortest(count, 0);
   for (const auto& [name, tensor] : inputs[0].items()) {
@@ -375,13 +395,11 @@ bool makes_loss(const Json& operations) {
   return true;
 }
 
-// What the loss is made of still has a name when backward is over, and no node keeps it.
+// What the loss is made of still has a name when backward is over.
 bool holds_output(const CapturedModules& modules) {
   const Json output = find_module_layers(modules).parts.back().handed;
   bool is_held = false, saw_ends = false;
   for (const Json& operation : modules.document.at("operations")) {
-    const Json saved = operation.value("saved", Json::array());
-    if (contains(saved, output)) return false;
     for (const Json& out : operation.at("out")) {
       const bool is_freed = out.contains("freed") || out.contains("freed_backward");
       is_held |= out.at("tensor") == output && !is_freed;

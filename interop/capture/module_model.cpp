@@ -115,6 +115,7 @@ class ModuleWriter {
     finish_layer();
     hold_step_before();
     add_unread();
+    for (const auto& [name, tensor] : through_) hold_through(name, tensor);
     add_others();
     return file();
   }
@@ -217,15 +218,18 @@ class ModuleWriter {
     resident_ = grows ? there.value("fixed", std::int64_t{0}) : bytes[0];
     if (grows && sizes_.fixed_sequence() > 0)
       resident_ += there.value("per_position", std::int64_t{0}) * sizes_.fixed_sequence();
+    if (!grows) return;
+    for (const char* key : {"fixed", "per_position"}) there.erase(key);
+    hold_through("others", there);
+  }
+  void hold_through(const std::string& name, const Json& tensor) {
     Json& operations = layers_.front().operations;
     const auto first = std::ranges::find_if(
         operations, [](const Json& operation) { return operation.contains("saved"); });
-    if (!grows || first == operations.end()) return;
-    for (const char* key : {"fixed", "per_position"}) there.erase(key);
-    for (const char* key : {"released", "saved"}) (*first)[key].push_back("others");
-    layers_.front().tensors["others"] = there;
-    const Json made = {
-        {"op", "copy"}, {"name", "others"}, {"outputs", {"others"}}, {"gradient", "none"}};
+    if (first == operations.end()) return;
+    for (const char* key : {"released", "saved"}) (*first)[key].push_back(name);
+    layers_.front().tensors[name] = tensor;
+    const Json made = {{"op", "copy"}, {"name", name}, {"outputs", {name}}, {"gradient", "none"}};
     operations.insert(operations.begin(), made);
   }
 
@@ -775,8 +779,8 @@ class ModuleWriter {
         if (!name || contains(saved, *name)) continue;
         saved.push_back(*name);
         // (The last of a function's operations keeps what earlier ones made.)
-        if (!contains(inputs, *name) && !contains(outputs, *name))
-          made["released"].push_back(*name);
+        const bool is_read = contains(inputs, *name) || found_.is_read_from(kept, i + 1);
+        if (!is_read && !contains(outputs, *name)) made["released"].push_back(*name);
       }
       made["saved"] = saved;
     }
@@ -810,11 +814,11 @@ class ModuleWriter {
   }
 
   // What the program gives the loss (a target, a teacher's logits), and what else the batch has, is
-  // there from where it is read.
+  // there from where it is read; through the step if it grows with the batch, and nobody gives it
+  // back. (What the first layer reads the runtime holds.)
   std::optional<std::string> given_name(std::int64_t tensor) {
     Layer& layer = layers_.back();
     const bool is_loss = layer.role == "loss";
-    if (!is_loss && layer.role != "inner" && layers_.size() > 1) return std::nullopt;
     const std::string number = std::to_string(tensor);
     const Json& given = document_.at("given");
     if (!given.contains(number) ||
@@ -824,13 +828,22 @@ class ModuleWriter {
     }
     std::vector<std::int64_t> all;
     for (const CapturedModules& capture : captures_) {
-      all.push_back(capture.document.at("given").at(number).at("elements"));
+      const Json& there = capture.document.at("given");
+      if (!there.contains(number)) return std::nullopt;
+      all.push_back(there.at(number).at("elements"));
     }
     const Json made = sizes_.tensor(all, given.at(number).at("dtype"));
     if (made.is_null()) return std::nullopt;
     const std::string name = "given_" + number;
-    // (What the first layer reads the runtime holds.)
-    layer.tensors[name] = layers_[0].names.contains(tensor) ? Json({{"fixed", 1}}) : made;
+    const bool is_held = layers_[0].names.contains(tensor);
+    const Ended& ended = ends_.at(tensor);
+    const bool stays = !is_held && captures_.size() > 1 && layers_.size() > 1 &&
+                       layer.role != "inner" && saw_ends_ && ended.forward < 0 &&
+                       ended.backward < 0 &&
+                       (made.contains("per_token") || made.contains("per_sequence"));
+    if (stays) through_[name] = made;
+    if (!is_loss && layer.role != "inner" && layers_.size() > 1) return std::nullopt;
+    layer.tensors[name] = is_held || stays ? Json({{"fixed", 1}}) : made;
     layer.sizes[name] = all[0];
     layer.operations.push_back(
         {{"op", "copy"}, {"name", name}, {"outputs", {name}}, {"gradient", "none"}});
@@ -1123,8 +1136,9 @@ class ModuleWriter {
   bool is_tied_ = false, has_table_ = false, has_fp32_ = false, saw_ends_ = false;
   std::set<std::string> tables_;  // of positions
   ModuleLayers found_;
-  std::int64_t handed_ = -1;   // by the layer before
-  std::int64_t resident_ = 0;  // bytes
+  std::int64_t handed_ = -1;             // by the layer before
+  std::int64_t resident_ = 0;            // bytes
+  std::map<std::string, Json> through_;  // by name, what the program holds all the step
   std::set<std::int64_t> positions_;
   std::map<std::int64_t, Ended> ends_;
   std::map<std::int64_t, std::int64_t> storage_of_;  // a view's

@@ -55,10 +55,12 @@ double wave_waste(const Kernel& kernel, const Gpu& gpu) {
 }
 
 // Halvings below 16 bytes of what the contiguous rows of the operands are multiples of: rows of
-// n and k elements; in backward also of m (the weight's gradient).
+// n and k elements; in backward also of m (the weight's gradient). Without tensor cores any will
+// do.
 int halvings(const Kernel& kernel) {
+  if (kernel.fp32) return 0;
   constexpr int kAligned = 4;  // 2^4 bytes
-  const int element = kernel.fp8 ? 0 : kernel.fp32 ? 2 : 1;
+  const int element = kernel.fp8 ? 0 : 1;
   const auto of = [&](std::int64_t row) {
     const int zeros = row > 0 ? std::countr_zero(static_cast<std::uint64_t>(row)) : kAligned;
     return kAligned - std::min(kAligned, zeros + element);

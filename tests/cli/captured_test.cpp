@@ -155,6 +155,14 @@ TEST(Captured, AProgramOfItsOwnIsImportedByItsModules) {
   const std::int64_t logits = 512 * 64 * 1000 * 2;  // bf16, as their gradient is
   EXPECT_EQ(temporaries("released"), logits);
   EXPECT_GE(temporaries("held"), 2 * logits);
+  // Of an input with two rows for each sample that is handed on, samples are half of the rows.
+  const Outcome rows = shell("cp -r " + folder + "large " + folder +
+                             R"(small . && cd large && for each in ../small .; do cd $each
+sed -i 's/\[3, 64\]/[6, 64]/; s/\[4, 256\]/[8, 256]/' model.json
+sed -i 's/\[192, 1000\]/[3, 64, 1000]/; s/\[1024, 1000\]/[4, 256, 1000]/' modules.json
+cd ../large; done; cd ..; "$F" import large small --out rows.yaml)");
+  ASSERT_EQ(rows.exit_code, 0) << rows.err;
+  EXPECT_EQ(read_temporary("rows.yaml"), model);
   const Outcome other = run("import " + folder + "small " + kCapture + " --out mine.yaml");
   EXPECT_EQ(other.exit_code, 3) << other.err;
 }

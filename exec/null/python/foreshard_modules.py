@@ -33,6 +33,8 @@ def start(torch, out, seen):
                 state["there"] = requested(torch)["current"]
             if not (module.training and torch.is_grad_enabled() and any(p.is_cuda and p.requires_grad for p in module.parameters())):
                 return
+            if is_no_optimizers(torch, module):
+                return
             begin(module, arguments)
         elif not path and id(module) not in names and is_stepped_with(torch, state["trace"].roots[0][1], module):
             names.update({id(m): n for n, m in state["trace"].add_root(module)})
@@ -159,12 +161,23 @@ def whose_forward(torch, module, arguments):
     return module, arguments
 
 
+def stepped_by(torch):
+    """What each optimizer steps."""
+    return [{id(p) for group in o.param_groups for p in group["params"]} for o in gc.get_objects() if issubclass(type(o), torch.optim.Optimizer)]
+
+
+def is_no_optimizers(torch, module):
+    """Optimizers step other modules' parameters, and none of this one."""
+    stepped = set().union(*stepped_by(torch))
+    return stepped.isdisjoint(map(id, module.parameters())) and any(
+        id(p) in stepped for m in gc.get_objects() if issubclass(type(m), torch.nn.Module) for p in m._parameters.values()
+    )
+
+
 def is_stepped_with(torch, root, other):
     """One optimizer has both modules' parameters."""
-    own, steps = {id(p) for p in root.parameters()}, set()
-    for optimizer in [o for o in gc.get_objects() if issubclass(type(o), torch.optim.Optimizer)]:
-        stepped = {id(p) for group in optimizer.param_groups for p in group["params"]}
-        steps |= stepped if stepped & own else set()
+    own = {id(p) for p in root.parameters()}
+    steps = set().union(*(stepped for stepped in stepped_by(torch) if stepped & own))
     trained = {id(p) for p in other.parameters() if p.requires_grad}
     return bool(trained) and trained <= steps
 
@@ -213,6 +226,8 @@ def with_functions(torch, state):
             return own.__func__(cls, *given, **named)
         begin, node = len(trace.operations), torch._C._autograd._get_sequence_nr()
         result = own.__func__(cls, *given, **named)
+        for tensor in (result if isinstance(result, tuple) else [result]) if len(trace.operations) > begin else ():
+            trace.write(tensor)
         trace.functions.append((cls.__name__, begin, len(trace.operations), node, {trace.number(t) for t in given if isinstance(t, torch.nn.Parameter)}))
         return result
 
@@ -420,6 +435,14 @@ def trace_of(torch, path, given_back):
                 return result
             self.append(operation)
             return result
+
+        def write(self, tensor):
+            """A function's result that it wrote in place, part by part, is of all that it made."""
+            last = [out["tensor"] for out in self.operations[-1]["out"]]
+            if isinstance(tensor, torch.Tensor) and tensor.is_cuda and tensor._version > 0 and address(tensor) in self.tensors and self.number(tensor) not in last:
+                number = self.number(tensor)
+                out = self.described(tensor, self.number(tensor, True, is_same=True))
+                self.operations.append({"op": "mul", "module": path[-1] if path else None, "in": [number, *last], "out": [out], "in_place": True})
 
         def append(self, operation):
             """Views, too, that something reads: a mask is written sample by sample."""

@@ -343,16 +343,20 @@ Kernel convolution(const KernelClass& row, std::string_view name, const Captured
     return k;
   }
   // fp32 convolutions run in TF32, at half the rate of 16 bits (cudnn.allow_tf32 is PyTorch's
-  // default). What takes longer is priced as a longer product, aligned as its own.
-  constexpr std::int64_t kAligned = 64;
+  // default). What takes longer is priced as a longer product, aligned as its own; so is what
+  // stands beside it (partial sums, filters laid out anew), in multiplications.
+  constexpr std::int64_t kAligned = 64, kRows = 128;
+  constexpr double kBeside = 4e9;
   const double longer = row.factor * (v[5] == 0 ? 2 : 1);
   k.kind = KernelKind::kGemm;
   k.function = Function::kMatrixProduct;
-  k.m = v[1];
+  k.m = (v[1] + kRows - 1) / kRows * kRows;
   k.n = v[2];
-  k.k = static_cast<std::int64_t>(std::ceil(longer * as_double(v[3]) / kAligned)) * kAligned;
+  const double width =
+      longer * as_double(v[3]) + kBeside / (as_double(k.m) * as_double(k.n * v[4]));
+  k.k = static_cast<std::int64_t>(std::ceil(width / kAligned)) * kAligned;
   k.kernels = v[4];
-  k.flops = Flops(2 * as_double(k.m) * as_double(k.n * v[3]) * as_double(v[4]));
+  k.flops = Flops(2 * as_double(v[1]) * as_double(v[2] * v[3]) * as_double(v[4]));
   return k;
 }
 
@@ -416,14 +420,17 @@ Kernel library_call(std::string_view name, const CapturedCall& call) {
 // Kernels that spend more on finding their elements than on moving them: picoseconds for an element
 // on all of an H200's multiprocessors, as its programs took (docs/capture.md). What no warp shares
 // moves through the second-level cache in sectors, at 5.5 TB/s there. A reduction also waits for
-// each wave of its blocks, and in columns needs two of them to a multiprocessor.
+// each wave of its blocks, and in columns needs two of them to a multiprocessor; blocks that share
+// columns meet in memory, where the last one adds up what they left, each row of its threads a
+// part.
 void set_strided(std::string_view name, const CapturedCall& call, Kernel& k) {
-  constexpr double kElement = 1.95, kIndex = 0.14, kCast = 0.52, kSector = 1 / 5.5;
+  constexpr double kElement = 1.95, kIndex = 0.14, kCast = 0.52, kSector = 1 / 5.5, kByFour = 0.93;
   const auto& v = call.values;
   const std::int64_t known = functor_arrays(name);
   const double arrays = as_double(known > 0 ? known : std::clamp<std::int64_t>(v[10], 1, 4));
   const bool casts = contains(name, "gpu_kernel_impl<");
-  const double each = kElement + kIndex * arrays * as_double(v[13]) + (casts ? kCast * arrays : 0);
+  const double alone = kElement + kIndex * arrays * as_double(v[13]) + (casts ? kCast * arrays : 0);
+  const double each = !casts && contains(name, "kernel<128, 4") ? kByFour * alone : alone;
   k.memory_class = MemoryClass::kElementwise;
   k.bytes = Bytes(v[11]);
   k.flops = operations_of(std::max(each * as_double(v[7]), kSector * as_double(v[12])));
@@ -431,20 +438,22 @@ void set_strided(std::string_view name, const CapturedCall& call, Kernel& k) {
 
 void set_reduced(std::string_view name, const CapturedCall& call, Kernel& k) {
   constexpr double kByte = 0.275, kLeast = 0.5, kFew = 2 * kBusyMultiprocessors;
+  constexpr double kMeet = 2e6, kLeft = 2e5;
   const auto& v = call.values;
   const bool in_columns = contains(name, "reduce_kernel<128, 4");
-  const double wave = in_columns ? 6e6 : 2.4e6;
+  const double wave = in_columns ? 6e6 : 1.7e6;
   const double blocks = as_double(v[0] * v[1] * v[2]), threads = as_double(v[3] * v[4] * v[5]);
   const double elements = as_double(v[11]) / as_double(v[13]);
   // Sums of 16 bits are told by what they add up in.
   const double size = std::min(as_double(v[13]), as_double(v[8]) / elements);
   const double each = std::max(kLeast, kByte * size);
   const double few = in_columns ? std::max(1.0, kFew / blocks) : 1;
+  const double met = in_columns && v[1] > 1 ? kMeet + kLeft * as_double(v[1]) / as_double(v[4]) : 0;
   k.memory_class = MemoryClass::kElementwise;
   k.bytes = Bytes(v[8]);
   if (v[8] > v[11]) k.bytes = Bytes(v[11]);
   k.flops = operations_of(each * elements * few +
-                          blocks * threads / kBusyThreads / kBusyMultiprocessors * wave);
+                          blocks * threads / kBusyThreads / kBusyMultiprocessors * wave + met);
 }
 
 // A block for each row, or one for 32 columns, which goes down all rows: ps of a row and of an
@@ -454,9 +463,10 @@ void set_layer_norm(std::string_view name, const CapturedCall& call, Kernel& k) 
   const double size = first_element_bytes(name), elements = as_double(v[9]) / size;
   const bool half = size == 2;
   if (contains(name, "vectorized_layer_norm")) {
-    k.flops = operations_of((half ? 900 : 1350) * as_double(v[0]) + (half ? 1.62 : 2.2) * elements);
+    k.flops =
+        operations_of((half ? 800 : 1200) * as_double(v[0]) + (half ? 1.44 : 1.95) * elements);
   } else if (contains(name, "layer_norm_grad_input_kernel_v")) {
-    k.flops = operations_of(680 * as_double(v[0]) + (half ? 1.33 : 2.1) * elements);
+    k.flops = operations_of(595 * as_double(v[0]) + (half ? 1.16 : 1.84) * elements);
   } else if (contains(name, "GammaBeta") && v[1] == 1) {
     k.flops = operations_of(4400 * elements / as_double(32 * v[0]));
   }
@@ -515,6 +525,13 @@ std::optional<CapturedKernel> captured_kernel(const Capture& capture, const Capt
     made.kernel.bytes =
         Bytes(static_cast<std::int64_t>(row->factor * as_double(moved_bytes(*row, name, call))));
     set_busy(name, call, made.kernel);
+  }
+  if (row == nullptr || !row->binds_threads) {
+    // Blocks begin one behind another: 1.3 million of one warp each on an H200, in three kernels.
+    constexpr double kBegins = 603, kByte = 1 / 4.8;
+    const double begun = kBegins * as_double(call.values[0] * call.values[1] * call.values[2]);
+    if (begun > kByte * as_double(made.kernel.bytes.count()))
+      made.kernel.flops = std::max(made.kernel.flops, operations_of(begun));
   }
   made.kernel.pass = pass;
   return made;

@@ -75,10 +75,10 @@ for unit in (*model, model):
     fully_shard(unit)
 optimizer = torch.optim.SGD(model.parameters())
 class Twice(torch.autograd.Function):
-    forward = staticmethod(lambda ctx, x: (torch.empty(8, device="cuda"), x * 2 + 1)[1])
+    forward = staticmethod(lambda ctx, x: (torch.empty(8, device="cuda"), y := x.clone(), y[:, 0].add_(x[:, 1] * 2))[1])
     backward = staticmethod(lambda ctx, gradient: gradient * 2)
-twice = Twice.apply
-twice(model(torch.ones(4, 8, device="cuda"))).sum().backward()
+twice, unstepped = Twice.apply, torch.nn.Linear(8, 8).cuda()
+twice(model(unstepped(torch.ones(4, 8, device="cuda")).detach())).sum().backward()
 optimizer.step()
 """
 
@@ -127,7 +127,8 @@ class OnNullGpu:
             self.expect(status == 0, f"python: exit {status} {output[-500:]}")
             traced = json.loads((self.folder / "capture/modules.json").read_text(encoding="utf-8"))["operations"]
             read = {name for o in traced for name in o["in"] if isinstance(name, str)}
-            self.expect(read == {"0.weight", "0.bias", "1.weight", "1.bias"} and len(traced) == 5, f"python: fully_shard's modules read {read}")
+            self.expect(read == {"0.weight", "0.bias", "1.weight", "1.bias"} and len(traced) == 7, f"python: fully_shard's modules read {read}")
+            self.expect(traced[-2]["in"] == [traced[2]["out"][0]["tensor"], traced[4]["out"][0]["tensor"]], "python: what a function wrote in place")
             self.expect(all("node" in o for o in traced), "python: a function's operations are its node's")
             (self.folder / "again.py").write_text(AGAIN, encoding="utf-8")
             status, output, _ = self.run([sys.executable, "again.py"])

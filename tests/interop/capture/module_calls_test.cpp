@@ -216,6 +216,34 @@ TEST(ModuleCalls, WhatIsKeptIsThereUntilItIs) {
   Json& operations = document["operations"];
   operations[4]["saved"] = std::exchange(operations[3]["saved"], Json::array());
   EXPECT_EQ(layer_named(model_of(1024, document), "blocks.1").operations[1].released, Indices({0}));
+  // What the function wrote in place is read behind it.
+  Json sum = operations[4];
+  sum.update({{"op", "add"}, {"in", {104, 102}}, {"saved", Json::array()}});
+  sum["out"][0]["tensor"] = 1000;
+  operations[5]["in"][0] = 1000;
+  operations.insert(operations.begin() + 5, sum);
+  EXPECT_TRUE(layer_named(model_of(1024, document), "blocks.1").operations[1].released.empty());
+}
+
+// Of a program whose allocator was seen: a target, and what blocks are given beside their input.
+TEST(ModuleCalls, WhatTheBatchGivesIsThereThroughTheStep) {
+  std::vector<CapturedModules> captures;
+  for (const std::int64_t samples : {3, 5}) {
+    Json document = called_document(samples, 1);
+    document["operations"].back()["out"][0]["freed"] = 6;
+    for (const auto& [number, reader] : {std::pair{"200", 3}, std::pair{"300", 6}}) {
+      document["given"][number] = {{"elements", 1000 * samples}, {"dtype", "torch.float32"}};
+      document["operations"][at(reader)]["in"].push_back(std::stoi(number));
+    }
+    captures.push_back({.path = "modules.json", .document = document, .batch = samples});
+  }
+  const ModelSpec model = parse_model_yaml(parse_yaml(model_of_modules(captures, "net"), "net"));
+  const LayerSpec& first = model.kinds[at(model.order[0].kind)];
+  std::int64_t held = 0;
+  for (const Operation& op : first.operations) {
+    if (op.inputs.empty()) held += elements(first.tensors[at(op.outputs[0])], 7, 1);
+  }
+  EXPECT_EQ(held, 2 * 7 * 1000);
 }
 
 // A code book is first compared with what arrives, then looked up; only that is differentiated. A

@@ -149,17 +149,20 @@ TEST(CapturedKernel, WhereThreadsBindTheirOperationsAreCounted) {
 }
 
 TEST(CapturedKernel, AConvolutionIsAProductAndLongerInTf32) {
-  const auto kernel = [](std::int64_t type) {
+  const auto kernel = [](std::int64_t type, std::int64_t pixels = kMany) {
     Capture capture = {.names = {"cudnn convolution_forward"}};
     CapturedCall call = {.kind = CapturedCall::Kind::kLibrary,
                          .name = 0,
-                         .values = {1 << 20, 6400, 256, 576, 1, type}};
+                         .values = {1 << 20, pixels, 256, 576, 1, type}};
     return captured_kernel(capture, call, Pass::kForward)->kernel;
   };
   constexpr std::int64_t kFloat = 0, kBf16 = 14;
-  EXPECT_EQ(kernel(kBf16).m, 6400);
+  EXPECT_EQ(kernel(kBf16).m, kMany);
   EXPECT_EQ(kernel(kBf16).n, 256);
-  EXPECT_EQ(kernel(kBf16).flops.count(), 2.0 * 6400 * 256 * 576);
+  EXPECT_EQ(kernel(kBf16).flops.count(), 2.0 * kMany * 256 * 576);
+  // What stands beside it is as much for few pixels, whose last rows are a tile.
+  EXPECT_EQ(kernel(kBf16, 130).m, 256);
+  EXPECT_GT(kernel(kBf16, 130).k, 10 * kernel(kBf16).k);
   EXPECT_EQ(kernel(kFloat).flops.count(), kernel(kBf16).flops.count());
   EXPECT_NEAR(static_cast<double>(kernel(kFloat).k) / static_cast<double>(kernel(kBf16).k), 2, 0.1);
   EXPECT_FALSE(kernel(kFloat).fp32);
@@ -204,6 +207,38 @@ TEST(CapturedKernel, ALayerNormTakesTimeForEachRow) {
   EXPECT_NEAR(busy(16384, 512), 2 * busy(8192, 512), 1);
   EXPECT_GT(busy(16384, 512), busy(8192, 1024));
   EXPECT_GT(busy(8192, 1024), busy(8192, 512));
+}
+
+CapturedCall launch_of(std::array<std::int64_t, 5> grid_and_block, std::int64_t bytes) {
+  const auto& [x, y, z, columns, rows] = grid_and_block;
+  return {
+      .name = 0,
+      .values = {x, y, z, columns, rows, 1, 0, -1, bytes, bytes / 2, 2, bytes, bytes / 4096, 4}};
+}
+
+// As many blocks, of which ever more share columns.
+TEST(CapturedKernel, BlocksThatShareColumnsMeet) {
+  Capture capture = {
+      .names = {"void at::native::reduce_kernel<128, 4, at::native::ReduceOp<float>>"}};
+  const auto busy = [&](std::int64_t x, std::int64_t y) {
+    return captured_kernel(capture, launch_of({x, y, 1, 32, 4}, kMany), Pass::kForward)
+        ->kernel.flops.count();
+  };
+  EXPECT_GT(busy(512, 2), busy(1024, 1));
+  EXPECT_NEAR(busy(8, 128) - busy(16, 64), 2 * (busy(16, 64) - busy(32, 32)), 1);
+}
+
+// Rows of little: what they move binds no more, but how fast their blocks begin.
+TEST(CapturedKernel, BlocksBeginOneBehindAnother) {
+  Capture capture = {
+      .names = {"void at::native::(anonymous namespace)::vectorized_gather_kernel<16, long>()"}};
+  const auto busy = [&](std::int64_t blocks, std::int64_t each) {
+    return captured_kernel(capture, launch_of({blocks, 1, 1, 32, 1}, blocks * each), Pass::kForward)
+        ->kernel.flops.count();
+  };
+  EXPECT_GT(busy(kMany, 64), 0);
+  EXPECT_EQ(busy(2 * kMany, 64), 2 * busy(kMany, 64));
+  EXPECT_EQ(busy(kMany, 1 << 14), 0);
 }
 
 // What a fused optimizer moves goes by its functor's own type: half of fp32's in 16 bits.
