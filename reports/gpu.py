@@ -115,20 +115,20 @@ def main():
                 + [cell(other[v], lambda r: f"{r['peak_allocated_bytes'] / gib:.1f}") for v in other]) + " |")
     lines += ["", "## Codes that no preset was made from", "",
               "Models of transformers under Accelerate's FSDP2, and plain PyTorch, one GPU as rank 0 (`exec/gpu/code_steps.py`), forecast by this program from",
-              "their config.json and the words of somebody who knows the script (`reports/gpu_codes.py`). The GPU's machines differ: the first H100's host needed",
+              "their config.json and words (`reports/gpu_codes.py`). The GPU's machines differ: the first H100's host needed",
               "twice as long for a launch as the H200's. `y`: the measured step is inside the 90 % interval. Of each round the steps that are furthest off, and",
               "what all say; every row: `reports/gpu_codes.py FOLDER build/bin/foreshard`.", ""]
     fresh = {json.loads(line)["name"] for line in FRESH.read_text(encoding="utf-8").splitlines()}
     for folder in folders:
         if (folder / "codes" / "codes.jsonl").exists():
             named = {json.loads(line)["name"] for line in (folder / "codes" / "codes.jsonl").read_text(encoding="utf-8").splitlines()}
-            first = [("as it was forecast before it ran:", ["--frozen", str(FRESH)]), ("the same by this program (rows: `reports/gpu_codes.py`):", [])]
+            first = [("as it was forecast before it ran:", ["--frozen", str(FRESH)]), ("the same by this program:", [])]
             held = ", cases that nobody had looked at when they ran:" if "101920Z" in folder.name else ":"
             for title, more in [(f", {said}", m) for said, m in first] if named & fresh else [(held, [])]:
                 text = subprocess.run([sys.executable, ROOT / "reports" / "gpu_codes.py", folder / "codes", PROGRAM, *more], capture_output=True,
                                       text=True, check=True).stdout
                 head, *table = text.rstrip().splitlines()
-                rows = table[-4:] if "gpu_codes" in title else [head, *furthest(table[:-4]), *table[-4:]]
+                rows = table[-4:] if "this program" in title else [head, *furthest(table[:-4]), *table[-4:]]
                 lines += [f"{folder.name}{title}", "", "```", *rows, "```", ""]
     lines += ["## Programs of many libraries", "",
               "`tests/fleet/fleet_train.py --real` under bf16 autocast, captured on the null GPU and forecast before they ran (`exec/gpu/program_steps.py`); what was",

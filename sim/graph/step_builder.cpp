@@ -370,7 +370,8 @@ std::int32_t StepBuilder::add_work(EventKind kind, std::int32_t group, std::int3
     for (const std::int32_t shape : shape_of_unit_) {
       work.tensors += shapes_[at(shape)].trained;
     }
-    if (kind == EventKind::kOptimizer) work.launches = work.tensors * looped_operations();
+    const std::int64_t looped = kind == EventKind::kOptimizer ? looped_operations() : 0;
+    if (looped > 0) work.launches = work.tensors * looped;
     return add_work(kind, work, Flops());
   }
   if (!is_layer_kind(kind)) {
@@ -808,6 +809,8 @@ int StepBuilder::moments() const {
 
 std::int64_t StepBuilder::looped_operations() const {
   using Kind = Optimizer::Kind;
+  const RuntimeKind runtime = plan_.runtime.kind;  // others step few flat parameters
+  if (runtime != RuntimeKind::kDdp && runtime != RuntimeKind::kFsdp2) return 0;
   if (plan_.optimizer.kind == Kind::kAdafactor) return kAdafactorOperations;
   const bool loops = plan_.optimizer.kind == Kind::kAdamW &&
                      plan_.optimizer.implementation == Optimizer::Implementation::kLoop;
