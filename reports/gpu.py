@@ -34,7 +34,7 @@ def of_errors(rows, kind, quantity):
     return f"{len(found)}: {percent(statistics.median(sizes))}, {percent(max(sizes))}; {hits}" if found else ""
 
 
-def furthest(rows, most=3):
+def furthest(rows, most=2):
     """Of a table's rows those whose steps are furthest off, as they stand."""
     off = {row: abs(float(re.search(r"([+-][0-9.]+)%", row)[1])) for row in rows}
     kept = sorted(rows, key=off.get)[-most:]
@@ -46,9 +46,7 @@ def of_programs(folder):
     rows = [r for r in read_rows(folder / "programs" / "codes.jsonl") if r["status"] == "ok"]
     if not rows:
         return []
-    lines = ["## Programs of many libraries", "",
-             "`tests/fleet/fleet_train.py --real` under bf16 autocast, captured on the null GPU and forecast before they ran (`exec/gpu/program_steps.py`); what was",
-             "mended since: [docs/capture.md](../docs/capture.md).", "", f"{folder.name}:", "", "```",
+    lines = [f"{folder.name}:", "", "```",
              f"{'program':30} {'step ms':>9} {'forecast':>9} {'off':>7} in  {'kernels':>8} {'off':>7} {'GiB':>6} {'off':>8} {'reserved':>8}"]
     errors = {name: [] for name in ("step", "kernels", "allocated", "reserved")}
     inside, table = 0, []
@@ -117,21 +115,24 @@ def main():
                 + [cell(other[v], lambda r: f"{r['peak_allocated_bytes'] / gib:.1f}") for v in other]) + " |")
     lines += ["", "## Codes that no preset was made from", "",
               "Models of transformers under Accelerate's FSDP2, and plain PyTorch, one GPU as rank 0 (`exec/gpu/code_steps.py`), forecast by this program from",
-              "their config.json and the words of somebody who knows the script (`reports/gpu_codes.py`). The GPU's machines differ: the first H100's host needed",
+              "their config.json and words (`reports/gpu_codes.py`). The GPU's machines differ: the first H100's host needed",
               "twice as long for a launch as the H200's. `y`: the measured step is inside the 90 % interval. Of each round the steps that are furthest off, and",
               "what all say; every row: `reports/gpu_codes.py FOLDER build/bin/foreshard`.", ""]
     fresh = {json.loads(line)["name"] for line in FRESH.read_text(encoding="utf-8").splitlines()}
     for folder in folders:
         if (folder / "codes" / "codes.jsonl").exists():
             named = {json.loads(line)["name"] for line in (folder / "codes" / "codes.jsonl").read_text(encoding="utf-8").splitlines()}
-            first = [("as it was forecast before it ran:", ["--frozen", str(FRESH)]), ("the same by this program (rows: `reports/gpu_codes.py`):", [])]
+            first = [("as it was forecast before it ran:", ["--frozen", str(FRESH)]), ("the same by this program:", [])]
             held = ", cases that nobody had looked at when they ran:" if "101920Z" in folder.name else ":"
             for title, more in [(f", {said}", m) for said, m in first] if named & fresh else [(held, [])]:
                 text = subprocess.run([sys.executable, ROOT / "reports" / "gpu_codes.py", folder / "codes", PROGRAM, *more], capture_output=True,
                                       text=True, check=True).stdout
                 head, *table = text.rstrip().splitlines()
-                rows = table[-4:] if "gpu_codes" in title else [head, *furthest(table[:-4]), *table[-4:]]
+                rows = table[-4:] if "this program" in title else [head, *furthest(table[:-4]), *table[-4:]]
                 lines += [f"{folder.name}{title}", "", "```", *rows, "```", ""]
+    lines += ["## Programs of many libraries", "",
+              "`tests/fleet/fleet_train.py --real` under bf16 autocast, captured on the null GPU and forecast before they ran (`exec/gpu/program_steps.py`); what was",
+              "mended since: [docs/capture.md](../docs/capture.md).", ""]
     for folder in folders:
         lines += of_programs(folder)
     (ROOT / "reports" / "gpu.md").write_text("\n".join(lines).rstrip() + "\n", encoding="utf-8")

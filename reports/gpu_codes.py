@@ -7,8 +7,7 @@
 ROUND holds codes.jsonl and configs/ as exec/gpu/code_steps.py leaves them; the GPU is the one that round.json beside
 it names. Each model is given as its config.json, the plan in the words of somebody who knows the script: runtime,
 stack, sizes, checkpointing. Steps at world above 1 ran without a network; the forecast's exposed communication, and what
-collectives cost the kernels beside them, are taken off, and what stands for them on the GPU is added (as the program
-says it today, also to what was frozen).
+collectives cost the kernels beside them, are taken off, and what stands for them on the GPU is added.
 """
 import json
 import pathlib
@@ -72,9 +71,8 @@ def words(name, c, folder, gpu):
 def stand_ins(explained):
     """Seconds of the kernels that stand for FSDP's collectives (fsdp2_steps.wire), beyond what the GPU waits for its host.
 
-    A gather is an elementwise kernel over a broadcast shard, 2.4 ps for each element of 16 bits that it writes: with 3.2 for
-    those of transposes, 11.7 and 11.9 ms of direct_copy_kernel_cuda in two codes on an H200 with 4.6e9 and 3.2e9 elements
-    gathered. A reduce-scatter reads all gradients once. Both fill the GPU: kernels beside them wait.
+    A gather is an elementwise kernel over a broadcast shard, 2.4 ps for each element of 16 bits that it writes (two codes on an
+    H200). A reduce-scatter reads all gradients once. Both fill the GPU: kernels beside them wait.
     """
     if not explained["report"]["plan"]["runtime"].startswith("fsdp"):
         return 0

@@ -9,8 +9,8 @@ kernels by name. `configs/NAME/config.json` beside the rows is what `foreshard p
 `predict` of a row the other words (reports/gpu_codes.py joins the two). A world above 1 is rank 0 of it over the
 fake process group, as in fsdp2_steps.py: collectives move their bytes inside the GPU.
 
---of takes another list of code_cases.json; of the fresh ones some are over axes (axes_steps.py). Where no round.json stands beside
-the folder of the rows, one is written that names the GPU.
+--of takes another list of code_cases.json; of the fresh ones some are over axes (axes_steps.py). Without a round.json
+beside the rows' folder one is written that names the GPU.
 
 Needs torch 2.11, transformers 5 and accelerate 1.13 or newer; random weights and tokens.
 """
@@ -51,7 +51,7 @@ def class_of(transformers, c):
 
 def config_of(transformers, c):
     kind, shape = c["model"]
-    config = getattr(transformers, kind + ("TextConfig" if kind == "Gemma3" else "Config"))
+    config = getattr(transformers, kind + ("TextConfig" if kind in ("Gemma3", "Gemma4") else "Config"))
     return config(**shape, attn_implementation=c["attention"] if not c["axes"] else None)
 
 
@@ -115,17 +115,16 @@ def refill(model, config):
     with torch.no_grad():
         for name, p in model.named_parameters():
             p.fill_(1.0) if p.ndim == 1 and name.endswith("weight") else p.zero_() if p.ndim == 1 else p.normal_(0, 0.02)
-        fresh = {}
         for name, buffer in model.named_buffers():
             if "inv_freq" in name:
                 size = buffer.numel() * 2
                 theta = getattr(config, "rope_theta", None) or 1e4
-                fresh[name] = 1.0 / theta ** (torch.arange(0, size, 2, device="cuda").float() / size)
+                fresh = 1.0 / theta ** (torch.arange(0, size, 2, device="cuda").float() / size)
             elif "position_ids" in name:
-                fresh[name] = torch.arange(buffer.numel(), device="cuda").view_as(buffer)
+                fresh = torch.arange(buffer.numel(), device="cuda").view_as(buffer)
             else:
-                fresh[name] = torch.zeros_like(buffer)
-            buffer.copy_(fresh[name])
+                fresh = torch.zeros_like(buffer)
+            buffer.copy_(fresh)
 
 
 class Plain:
@@ -364,7 +363,7 @@ def forked(c, folder, seconds, run):
         os.dup2(output, 2)
         try:
             row = run(c, folder)
-        except BaseException as error:  # the child's only way to say it
+        except BaseException as error:
             import traceback
             traceback.print_exc()
             row = {"name": c["name"], "status": "failed", "reason": f"{type(error).__name__}: {error}"[:600]}
@@ -408,7 +407,7 @@ def main():
 
 
 def rows_file(out):
-    """The file `out`; beside its folder the GPU is named, as reports/gpu_codes.py asks for, where no round has run."""
+    """The file `out`; beside its folder round.json names the GPU."""
     from round_machine import GPUS, smi
     out = pathlib.Path(out).absolute()
     out.parent.mkdir(parents=True, exist_ok=True)

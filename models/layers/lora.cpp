@@ -31,7 +31,7 @@ bool is_bare(const Plan& plan, const LayerSpec& layer, const Operation& op) {
 // of no linear module of these names (a shared expert's, a dense block's).
 bool adapts_stacks(const Plan& plan, const ModelSpec& model) {
   constexpr std::string_view kFamilies =
-      " mixtral minimax_m2 qwen2_moe qwen3_moe qwen3_next afmoe deepseek_v2 deepseek_v3"
+      " mixtral minimax_m2 qwen3_moe qwen3_next afmoe deepseek_v2 deepseek_v3"
       " deepseek_v32 dots1 ernie4_5_moe glm4_moe glm4_moe_lite glm_moe_dsa solar_open mellum"
       " hunyuan_v1_moe flex_olmo olmoe exaone_moe cohere2_moe ";
   return plan.experts == ExpertKernels::kTransformers &&

@@ -127,7 +127,8 @@ class Rewriter {
         routes_in_fp32_(routes_without_autocast(model.family)),
         streams_fp32_(streams_fp32),
         is_narrowed_(arrives.narrowed && !adds_sinusoids(model)),
-        has_wide_adapters_(has_wide_adapters(plan)) {
+        has_wide_adapters_(has_wide_adapters(plan)),
+        has_fp32_adapters_(has_wide_adapters_ && is_zero(plan.runtime.kind)) {
     layer_.operations.clear();
     for (std::size_t t = 0; t < renamed_.size(); ++t) renamed_[t] = static_cast<Index>(t);
     if (arrives.input) widen(0);
@@ -303,11 +304,13 @@ class Rewriter {
       replace(op, 0, wide);
       op.released.push_back(wide);
     }
-    const bool narrows = sums_wide_rows(op);
+    const bool adapted = has_fp32_adapters_ && op.name.ends_with(".sum");
+    const bool narrows = adapted || sums_wide_rows(op);
     push(std::move(op));
     if (!narrows) return;
     const Index sum = layer_.operations.back().outputs.front();
     renamed_[at(old_.operations[o].outputs.front())] = cast(sum, ElementType::kCompute);
+    if (adapted) layer_.operations.back().released = {sum};
   }
 
   void add_product(Operation op) {
@@ -321,7 +324,8 @@ class Rewriter {
       return push(std::move(op));
     }
     // A product of fp32 copies (a router's) stays one where no autocast makes 16 bits of them.
-    const bool is_wide = (!is_autocast_ || routes_in_fp32_) && makes_fp32(op);
+    const bool adapts = has_fp32_adapters_ && contains(op.name, ".lora_");
+    const bool is_wide = adapts || ((!is_autocast_ || routes_in_fp32_) && makes_fp32(op));
     for (const Index t : Indices(op.inputs)) {
       if (!is_fp32(t) || is_wide) continue;
       replace(op, t, cast(t, ElementType::kCompute));
@@ -606,8 +610,8 @@ class Rewriter {
   const bool routes_in_fp32_;
   const bool streams_fp32_;
   const bool is_narrowed_;
-  const bool has_wide_adapters_;
-  Index adapted_ = -1;  // what the adapter at hand made of its input
+  const bool has_wide_adapters_, has_fp32_adapters_;  // whose products are fp32, too
+  Index adapted_ = -1;                                // what the adapter at hand made of its input
   std::vector<bool> fp32_;
   bool widens_rows_ = false;  // of this layer's experts
   bool hands_on_fp32_ = false;

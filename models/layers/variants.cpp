@@ -796,10 +796,15 @@ void cache_keys(LayerSpec& layer, const Plan& plan) {
 // --- buffers ---
 
 // Accelerate's FSDP1 (utils/dataclasses.py, set_mixed_precision) and DeepSpeed's engine cast fp32
-// buffers, too: sinusoids, and BART's bias of the logits.
+// buffers, too: sinusoids, and BART's bias of the logits. A model that is made in 16 bits has them
+// so.
 void cast_buffers(LayerSpec& layer, const Plan& plan) {
   const bool of_accelerate = plan.runtime.kind == RuntimeKind::kFsdp1 && plan.autocast;
-  if (!(of_accelerate || is_zero(plan.runtime.kind)) || plan.param_dtype == DType::kFp32) return;
+  const bool narrow = plan.master_dtype != DType::kFp32 ||
+                      (plan.lora.rank > 0 && (plan.lora.base == Lora::Base::kParam ||
+                                              plan.lora.base == Lora::Base::kNf4));
+  if (!(of_accelerate || narrow || is_zero(plan.runtime.kind)) || plan.param_dtype == DType::kFp32)
+    return;
   const bool biased = layer.role == LayerRole::kLoss && !layer.tensors.empty() &&
                       tensor(layer, 0).type == ElementType::kFp32;
   for (TensorSpec& each : layer.tensors) {

@@ -157,6 +157,9 @@ std::string known_kernel(const Calibration& calibration, const std::string& want
   return calibration.attention.empty() ? "" : calibration.attention.front().kernel;
 }
 
+// Of a stream, as steps with Adafactor took on an H100 and an H200.
+constexpr double kQueuedLaunches = 1024;
+
 // What a captured kernel does beside moving bytes, on as many multiprocessors as it starts threads
 // for.
 double busy_seconds(const Kernel& kernel, const Gpu& gpu) {
@@ -676,6 +679,9 @@ CostTable CostModel::price(const EventGraph& graph, const FactorDraw& draw) cons
     }
     Cost cost;
     const HostSeconds issues = host_seconds(graph, work, calibration_.host);
+    // The host waits for the GPU to begin what does not fit in the driver's queue.
+    const double queued = std::min(1.0, kQueuedLaunches / work.launches);
+    seconds = std::max(seconds, issues.during * host * (1 - queued));
     cost.before = Time::seconds(issues.before * host);
     cost.during = Time::seconds(issues.during * host + on_host);
     cost.duration = Time::seconds(seconds);

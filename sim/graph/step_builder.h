@@ -326,6 +326,8 @@ class StepBuilder {
   static Kernel copy_kernel(std::int64_t bytes_moved);
   static Kernel memory_kernel(MemoryClass memory_class, std::int64_t bytes_moved);
   std::vector<Kernel> optimizer_kernels(std::int64_t elements) const;
+  // Of an optimizer that Python steps parameter by parameter, for each; else 0.
+  std::int64_t looped_operations() const;
   // States that the optimizer keeps for each element of a shard.
   int moments() const;
   // Clipping and the step over so many elements of the stored dtype on each rank of the shard

@@ -3,6 +3,9 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <utility>
+
+#include "sim/base/lookup.h"
 
 namespace foreshard {
 
@@ -50,6 +53,17 @@ std::vector<std::int32_t> as_defined(const ModelSpec& model,
     }
     order.insert(place, p);
   }
+  // BartEncoder and BartDecoder define it behind their layers, whose names are left out.
+  std::vector<std::int32_t> given = std::exchange(order, {}), norms;
+  for (const std::int32_t p : given) {
+    const bool is_norm = contains(name(p), ".layernorm_embedding.");
+    if (!is_norm && !name(p).empty()) {
+      append(order, norms);
+      norms.clear();
+    }
+    (is_norm ? norms : order).push_back(p);
+  }
+  append(order, norms);
   // A tower and what projects its features stand in front of the words' model.
   if (model.image_tokens > 0) {
     std::ranges::stable_partition(order, [&](std::int32_t p) {

@@ -47,8 +47,8 @@ bool gathers_own_head(const Plan& plan) {
 
 bool has_wide_adapters(const Plan& plan) {
   const RuntimeKind kind = plan.runtime.kind;
-  const bool stay = kind == RuntimeKind::kDdp ||
-                    (kind == RuntimeKind::kZero3 && plan.lora.base == Lora::Base::kParam);
+  // Under zero.Init a base is made in 16 bits, and what comes later is not cast.
+  const bool stay = kind == RuntimeKind::kDdp || kind == RuntimeKind::kZero3;
   return plan.lora.rank > 0 && plan.lora.base <= Lora::Base::kParam && stay && !plan.lora.fused &&
          plan.master_dtype == DType::kFp32 && plan.param_dtype != DType::kFp32;
 }

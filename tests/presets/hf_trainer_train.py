@@ -82,7 +82,7 @@ def words():
 def trainer():
     with tempfile.TemporaryDirectory() as folder:
         args = transformers.TrainingArguments(output_dir=folder, max_steps=3, report_to="none", save_strategy="no", disable_tqdm=True, **run)
-        transformers.Trainer(model=model(), args=args, train_dataset=[words()[0]] * 512).train()
+        transformers.Trainer(model=model(), args=args, train_dataset=[words()[0]] * 4096).train()
 
 
 def policy():

@@ -36,7 +36,7 @@ words = tokenizers.Tokenizer(tokenizers.models.WordLevel({"<pad>": 0, "<eos>": 1
 tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=words, pad_token="<pad>", eos_token="<eos>")
 ids = [2] * length
 row = {"sft": {"input_ids": ids}, "reward": {"chosen_ids": ids, "rejected_ids": ids}, "dpo": {"prompt_ids": ids[:prompt], "chosen_ids": ids[prompt:], "rejected_ids": ids[prompt:]}}[kind]
-rows = datasets.Dataset.from_list([row] * 512)
+rows = datasets.Dataset.from_list([row] * 2048)
 arguments, code = {"sft": (trl.SFTConfig, trl.SFTTrainer), "reward": (trl.RewardConfig, trl.RewardTrainer), "dpo": (trl.DPOConfig, trl.DPOTrainer)}[kind]
 if kind != "sft":
     code._prepare_dataset = lambda self, dataset, *rest, **more: dataset  # rows are tokens

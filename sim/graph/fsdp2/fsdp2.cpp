@@ -130,6 +130,7 @@ RecordedStep Fsdp2::build(StepNumber step, Log keep, const std::vector<std::int3
     drop_zeros();
   }
   log_microbatch_ = -1;
+  if (plan_.output_dtype == DType::kFp16) reduce_found_infinite();
   if (plan_.optimizer.clip_norm) clip();
   optimizer(step);
   end_step_frame();

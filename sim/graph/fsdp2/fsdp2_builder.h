@@ -276,6 +276,8 @@ class Fsdp2 final : public StepBuilder {
   void create_optimizer_states();
   void pad_again();
   void zero_grad();
+  void reduce_found_infinite();
+  void log_norm(std::int64_t bytes);
   void clip();
   void sum_over_stages();
 

@@ -116,6 +116,24 @@ void Fsdp2::persistent_memory(StepNumber step) {
   }
 }
 
+// Accelerate's GradScaler: outputs are fp16 in its policy (set_mixed_precision), and the check of
+// DTensors is a partial result.
+void Fsdp2::reduce_found_infinite() {
+  if (!is_wrapped()) return;
+  wait(Stream::kAllReduce, tail(Stream::kCompute));
+  wait(Stream::kCompute, add_step_row(EventKind::kAllReduce, Stream::kAllReduce));
+  log_norm(master_size());
+}
+
+void Fsdp2::log_norm(std::int64_t bytes) {
+  if (!logging_) return;
+  log("all_reduce", {.bytes_in = bytes,
+                     .bytes_out = bytes,
+                     .dtype = to_string(plan_.master_dtype),
+                     .group = "clip",
+                     .cause = "clip"});
+}
+
 // clip_grad_norm_: a norm for each gradient, stacked; what the shard group sums is the row of them
 // (before 2.9 the norm of the rank's part alone); one factor for all.
 void Fsdp2::clip() {
@@ -147,13 +165,7 @@ void Fsdp2::clip() {
     wait(Stream::kAllReduce, tail(Stream::kCompute));
     wait(Stream::kCompute, add_step_row(EventKind::kAllReduce, Stream::kAllReduce));
     std::int32_t reduced = temporary(sent);
-    if (logging_) {
-      log("all_reduce", {.bytes_in = sent.count(),
-                         .bytes_out = sent.count(),
-                         .dtype = to_string(plan_.master_dtype),
-                         .group = "clip",
-                         .cause = "clip"});
-    }
+    log_norm(sent.count());
     roots = temporary(sent);
     StepBuilder::free(powers);
     StepBuilder::free(reduced);

@@ -151,7 +151,8 @@ const Indices& LayerAutograd::saves(std::size_t o) const {
       (op.kind == OperationKind::kGemm && op.function != Function::kCrossEntropy) ||
       op.kind == OperationKind::kEmbedding || (op.eager_norm && !op.parameters.empty());
   const bool makes_weight = op.inputs.size() > 1 && needs_gradient(op.inputs[1]);
-  return for_weight && !trains_[o] && !makes_weight ? weight_copies_[o] : op.saved;
+  const bool keeps = options_.keeps_inputs && op.kind == OperationKind::kGemm && op.groups <= 1;
+  return for_weight && !trains_[o] && !makes_weight && !keeps ? weight_copies_[o] : op.saved;
 }
 
 std::size_t LayerAutograd::first_inside() const {

@@ -262,6 +262,7 @@ struct ProgramOptions {
   bool split_parts = false;          // cut the phases where the running module's unit changes
   bool hooks = false;                // cut the phases at modules and stored gradients
   bool grad_mode = true;             // false: a forward under no_grad, nothing is kept
+  bool keeps_inputs = false;         // of frozen linear layers (deepspeed/runtime/zero/linear.py)
   bool early_stop = true;            // of a recomputation, when all that backward reads is there
   // Plan::recompute_reentrant: CheckpointFunction.backward holds the block's output and that one's
   // gradient while torch.autograd.backward runs inside of it (torch/utils/checkpoint.py).

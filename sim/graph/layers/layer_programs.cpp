@@ -516,6 +516,7 @@ LayerPrograms::LayerPrograms(const ModelSpec& whole, const Plan& plan, Known& sh
     options.stored = setting_.stored;
     options.input_needs_gradient = variant.input_needs_gradient;
     options.split_parts = variant.split;
+    options.keeps_inputs = plan.runtime.kind == RuntimeKind::kZero3;
     options.early_stop = setting_.early_stop;
     options.reentrant = setting_.reentrant;
     options.stacked = setting_.stacked && layer.role == LayerRole::kBlock;

@@ -83,6 +83,15 @@ HostCurve unit_curve() {
 
 // Megatron-Core's layers and buckets call c10d; fully_shard's gathers go through Python for every
 // parameter first.
+TEST(HostCalls, LoopsTakeAnOperationForEachParameter) {
+  Plan plan = tiny_plan();
+  plan.optimizer.implementation = Optimizer::Implementation::kLoop;
+  const EventGraph graph = build_training_step(tiny_model(2), plan);
+  const auto work = std::ranges::find(graph.works, EventKind::kOptimizer, &Work::kind);
+  EXPECT_EQ(work->launches, 8 * work->tensors);
+  EXPECT_GT(host_seconds(graph, *work, unit_curve()).during, 20e-6 * work->tensors);
+}
+
 TEST(HostCalls, MegatronsCollectivesAreCallsOfC10d) {
   const ModelSpec model = tiny_model(2);
   Plan plan = megatron_plan();
