@@ -82,7 +82,8 @@ def main():
         plans = [r for r in read_rows(folder / "plans.jsonl") if r["status"] == "ok"]
         fsdp2 = [r for r in read_rows(folder / "fsdp2.jsonl") if r["status"] == "ok"]
         cells = [of_errors(rows, "blind", q) for rows in (plans, fsdp2) for q in ("step_s", "peak_allocated_bytes", "peak_reserved_bytes")]
-        lines.append(f"| {folder.name} | " + " | ".join(cells) + " |")
+        if any(cells):
+            lines.append(f"| {folder.name} | " + " | ".join(cells) + " |")
     lines += ["", "The same with the profile that `foreshard calibrate` made of the machine's own measurements, minutes before: median and largest error of",
               "`validate` (the last round: with each product's heat taken off before a plan's is put on, which was no better and is gone).", "",
               "| round | engine: step | FSDP2: step |", "| --- | --- | --- |"]
@@ -131,8 +132,8 @@ def main():
                 rows = table[-4:] if "this program" in title else [head, *furthest(table[:-4]), *table[-4:]]
                 lines += [f"{folder.name}{title}", "", "```", *rows, "```", ""]
     lines += ["## Programs of many libraries", "",
-              "`tests/fleet/fleet_train.py --real` under bf16 autocast, captured on the null GPU and forecast before they ran (`exec/gpu/program_steps.py`); what was",
-              "mended since: [docs/capture.md](../docs/capture.md).", ""]
+              "`tests/fleet/fleet_train.py --real` under bf16 autocast, captured on the null GPU and forecast before they ran (`exec/gpu/program_steps.py`); in the last",
+              "round public repositories' own training code. What was mended since: [docs/capture.md](../docs/capture.md).", ""]
     for folder in folders:
         lines += of_programs(folder)
     (ROOT / "reports" / "gpu.md").write_text("\n".join(lines).rstrip() + "\n", encoding="utf-8")

@@ -62,6 +62,9 @@ def words(name, c, folder, gpu):
         keys["logits"] = "held"
     if c["lora"]:  # the base in fp32, as the script makes it
         keys.update({"lora.rank": 16, "lora.base": "master", "lora.targets": "[q_proj, k_proj, v_proj, o_proj]"})
+    config = json.loads((folder / "configs" / name / "config.json").read_text(encoding="utf-8"))
+    if config.get("model_type") in ("t5", "mt5", "umt5") and (5, 15) <= tuple(map(int, config["transformers_version"].split(".")[:2])) <= (5, 19):
+        keys["kernels.strided_bias"] = "true"  # docs/stacks.md
     keys.update(dict(pair.split("=") for pair in c.get("predict", [])))
     for key, value in keys.items():
         said += ["--set", f"{key}={value}"]
