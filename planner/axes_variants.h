@@ -15,7 +15,8 @@ namespace foreshard {
 // of --vary that stands for them. Stages are tried where they are asked for.
 std::vector<std::string> axis_keys();
 std::vector<std::string> inner_axis_keys();
-inline constexpr const char* kExpertAxis = "mesh.ep";  // one of them
+inline constexpr const char* kExpertAxis = "mesh.ep";   // one of them
+inline constexpr const char* kContextAxis = "mesh.cp";  // another
 inline constexpr std::string_view kAllAxes = "axes";
 // Keys of --vary by what they are: those of axes, "axes" as the inner ones, and the others.
 struct VariedKeys {

@@ -7,6 +7,8 @@
 // others are given up after a graph for each of their families (sim/search/best_first.cpp).
 #include "planner/job_search.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <chrono>
 #include <map>
@@ -55,8 +57,8 @@ class VariantSearch {
       : options_(options), memory_after_(memory_after), each_mesh_(each_mesh) {}
 
   // With the tables where there is one alone, else for the best plan. Where something was looked at
-  // before, what does not even fit is no answer. Returns whether a plan holds.
-  bool look_at(const std::vector<JobVariant>& variants) {
+  // before, what does not even fit is no answer.
+  void look_at(const std::vector<JobVariant>& variants) {
     const bool is_first = looked_ == 0;
     std::vector<std::size_t> starts;
     for (const JobVariant& variant : variants) {
@@ -66,17 +68,32 @@ class VariantSearch {
     const bool is_alone = is_first && variants.size() == 1;
     const SearchDetail detail = is_alone ? options_.detail : SearchDetail::kBest;
     const std::vector<SpaceFloor> floors = floors_of(variants);
-    for (const std::size_t v : search_order(floors)) {
-      consider({&variants[v], looked_ + v, starts[v], floors[v].layers}, detail, is_first);
+    for (std::size_t v = 0; v < variants.size(); ++v) {
+      all_.push_back({&variants[v], looked_ + v, starts[v], floors[v].layers});
     }
+    for (const std::size_t v : search_order(floors)) consider(all_[looked_ + v], detail, is_first);
     looked_ += variants.size();
-    return best_.variant != nullptr && found_.best.has_value();
+    if (is_first) first_ = looked_;
   }
 
-  // The best variant, where it is over axes and its plan holds.
-  const JobVariant* best_over_axes() const {
-    const bool is_over = found_.best && !found_.best->plan.mesh.is_plain();
-    return is_over ? best_.variant : nullptr;
+  // Whose plan holds; null: none.
+  const JobVariant* best() const { return found_.best ? best_.variant : nullptr; }
+  bool recomputes() const { return found_.best && found_.best->recomputes(); }
+
+  // Variants over other axes than the first, of the first look or not, that the loss in parts may
+  // make the best. Tensor parallelism, which it shuts out, may have won without it.
+  std::vector<const JobVariant*> promising() const {
+    std::vector<const JobVariant*> list;
+    const bool is_open = !found_.best || found_.best->plan.mesh.tp > 1 || each_mesh_;
+    for (const Numbered& at : all_) {
+      const Mesh& mesh = at.variant->space.base.mesh;
+      const bool is_asked = is_open || at.number < first_ || at.variant == best_.variant;
+      const bool may_win =
+          !found_.best || each_mesh_ || at.layers.seconds() * kLossInParts < found_.best->seconds;
+      if (is_asked && may_win && mesh != all_[0].variant->space.base.mesh)
+        list.push_back(at.variant);
+    }
+    return list;
   }
 
   // Of the variant that won, with counts of all. Throws where no variant is possible.
@@ -127,9 +144,9 @@ class VariantSearch {
     const double to_beat = has_limit ? found_.best->seconds * tie : kAnyStep;
     note_pipeline(at);
     if (has_limit) {
-      limit = to_beat;
+      limit = found_.best->unfinished_seconds * tie;
       if (each_mesh_) limit = step_with(at.variant->space.base.mesh).value_or(kAnyStep) * tie;
-      if (at.layers.seconds() >= *limit) {
+      if (at.layers.seconds() >= (each_mesh_ ? *limit : to_beat)) {
         const auto places = static_cast<std::int64_t>(plans_of(*at.variant).size());
         counts_.enumerated += places;
         counts_.pruned += places;
@@ -204,7 +221,8 @@ class VariantSearch {
   std::map<std::int64_t, PipelineStep> pipelines_;  // by ranks
   const std::shared_ptr<ReservedMemory> replays_ = std::make_shared<ReservedMemory>();
   const std::shared_ptr<StageSamples> samples_ = std::make_shared<StageSamples>();
-  std::size_t looked_ = 0;  // variants
+  std::size_t looked_ = 0, first_ = 0;  // variants; in the first look
+  std::vector<Numbered> all_;
   std::size_t places_ = 0;  // of them, where their memory is asked
   Numbered best_;
   SearchResult found_;  // of it
@@ -220,12 +238,13 @@ JobSearch search_job(const SearchVariants& variants, const SearchOptions& option
   const auto start = std::chrono::steady_clock::now();
   VariantSearch all(options, memory_after, variants.each_mesh);
   std::vector<JobVariant> others, around;
-  if (!all.look_at(variants.list) && variants.otherwise) {
-    others = variants.otherwise();
+  all.look_at(variants.list);
+  if (variants.otherwise && (all.best() == nullptr || all.recomputes())) {
+    others = variants.otherwise(all.best());
     all.look_at(others);
   }
-  if (const JobVariant* best = all.best_over_axes(); best != nullptr && variants.around) {
-    around = variants.around(*best);
+  if (variants.around) {
+    around = variants.around(all.promising());
     all.look_at(around);
   }
   JobSearch found = all.answer();
@@ -301,14 +320,21 @@ std::vector<Alternative> find_alternatives(const Job& job, const SpaceRequest& r
   return list;
 }
 
-std::optional<Alternative> find_without_experts_axis(const Job& job, const SpaceRequest& request,
-                                                     const SearchResult& found,
-                                                     const SearchOptions& search) {
-  const bool is_asked = is_fixed(job, kExpertAxis) || !split_axes(request.vary).axes.empty();
-  if (is_asked || !found.best || found.best->plan.mesh.ep == 1) return std::nullopt;
-  const std::vector<std::string> without = {std::string(kExpertAxis) + "=1"};
-  auto other = changed_job(job, without);
+std::optional<Alternative> find_without_axes(const Job& job, const SpaceRequest& request,
+                                             const SearchResult& found,
+                                             const SearchOptions& search) {
+  if (!split_axes(request.vary).axes.empty() || !found.best) return std::nullopt;
+  const Mesh& mesh = found.best->plan.mesh;
+  std::vector<std::string> without;
+  const auto add = [&](const char* key, std::int64_t ranks) {
+    if (ranks > 1 && !is_fixed(job, key)) without.push_back(fmt::format("{}=1", key));
+  };
+  add(kExpertAxis, mesh.ep);
+  add(kContextAxis, mesh.cp);
+  auto other = without.empty() ? std::nullopt : changed_job(job, without);
   if (!other) return std::nullopt;
+  const std::int64_t ranks = job.cluster.gpus / other->resolved.plan.mesh.sharing();
+  if (read_global_batch(*request.global_batch) % ranks != 0) return std::nullopt;
   const auto best = best_alone({search_variants(*other, request).list}, search);
   if (!best) return std::nullopt;
   return Alternative{without, *best};

@@ -42,9 +42,10 @@ std::optional<Candidate> search_layers(const JobSearch& found, const SearchOptio
 // that is faster than the found one or, where none was found, where one holds.
 std::vector<Alternative> find_alternatives(const Job& job, const SpaceRequest& request,
                                            const SearchResult& found, const SearchOptions& search);
-// The best plan without mesh.ep, which asks more of the code, where the found one has it unasked.
-std::optional<Alternative> find_without_experts_axis(const Job& job, const SpaceRequest& request,
-                                                     const SearchResult& found,
-                                                     const SearchOptions& search);
+// The best plan without mesh.ep and mesh.cp, which ask more of the code, where the found one has
+// them unasked. `request` says the global batch.
+std::optional<Alternative> find_without_axes(const Job& job, const SpaceRequest& request,
+                                             const SearchResult& found,
+                                             const SearchOptions& search);
 
 }  // namespace foreshard

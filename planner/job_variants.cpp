@@ -19,6 +19,12 @@
 namespace foreshard {
 namespace {
 
+// Positions that mesh.cp leaves a rank at the least where nobody asks for it (assumed: from there
+// on activations decide what is recomputed).
+constexpr std::int64_t kLongPart = 8192;
+// Domains of NVLink over which experts are spread then, at the most.
+constexpr std::int64_t kDomains = 4;
+
 std::vector<KnobAxis> asked_knobs(const std::vector<std::string>& keys, const Plan& base) {
   std::vector<KnobAxis> axes;
   for (const std::string& key : keys) {
@@ -136,7 +142,8 @@ std::vector<Plan> plans_of(const JobVariant& variant) {
 }
 
 SearchVariants search_variants(const Job& job, const SpaceRequest& request) {
-  const auto [axes, others] = split_axes(request.vary);
+  auto [axes, others] = split_axes(request.vary);
+  if (!axes.empty() && !contains(axes, kExpertAxis)) axes.emplace_back(kExpertAxis);
   const SpaceRequest of_knobs{request.global_batch, others};
   SearchVariants variants;
   variants.list = variants_by_model(job, of_knobs);
@@ -156,34 +163,49 @@ SearchVariants search_variants(const Job& job, const SpaceRequest& request) {
   const auto over_axes = [job, spanned, batch](const std::vector<std::string>& keys) {
     return spanned(jobs_over_axes(job, keys, batch));
   };
-  if (job.resolved.plan.mesh.is_plain()) {
-    variants.around = [spanned](const JobVariant& best) {
-      return spanned(free_variants(best.job));
-    };
-  }
+  variants.around = [spanned](const std::vector<const JobVariant*>& over_axes) {
+    std::vector<Job> jobs;
+    for (const JobVariant* variant : over_axes) append(jobs, free_variants(variant->job));
+    return spanned(std::move(jobs));
+  };
   for (Job& other : free_variants(job)) {
     append(variants.list, variants_by_model(std::move(other), of_knobs));
   }
   // A batch that the ranks do not divide is a mistake to be named, not to be mended by axes.
   const Mesh& mesh = job.resolved.plan.mesh;
   const std::int64_t ranks = job.cluster.gpus / mesh.sharing();
-  const bool is_mistake = axes.empty() && batch >= ranks && batch % ranks != 0;
-  if (!is_mistake && !contains(axes, kExpertAxis)) {
+  const bool is_mistake = batch >= ranks && batch % ranks != 0;
+  if (!is_mistake && axes.empty()) {
     const std::int64_t domain = job.cluster.gpus_per_node() * job.cluster.node.link_domain;
-    const auto is_near = [mesh, domain](const JobVariant& variant) {
-      const Mesh& other = variant.job.resolved.plan.mesh;
-      return other.tp == mesh.tp && other.cp == mesh.cp && other.ep <= domain;
+    const auto is_far = [domain](const JobVariant& variant) {
+      return variant.job.resolved.plan.mesh.ep > domain;
     };
     std::vector<JobVariant> mixtures = over_axes({kExpertAxis});
-    std::erase_if(mixtures, std::not_fn(is_near));
+    std::erase_if(mixtures, is_far);
     append(variants.list, std::move(mixtures));
-    if (axes.empty()) {
-      variants.otherwise = [over_axes, is_near] {
+    variants.otherwise = [over_axes, spanned, batch, is_far, mesh, domain](const JobVariant* best) {
+      if (best == nullptr) {
         std::vector<JobVariant> list = over_axes(inner_axis_keys());
-        std::erase_if(list, is_near);  // looked at before
+        std::erase_if(list, [&](const JobVariant& variant) {  // looked at before
+          const Mesh& other = variant.job.resolved.plan.mesh;
+          return other.tp == mesh.tp && other.cp == mesh.cp && !is_far(variant);
+        });
         return list;
-      };
-    }
+      }
+      std::vector<JobVariant> list = spanned(jobs_over_axes(best->job, {kContextAxis}, batch));
+      std::erase_if(list, [](const JobVariant& variant) {
+        const Plan& plan = variant.job.resolved.plan;
+        return plan.batch.sequence / plan.mesh.cp < kLongPart;
+      });
+      // Where experts fill a domain, groups over several may do.
+      if (best->space.base.mesh.ep * 2 <= domain) return list;
+      std::vector<JobVariant> wide = over_axes({kExpertAxis});
+      std::erase_if(wide, [&](const JobVariant& variant) {
+        return !is_far(variant) || variant.job.resolved.plan.mesh.ep > kDomains * domain;
+      });
+      append(list, std::move(wide));
+      return list;
+    };
   }
   if (!axes.empty()) append(variants.list, over_axes(axes));
   return variants;

@@ -32,19 +32,20 @@ struct SpaceRequest {
 
 struct SearchVariants {
   std::vector<JobVariant> list;  // the job first
-  // More, to be made and looked at where none of the list holds; may be empty.
-  std::function<std::vector<JobVariant>()> otherwise;
-  // Of a variant over axes that is the best so far, what else is free to change (axes vary alone,
-  // else each would be searched for every mesh); may be empty.
-  std::function<std::vector<JobVariant>(const JobVariant&)> around = {};
+  // More, to be made and looked at where none of the list holds (null), or beside the best where it
+  // recomputes; may be empty.
+  std::function<std::vector<JobVariant>(const JobVariant*)> otherwise;
+  // Of variants over axes that may be the best, what else is free to change; may be empty.
+  std::function<std::vector<JobVariant>(const std::vector<const JobVariant*>&)> around = {};
   bool each_mesh = false;  // none is given up for another's plan: JobSearch::meshes
 };
 
 // The job, its free variants that are possible, and those over the axes that are to vary and over
-// mesh.ep of mixtures inside a domain of NVLink (which takes quarters off their steps; other axes
-// take hundredths where a plan holds without: docs/axes.md). Where the command line says nothing of
-// axes, all that are not set are there `otherwise`. Throws Error(kUsage) where a key of `vary` does
-// not vary.
+// mesh.ep of mixtures inside a domain of NVLink, which takes quarters off their steps. Where the
+// command line says nothing of axes, all that are not set are there `otherwise` where nothing
+// holds, and beside the best plan, where it recomputes, mesh.cp, as shorter sequences may not need
+// to, and mesh.ep over several domains (other axes take hundredths: docs/axes.md). Throws
+// Error(kUsage) where a key of `vary` does not vary.
 SearchVariants search_variants(const Job& job, const SpaceRequest& request);
 
 // The job alone: a variant for each model that its plans run, that of its own plan first.

@@ -100,17 +100,20 @@ JobVariants SizedJobs::operator()(const CandidateCluster& candidate,
   JobVariants variants{sized_all(searched.list)};
   const auto made = std::make_shared<std::vector<JobVariant>>(searched.list);
   if (searched.otherwise) {
-    variants.otherwise = [sized_all, made, make = searched.otherwise] {
-      const std::vector<JobVariant> others = make();
+    variants.otherwise = [sized_all, made, make = searched.otherwise,
+                          count = searched.list.size()](std::optional<std::size_t> best) {
+      const std::vector<JobVariant> others = make(best ? &(*made)[*best] : nullptr);
+      made->erase(made->begin() + static_cast<std::ptrdiff_t>(count), made->end());
       append(*made, others);
       return sized_all(others);
     };
   }
-  if (searched.around) {
-    variants.around = [sized_all, made, make = searched.around](std::size_t best) {
-      return sized_all(make((*made)[best]));
-    };
-  }
+  variants.around = [sized_all, made,
+                     make = searched.around](const std::vector<std::size_t>& numbers) {
+    std::vector<const JobVariant*> of;
+    for (const std::size_t number : numbers) of.push_back(&(*made)[number]);
+    return sized_all(make(of));
+  };
   return variants;
 }
 

@@ -124,7 +124,7 @@ ExitCode run_search(const SearchCommandOptions& options) {
                     options.confidence};
   story.pipelines = timed.found.pipelines;
   story.alternatives = find_alternatives(around, request, result, how);
-  if (auto without = find_without_experts_axis(asked, request, result, how))
+  if (auto without = find_without_axes(asked, request, result, how))
     story.alternatives.push_back(std::move(*without));
   if (result.riskier) story.riskier = best_of(job, result.riskier->plan, costs).report;
   std::string ending;

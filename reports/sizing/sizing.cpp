@@ -219,17 +219,23 @@ std::optional<SizedPlan> best_plan(const JobVariants& variants, const MemoryTerm
   std::size_t number = 0;
   std::optional<Candidate> best;
   std::int64_t enumerated = 0, simulated = 0;
+  std::vector<std::pair<const Mesh*, Time>> looked;  // with what its layers take
   // Each for what is not slower than the best so far: of equally fast ones the first wins.
   const auto look_at = [&](const std::vector<SizedJob>& jobs, std::size_t before) {
     const std::vector<SpaceFloor> floors = floors_of(jobs);
+    for (std::size_t v = 0; v < jobs.size(); ++v) {
+      looked.emplace_back(&jobs[v].space.base.mesh, floors[v].layers);
+    }
     for (const std::size_t v : search_order(floors)) {
       const SizedJob& job = jobs[v];
+      double to_beat = kAnyStep;
       // With axes that share a sequence it may divide all the same.
       if (job.space.global_batch % job.space.base.mesh.data_parallel() != 0) continue;
       if (best) {
         const double tie = before + v < number ? options.tie : -options.tie;
-        options.faster_than = best->seconds * (1 + tie);
-        if (floors[v].layers.seconds() >= *options.faster_than) continue;
+        to_beat = best->seconds * (1 + tie);
+        options.faster_than = best->unfinished_seconds * (1 + tie);
+        if (floors[v].layers.seconds() >= to_beat) continue;
       }
       StackOdds odds(job.stacks, job.replays);
       options.fit.probability = std::ref(odds);
@@ -240,7 +246,7 @@ std::optional<SizedPlan> best_plan(const JobVariants& variants, const MemoryTerm
       const SearchResult found = search(job.space, job.model, job.costs, options);
       enumerated += found.enumerated;
       simulated += found.simulated;
-      if (!found.best) continue;
+      if (!found.best || found.best->seconds >= to_beat) continue;
       best = found.best;
       of = &job;
       number = before + v;
@@ -248,13 +254,22 @@ std::optional<SizedPlan> best_plan(const JobVariants& variants, const MemoryTerm
   };
   look_at(variants.list, 0);
   std::vector<SizedJob> others, around;
-  if (!best && variants.otherwise) {
-    others = variants.otherwise();
-    look_at(others, variants.list.size());
+  if (variants.otherwise && (!best || best->recomputes())) {
+    others = variants.otherwise(best ? std::optional(number) : std::nullopt);
+    look_at(others, looked.size());
   }
-  if (best && !best->plan.mesh.is_plain() && variants.around) {
-    around = variants.around(number);
-    look_at(around, variants.list.size() + others.size());
+  if (variants.around) {
+    // (As VariantSearch::promising of planner/job_search.cpp.)
+    std::vector<std::size_t> promising;
+    const bool is_open = !best || best->plan.mesh.tp > 1;
+    for (std::size_t v = 0; v < looked.size(); ++v) {
+      const auto& [mesh, layers] = looked[v];
+      const bool is_asked = is_open || v < variants.list.size() || v == number;
+      const bool may_win = !best || layers.seconds() * kLossInParts < best->seconds;
+      if (is_asked && may_win && *mesh != *looked[0].first) promising.push_back(v);
+    }
+    around = variants.around(promising);
+    look_at(around, looked.size());
   }
   if (!best) return std::nullopt;
   const Sizing sizing{draws, of->stacks.of(best->plan), of->replays.get()};

@@ -55,10 +55,11 @@ struct SizedJob {
 };
 struct JobVariants {
   std::vector<SizedJob> list;  // one at the least: the job as it was asked for
-  // More, made and searched where none of the list holds (other axes), and around the best over
-  // axes, by its number in the list and then these; may be empty.
-  std::function<std::vector<SizedJob>()> otherwise = {};
-  std::function<std::vector<SizedJob>(std::size_t)> around = {};
+  // More, made and searched where none of the list holds, or beside the best of it, by its number,
+  // where that recomputes (other axes), and around those over axes that may be the best, by their
+  // numbers in the list and then these; may be empty.
+  std::function<std::vector<SizedJob>(std::optional<std::size_t>)> otherwise = {};
+  std::function<std::vector<SizedJob>(const std::vector<std::size_t>&)> around = {};
 
   const SizedJob& front() const { return list.front(); }
 };

@@ -198,6 +198,7 @@ class BestFirst {
     judge.weigh(plan, programs, outcome);
     const Bytes far = memory + memory / kNear;
     if (outcome.peak + outcome.outside > far) return {std::nullopt, false, outcome.peak > far};
+    if (places_.is_unlikely(i)) return {};
     return {judge.bound_weighed(plan, programs), false, false};
   }
 

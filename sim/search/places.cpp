@@ -63,10 +63,9 @@ void Places::judge_anew(std::size_t i) {
     const LayerPrograms& programs = this->programs(i, plan);
     Judge& judge = judges_.local();
     const bool fits = judge.weigh(plan, programs, outcomes_[i]);
-    // All ranks of a pipeline together take longer to time than every code's memory to tell.
-    const bool needs_sure = riskier_ || !options_.fit.keeps_riskier;
-    const bool is_vain = plan.mesh.pp > 1 && needs_sure && !may_hold(i);
-    if (fits && !is_vain) judge.time(plan, programs, outcomes_[i]);
+    // Every code's memory is sooner told than a step's time.
+    if (fits && asks_for_sure(plan) && !may_hold(i)) return;
+    if (fits) judge.time(plan, programs, outcomes_[i]);
   }
   const PlanOutcome& outcome = outcomes_[i];
   if (options_.memory.remember) {
@@ -95,11 +94,21 @@ std::optional<bool> Places::known_to_hold(std::size_t i) const {
   return std::nullopt;
 }
 
-bool Places::may_hold(std::size_t i) const {
+bool Places::asks_for_sure(const Plan& plan) const {
+  const bool needs_sure = riskier_ || !options_.fit.keeps_riskier;
+  return needs_sure && (plan.mesh.pp > 1 || options_.detail == SearchDetail::kBest);
+}
+
+bool Places::may_hold(std::size_t i, double share) const {
   const PlanOutcome& outcome = outcomes_[i];
   if (outcome.is_assessed || !options_.fit.at_most) return true;
   const Fit least = fit_with(i, outcome.least_reserved);
-  return options_.fit.at_most(plan(i), least) >= options_.fit.terms.confidence;
+  return options_.fit.at_most(plan(i), least) >= share * options_.fit.terms.confidence;
+}
+
+bool Places::is_unlikely(std::size_t i) const {
+  const Plan plan = this->plan(i);
+  return plan.mesh.pp == 1 && asks_for_sure(plan) && !may_hold(i, 0.5);
 }
 
 // With the first setting of the allocator with which it holds; of several that do not, the surest.

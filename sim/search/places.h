@@ -86,6 +86,10 @@ class Places {
   // The number of a place; nothing where it is none of the grid.
   std::optional<std::size_t> find(const Place& place) const;
 
+  // Of a weighed place: whether neither it nor what gathers earlier can hold. (Half the odds that
+  // are asked for are far from them.)
+  bool is_unlikely(std::size_t i) const;
+
   // How early it gathers. Of two plans that differ in it alone, the one with less holds hardly more
   // memory: 2 % in small models (a test tries to find more).
   std::int64_t depth(std::size_t i) const;
@@ -109,8 +113,10 @@ class Places {
   // one more for each that failed to so far (so many do not depend on the number of threads), and
   // takes out what cannot.
   void assess_next(std::set<Rank>& ranked, std::optional<Time> bound);
-  // By the rule's upper bound.
-  bool may_hold(std::size_t i) const;
+  // By the rule's upper bound, of a share of the odds that are asked for.
+  bool may_hold(std::size_t i, double share = 1) const;
+  // Whether what does not hold is of no use: not for tables, which show what fits, too.
+  bool asks_for_sure(const Plan& plan) const;
   Fit fit_with(std::size_t i, Bytes reserved) const;
 
   const ModelSpec& model_;

@@ -109,7 +109,11 @@ SearchResult search(const SearchSpace& space, const ModelSpec& model, const Cost
     best = smallest_that_holds(places);
   }
   std::optional<Candidate> last;
-  if (best) last = finished(places.describe(*best), space, model, costs, options);
+  if (best) {
+    const Candidate found = places.describe(*best);
+    last = finished(found, space, model, costs, options);
+    last->unfinished_seconds = found.seconds;
+  }
   const bool is_all = options.detail == SearchDetail::kAll;
   const SearchSpace again = last ? settled(space, last->plan) : space;
   if (is_all && again.base != space.base) {

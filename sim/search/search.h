@@ -65,13 +65,15 @@ enum class Verdict : std::uint8_t { kSimulated, kDoesNotFit, kNotDivisible, kPru
 
 struct Candidate {
   Plan plan;
-  double seconds = 0;  // of a step; 0 when it was not simulated
+  double seconds = 0;             // of a step; 0 when it was not simulated
+  double unfinished_seconds = 0;  // of the best: before SearchSpace::finish
   double tokens_per_s_per_gpu = 0;
   Bytes peak_allocated;
   Bytes outside_allocator;
   Bytes peak_reserved;         // 0 where it was not asked
   double fit_probability = 0;  // where peak_reserved was asked
   Verdict verdict = Verdict::kSimulated;
+  bool recomputes() const { return plan.recompute != RangedPolicy<Recompute>(); }
 };
 
 // Best step time over everything else for a shard group and a prefetch choice; nullopt: nothing
@@ -150,8 +152,8 @@ struct SearchOptions {
   FitRule fit;
   // Of the best plan's step: plans this close are as fast, and the one with the base's values wins.
   double tie = 5e-4;
-  // Plans that are not faster than this (s) are no answer, as if they did not hold: of a search
-  // beside another. With it, no smallest plan is looked for.
+  // Plans that are not faster than this (s), before they are finished, are no answer, as if they
+  // did not hold: of a search beside another. With it, no smallest plan is looked for.
   std::optional<double> faster_than;
   double keep_within = 0;
   SearchMemory memory;  // optional
@@ -172,6 +174,9 @@ struct SpaceFloor {
   // every step. It bounds no other plan.
   Time smallest;
 };
+
+// Of what layers take the loss in parts takes no more off (assumed; seen: a hundredth).
+inline constexpr double kLossInParts = 0.95;
 
 // Throws as enumerate().
 SpaceFloor floor_of(const SearchSpace& space, const ModelSpec& model, const CostModel& costs,

@@ -176,7 +176,7 @@ TEST(Recommend, OrdersByDeadlineThenDollars) {
 TEST(Recommend, TheSmallestIsNotAboveAChoice) {
   const JobMaker make = [](const CandidateCluster& candidate, std::int64_t most_sequences) {
     JobVariants variants = round_job(candidate, most_sequences);
-    variants.otherwise = [job = variants.list] { return job; };
+    variants.otherwise = [job = variants.list](std::optional<std::size_t>) { return job; };
     variants.list[0].space.base.batch.sequence = std::int64_t{1} << 32;
     return variants;
   };
