@@ -40,10 +40,10 @@ std::vector<double> unknown_seconds(const CapturedGraph& captured, const EventGr
   return seconds;
 }
 
-// The profile's host is one that codes by words are right on, whose calls are fewer than a capture's
-// (0.7 of the launches of 18 codes). The geometric mean over three machines with an H200 of steps of
-// captures that waited for their hosts over their forecasts: 11 programs 1 / 1.15, 3 1 / 1.37, 18
-// codes and 3 repositories 1 / 1.43 (reports/validation, 2026-11-26, 27, 29).
+// The profile's host is one that codes by words are right on, whose calls are fewer than a
+// capture's (0.7 of the launches of 18 codes). The geometric mean over three machines with an H200
+// of steps of captures that waited for their hosts over their forecasts: 11 programs 1 / 1.15, 3 1
+// / 1.37, 18 codes and 3 repositories 1 / 1.43 (reports/validation, 2026-11-26, 27, 29).
 constexpr double kCapturedHost = 0.76;
 
 class Pricer {
