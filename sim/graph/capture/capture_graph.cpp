@@ -77,6 +77,10 @@ class Builder {
  public:
   Builder(const Capture& capture, const StepRange& range, std::size_t most_kernels)
       : capture_(capture), range_(range), most_kernels_(most_kernels) {
+    const std::size_t length = std::min(range.begin, range.end - range.begin);
+    if (length > 0) longest_ns_ = 0;
+    for (std::size_t i = range.begin - length; i < range.begin; ++i)
+      longest_ns_ = std::max(longest_ns_, capture.calls[i].host_ns);
     find_threads();
     find_streams();
     add_communicators();
@@ -214,7 +218,7 @@ class Builder {
   }
 
   void take(std::size_t i, const CapturedCall& call) {
-    host_ += as_double(call.host_ns) * kSecondsPerNs;
+    host_ += as_double(std::min(call.host_ns, longest_ns_)) * kSecondsPerNs;
     switch (call.kind) {
       case CallKind::kLaunch:
       case CallKind::kProduct:
@@ -485,6 +489,8 @@ class Builder {
   std::int64_t graph_calls_ = 0;  // of a launched CUDA graph, still to come
   std::uint16_t graph_launches_ = 0;
   double host_ = 0;  // seconds since the last row or launch
+  // No call takes longer than the longest of the step before: a collection of garbage would.
+  std::int64_t longest_ns_ = std::numeric_limits<std::int64_t>::max();
 };
 
 }  // namespace
