@@ -52,23 +52,11 @@ def call(*words, check=True):
     return done
 
 
-def plan_file(folder, number, plan):
+def job_of(plan):
     _, model, batch, ranks, settings = plan
-    keys = dict(s.split("=") for s in settings)
-    lines = [f"model: {HERE / model}", "cluster: local", "runtime: native"]
-    mesh = {"shard": ranks, "replicate": 1}
-    mesh.update({k.split(".")[1]: keys.pop(k) for k in list(keys) if k.startswith("mesh.")})
-    lines.append(f"mesh: {{{', '.join(f'{k}: {v}' for k, v in mesh.items())}}}")
-    accumulation = keys.pop("batch.accumulation", 1)
-    lines.append(f"batch: {{sequence: 256, micro_batch: {batch}, accumulation: {accumulation}}}")
-    for group in ("prefetch",):
-        own = {k.split(".")[1]: v for k, v in keys.items() if k.startswith(group + ".")}
-        if own:
-            lines.append(f"{group}: {{{', '.join(f'{k}: {v}' for k, v in own.items())}}}")
-    lines += [f"{k}: {v}" for k, v in keys.items() if "." not in k]
-    path = folder / f"plan-{number}.yaml"
-    path.write_text("\n".join(lines) + "\n")
-    return path
+    keys = {"mesh.shard": ranks, "mesh.replicate": 1, **dict(s.split("=") for s in settings)}
+    return ["--model", model, "--cluster", "local", "--runtime", "native", "--sequence", 256, "--micro-batch", batch,
+            *itertools.chain(*(("--set", f"{key}={value}") for key, value in keys.items()))]
 
 
 def main():
@@ -89,14 +77,13 @@ def main():
         call(BIN / "foreshard-exec", "measure", "--model", SMALL, "--model", LARGE, "--tokens", "256x4",
              "--tokens", "256x1", *(["--spawn", 4] if a.axes else []), "--out", raw)
         call(BIN / "foreshard", "calibrate", raw, "--out", profile)
-    files = [plan_file(folder, i, plan) for i, plan in enumerate(plans)]
     results = [[] for _ in plans]
     for round_number in range(a.rounds):
         for i, plan in enumerate(plans):
             run = folder / f"run-{i}-{round_number}"
-            call(BIN / "foreshard-exec", "run", "--plan", files[i], "--spawn", plan[3], "--data", "sim",
+            call(BIN / "foreshard-exec", "run", *job_of(plan), "--spawn", plan[3], "--data", "sim",
                  "--steps", a.steps, "--out", run, "--json")
-            done = call(BIN / "foreshard", "validate", "--plan", files[i], "--profile", profile, "--run",
+            done = call(BIN / "foreshard", "validate", *job_of(plan), "--profile", profile, "--run",
                         run, "--json", "--no-history", check=False)
             if done.returncode not in (0, 5):
                 sys.exit(done.stderr)

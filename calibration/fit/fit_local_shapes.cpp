@@ -51,13 +51,8 @@ struct Form<GemmCurve> {
             {{1e-9, 1e-2}, 2e-6}};
   }
   static GemmCurve with(std::span<const double> x) {
-    GemmCurve curve;
-    curve.efficiency = x[0];
-    curve.k_half = x[1];
-    curve.tail = x[2];
-    curve.hbm_fraction = x[3];
-    curve.overhead = x[4];
-    return curve;
+    return {
+        .efficiency = x[0], .k_half = x[1], .tail = x[2], .hbm_fraction = x[3], .overhead = x[4]};
   }
   static std::string words(const GemmCurve& c) {
     return fmt::format("e {:.3f}, k0 {:.1f}, c {:.3g}, h {:.2f}, t0 {:.2f} us", c.efficiency,
@@ -71,13 +66,7 @@ struct Form<AttentionCurve> {
     return {{{0.002, 2}, 0.3}, {{0.1, 1e4}, 16}, {{1e-3, 100}, 0.1}, {{1e-9, 1e-2}, 5e-6}};
   }
   static AttentionCurve with(std::span<const double> x) {
-    AttentionCurve curve;
-    curve.kernel = "cpu";
-    curve.efficiency = x[0];
-    curve.s_half = x[1];
-    curve.c_half = x[2];
-    curve.overhead = x[3];
-    return curve;
+    return {.kernel = "cpu", .efficiency = x[0], .s_half = x[1], .c_half = x[2], .overhead = x[3]};
   }
   static std::string words(const AttentionCurve& c) {
     return fmt::format("e {:.3f}, s0 {:.1f}, c0 {:.3g}, t0 {:.2f} us", c.efficiency, c.s_half,

@@ -59,10 +59,7 @@ MemoryCurve fit_class(const std::vector<SizePoint>& rows, const Gpu& gpu) {
   problem.ranges = {{1e-3, 2}, {1e-9, 1e-2}};
   problem.starts = {{0.8, 2e-6}, {0.1, 2e-5}};
   const auto with = [](std::span<const double> x) {
-    MemoryCurve curve;
-    curve.fraction = x[0];
-    curve.overhead = x[1];
-    return curve;
+    return MemoryCurve{.fraction = x[0], .overhead = x[1]};
   };
   problem.residuals = [&](std::span<const double> x, std::span<double> out) {
     const MemoryCurve curve = with(x);

@@ -245,7 +245,7 @@ def attention(rows):
                 work = 4 * batch * heads * length**2 * dim / (2 if causal else 1)
                 for name, time, flops in (("fwd", ahead, work), ("bwd", back, 2.5 * work)):
                     rows.attention.append(dict(source=rows.source, gpu=rows.gpu, **{"kernel": kernel, "pass": name}, causal=causal, batch=batch, seqlen=length,
-                                               heads=heads, kv_heads=kv, head_dim=dim, dtype="bf16", tflops=round(flops / time / 1e12, 1), latency_us=f"{time * 1e6:.2f}"))
+                                               heads=heads, kv_heads=kv, head_dim=dim, dtype="bf16", tflops=round(flops / time / 1e12, 1)))
                 q = k = v = out = g = None
 
 
@@ -262,8 +262,7 @@ def gemms(rows):
                 first = pair()
                 size = sum(t.numel() * t.element_size() for t in first)
                 time = seconds(call, [first] + [pair() for _ in range(min(6, BEYOND_CACHE // size))])
-                rows.gemm.append(dict(source=rows.source, gpu=rows.gpu, m=m, n=n, k=k, dtype=dtype, tflops=round(2 * m * n * k / time / 1e12, 1),
-                                      latency_us=f"{time * 1e6:.3f}", layout=layout))
+                rows.gemm.append(dict(source=rows.source, gpu=rows.gpu, m=m, n=n, k=k, dtype=dtype, tflops=round(2 * m * n * k / time / 1e12, 1), layout=layout))
     torch.backends.cuda.matmul.allow_tf32 = False
     # Widths that are no multiple of 16 bytes, in the three products of a linear layer.
     m, k = 8192, 1024
@@ -272,8 +271,7 @@ def gemms(rows):
         for layout, call in (("TN", lambda _: x @ w.t()), ("NN", lambda _: g @ w), ("NT", lambda _: g.t() @ x)):
             time = seconds(call, [0, 0])
             shape = dict(TN=(m, n, k), NN=(m, k, n), NT=(n, k, m))[layout]
-            rows.gemm.append(dict(source=rows.source, gpu=rows.gpu, **dict(zip("mnk", shape)), dtype="bf16", tflops=round(2 * m * n * k / time / 1e12, 1),
-                                  latency_us=f"{time * 1e6:.3f}", layout=layout))
+            rows.gemm.append(dict(source=rows.source, gpu=rows.gpu, **dict(zip("mnk", shape)), dtype="bf16", tflops=round(2 * m * n * k / time / 1e12, 1), layout=layout))
         x = w = g = None
 
 

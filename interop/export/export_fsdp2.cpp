@@ -248,6 +248,8 @@ Exported export_fsdp2(const Plan& plan, const ModelSpec& model, const ModelDims&
     FORESHARD_CHECK(value != nullptr, fmt::format("a script asks for {}", name));
     return value(plan);
   });
+  const std::string_view recorder = file("interop/record/timed.py");
+  script.append("\n\n").append(recorder.substr(recorder.find("# ---- recording")));
   return {script.append(file("interop/scripts/fsdp2_run.py")), script_ledger(plan, dims)};
 }
 

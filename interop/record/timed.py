@@ -29,7 +29,8 @@ import time
 
 import torch
 import torch.distributed as dist
-from torch.profiler import ProfilerActivity, profile, schedule
+
+# ---- recording ----  (export --to fsdp2 carries what follows)
 
 SCHEMA = "foreshard.timed/1"
 
@@ -57,18 +58,16 @@ class record:
         self.done = False
         self._count = 0
         self._marks = []
-        self._last = warmup + 2 * steps + 1
+        self.total_steps = warmup + 2 * steps + 1
 
     def __enter__(self):
         os.makedirs(self.folder, exist_ok=True)
-        activities = [ProfilerActivity.CPU]
+        activities = [torch.profiler.ProfilerActivity.CPU]
         if torch.cuda.is_available():
-            activities.append(ProfilerActivity.CUDA)
+            activities.append(torch.profiler.ProfilerActivity.CUDA)
         # One step more than asked for: the first has no begin in the trace.
-        self._profile = profile(
-            activities=activities,
-            schedule=schedule(wait=self.warmup - 1 + self.steps, warmup=1, active=self.steps + 1, repeat=1),
-            on_trace_ready=self._write)
+        schedule = torch.profiler.schedule(wait=self.warmup - 1 + self.steps, warmup=1, active=self.steps + 1, repeat=1)
+        self._profile = torch.profiler.profile(activities=activities, schedule=schedule, on_trace_ready=self._write)
         self._profile.__enter__()
         return self
 
@@ -87,28 +86,30 @@ class record:
     def __exit__(self, *exception):
         self._profile.__exit__(*exception)
         if not self.done and exception[0] is None:
-            print(f"timed: only {self._count} of {self._last} steps were run; "
+            print(f"timed: only {self._count} of {self.total_steps} steps were run; "
                   "nothing whole was recorded", flush=True)
 
     def _rank(self):
         return (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
 
     def _write(self, profiler):
-        if self._count < self._last:
+        if self._count < self.total_steps:
             return                                  # the loop ended early
-        rank, world = self._rank()
-        name = os.path.join(self.folder, f"rank-{rank}")
+        name = os.path.join(self.folder, f"rank-{self._rank()[0]}")
         profiler.export_chrome_trace(name + ".trace.json.gz")
-        about = {
+        with open(name + ".timed.json", "w") as file:
+            json.dump(self._about(), file, indent=1)
+        self.done = True
+
+    def _about(self):
+        rank, world = self._rank()
+        return {
             "schema": SCHEMA,
             "created": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
             "host": platform.node(), "rank": rank, "world": world,
             "versions": self._versions(), "units": self._units(), "memory": self._memory(),
             "steps_s": [seconds(a, b) for a, b in zip(self._marks, self._marks[1:])],
         }
-        with open(name + ".timed.json", "w") as file:
-            json.dump(about, file, indent=1)
-        self.done = True
 
     def _versions(self):
         versions = {"torch": str(torch.__version__)}
@@ -134,4 +135,4 @@ class record:
         return {"grown_bytes": torch.cuda.memory_allocated() - self._held,
                 "peak_allocated_bytes": torch.cuda.max_memory_allocated(),
                 "peak_reserved_bytes": torch.cuda.max_memory_reserved(),
-                "retries": (torch.cuda.memory_stats()["num_alloc_retries"] - self._retries) / (self._last - self.warmup)}
+                "retries": (torch.cuda.memory_stats()["num_alloc_retries"] - self._retries) / (self.total_steps - self.warmup)}

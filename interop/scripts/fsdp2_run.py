@@ -137,46 +137,17 @@ def rank_of_launcher():
     return "RANK" in os.environ
 
 
-# ---- recording ----
+# ---- collectives of a recording ----
 
 
-def mark():
-    """Now, as the GPU gets there."""
-    if DEVICE.type != "cuda":
-        return time.perf_counter()
-    event = torch.cuda.Event(enable_timing=True)
-    event.record()
-    return event
-
-
-def seconds(a, b):
-    return b - a if isinstance(a, float) else a.elapsed_time(b) / 1e3
-
-
-class Recording:
-    """What `foreshard validate --run DIR` reads: a trace of torch.profiler and what it lacks."""
-
-    WARMUP = 2
+class Recording(record):
+    """As of any job, and the collectives of its last step."""
 
     def __init__(self, folder, steps):
-        self.folder, self.steps, self.count = folder, steps, 0
-        self.collectives, self.undo, self.inside, self.marks = [], [], None, []
-
-    def total_steps(self):
-        """As many without the profiler, and the first of a trace has no begin in it."""
-        return self.WARMUP + 2 * self.steps + 1
+        super().__init__(folder, warmup=2, steps=steps)
+        self.collectives, self.undo, self.inside = [], [], None
 
     def __enter__(self):
-        os.makedirs(self.folder, exist_ok=True)
-        activities = [torch.profiler.ProfilerActivity.CPU]
-        if DEVICE.type == "cuda":
-            activities.append(torch.profiler.ProfilerActivity.CUDA)
-        self.profile = torch.profiler.profile(
-            activities=activities,
-            schedule=torch.profiler.schedule(
-                wait=self.WARMUP - 1 + self.steps, warmup=1, active=self.steps + 1, repeat=1
-            ),
-        )
         for kind, names in (
             ("all_gather", ("all_gather_into_tensor", "all_gather_single")),
             ("reduce_scatter", ("reduce_scatter_tensor", "reduce_scatter_single")),
@@ -185,8 +156,7 @@ class Recording:
             for name in names:  # *_single: what FSDP2 calls from PyTorch 2.13 on
                 if hasattr(dist, name):
                     self.watch(dist, kind, name)
-        self.profile.__enter__()
-        return self
+        return super().__enter__()
 
     def watch(self, module, kind, name):
         original = getattr(module, name)
@@ -207,58 +177,23 @@ class Recording:
         self.collectives.append(about)
 
     def step(self):
-        self.count += 1
-        if self.count == self.WARMUP and DEVICE.type == "cuda":
-            torch.cuda.reset_peak_memory_stats()
-            self.retries = torch.cuda.memory_stats()["num_alloc_retries"]
-            self.held = torch.cuda.memory_allocated()
-        if self.WARMUP - 1 <= self.count < self.WARMUP + self.steps:
-            self.marks.append(mark())
-        if self.count < self.total_steps():
+        if self._count < self.total_steps - 1:
             self.collectives.clear()  # those of the last step stay
-        if self.count == self.total_steps() - 1 and TP * CP * EP > 1:
+        if self._count == self.total_steps - 2 and TP * CP * EP > 1:
             self.inside = inside_layers(self)
             self.inside.__enter__()
-        self.profile.step()
+        super().step()
 
     def __exit__(self, *error):
         if self.inside:
             self.inside.__exit__(*error)
-        self.profile.__exit__(*error)
+        super().__exit__(*error)
         for module, name, original in self.undo:
             setattr(module, name, original)
-        if error[0] is None:
-            self.write()
 
-    def write(self):
-        rank = dist.get_rank()
-        name = os.path.join(self.folder, f"rank-{rank}")
-        self.profile.export_chrome_trace(name + ".trace.json.gz")
-        now = datetime.datetime.now(datetime.timezone.utc)
-        about = {
-            "schema": "foreshard.timed/1",
-            "created": now.strftime("%Y-%m-%dT%H:%M:%SZ"),
-            "host": platform.node(),
-            "rank": rank,
-            "world": dist.get_world_size(),
-            "versions": {"torch": str(torch.__version__)},
-            "units": [name for name, _, _ in UNITS],
-            "collectives": self.collectives,
-            "memory": None,
-            "steps_s": [seconds(a, b) for a, b in zip(self.marks, self.marks[1:])],
-        }
-        if DEVICE.type == "cuda":
-            about["versions"]["cuda"] = str(torch.version.cuda or torch.version.hip)
-            about["versions"]["gpu"] = torch.cuda.get_device_name()
-            retries = torch.cuda.memory_stats()["num_alloc_retries"] - self.retries
-            about["memory"] = {
-                "grown_bytes": torch.cuda.memory_allocated() - self.held,
-                "peak_allocated_bytes": torch.cuda.max_memory_allocated(),
-                "peak_reserved_bytes": torch.cuda.max_memory_reserved(),
-                "retries": retries / (self.count - self.WARMUP),
-            }
-        with open(name + ".timed.json", "w") as file:
-            json.dump(about, file, indent=1)
+    def _about(self):
+        units = [name for name, _, _ in UNITS]
+        return {**super()._about(), "units": units, "collectives": self.collectives}
 
 
 def inside_layers(recording):
@@ -284,21 +219,6 @@ def inside_layers(recording):
             return result
 
     return Inside()
-
-
-class NoRecording(contextlib.nullcontext):
-    def __init__(self, steps):
-        super().__init__(self)
-        self.steps = steps
-
-    def __enter__(self):
-        return self
-
-    def total_steps(self):
-        return self.steps
-
-    def step(self):
-        pass
 
 
 # ---- the run ----
@@ -348,13 +268,12 @@ def run(arguments):
     initialize(model, mesh)
     optimizer, scheduler = optimizer_of(model)
     losses = []
-    recording = NoRecording(arguments.steps)
-    if arguments.record:
-        recording = Recording(arguments.record, arguments.steps)
-    with recording:
-        for _ in range(recording.total_steps()):
+    recording = Recording(arguments.record, arguments.steps) if arguments.record else None
+    with recording or contextlib.nullcontext():
+        for _ in range(recording.total_steps if recording else arguments.steps):
             losses.append(train_step(model, optimizer, scheduler))
-            recording.step()
+            if recording:
+                recording.step()
     if dist.get_rank() == 0:
         for step, loss in enumerate(losses, 1):
             print(f"step {step}: loss {float(loss):.4f}", flush=True)

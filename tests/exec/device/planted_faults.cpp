@@ -52,21 +52,6 @@ void PrintTo(const Trained& t, std::ostream* out) {
   for (const double norm : t.norms) *out << ' ' << norm;
 }
 
-MicroBatch batch_of(const ModelSpec& model, const Plan& plan, std::int64_t number, double scale) {
-  MicroBatch batch;
-  batch.sequences = plan.batch.micro_batch;
-  batch.sequence = plan.batch.sequence;
-  batch.loss_scale = scale;
-  batch.tokens = at::empty({batch.count()}, at::kLong);
-  batch.labels = at::empty({batch.count()}, at::kLong);
-  for (std::int64_t i = 0; i < batch.sequences; ++i) {
-    fill_sample(number * batch.sequences + i, model.vocabulary, batch.sequence,
-                batch.tokens.mutable_data_ptr<std::int64_t>() + i * batch.sequence,
-                batch.labels.mutable_data_ptr<std::int64_t>() + i * batch.sequence);
-  }
-  return batch;
-}
-
 Trained train_alone(Accelerator& device, const Plan& plan, const EventGraph& graph,
                     const ModelSpec& model, const DeviceSteps& steps) {
   at::set_num_threads(1);

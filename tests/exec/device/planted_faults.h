@@ -36,9 +36,6 @@ struct DeviceSteps {
 Trained train_alone(Accelerator& device, const Plan& plan, const EventGraph& graph,
                     const ModelSpec& model, const DeviceSteps& steps);
 
-// Micro-batch `number` of all there are.
-MicroBatch batch_of(const ModelSpec& model, const Plan& plan, std::int64_t number, double scale);
-
 // Two lanes that use one device, as a step's do.
 struct Lanes {
   explicit Lanes(std::unique_ptr<Accelerator> of);

@@ -42,15 +42,24 @@ Plan fitted(Plan plan, const ModelSpec& model) {
   return plan;
 }
 
-void fill_sample(std::int64_t sample, std::int64_t vocabulary, std::int64_t sequence,
-                 std::int64_t* tokens, std::int64_t* labels) {
-  const auto token = [&](std::int64_t t) {
-    return (sample * 131 + t * t * 7 + t * (sample % 13)) % vocabulary;
-  };
-  for (std::int64_t t = 0; t < sequence; ++t) {
-    tokens[t] = token(t);
-    labels[t] = token(t + 1);
+MicroBatch batch_of(const ModelSpec& model, const Plan& plan, std::int64_t number, double scale) {
+  MicroBatch batch;
+  batch.sequences = plan.batch.micro_batch;
+  batch.sequence = plan.batch.sequence;
+  batch.loss_scale = scale;
+  batch.tokens = at::empty({batch.count()}, at::kLong);
+  batch.labels = at::empty({batch.count()}, at::kLong);
+  auto* tokens = batch.tokens.mutable_data_ptr<std::int64_t>();
+  auto* labels = batch.labels.mutable_data_ptr<std::int64_t>();
+  for (std::int64_t i = 0; i < batch.count(); ++i) {
+    const std::int64_t sample = number * batch.sequences + i / batch.sequence;
+    const auto token = [&](std::int64_t t) {
+      return (sample * 131 + t * t * 7 + t * (sample % 13)) % model.vocabulary;
+    };
+    tokens[i] = token(i % batch.sequence);
+    labels[i] = token(i % batch.sequence + 1);
   }
+  return batch;
 }
 
 namespace {
@@ -138,22 +147,9 @@ EngineRun run_graph(const ModelSpec& model, const Plan& plan, const EventGraph& 
     for (int s = 0; s < steps; ++s) {
       std::vector<MicroBatch> batches;
       for (std::int64_t m = 0; m < plan.batch.accumulation; ++m) {
-        MicroBatch batch;
-        batch.sequences = plan.batch.micro_batch;
-        batch.sequence = plan.batch.sequence;
-        batch.loss_scale = 1.0 / static_cast<double>(microbatches_of_step(plan));
-        batch.tokens = at::empty({batch.count()}, at::kLong);
-        batch.labels = at::empty({batch.count()}, at::kLong);
-        for (std::int64_t i = 0; i < batch.sequences; ++i) {
-          const std::int64_t sample =
-              (s * microbatches_of_step(plan) + global_microbatch(plan, world.rank(), m)) *
-                  batch.sequences +
-              i;
-          fill_sample(sample, model.vocabulary, batch.sequence,
-                      batch.tokens.mutable_data_ptr<std::int64_t>() + i * batch.sequence,
-                      batch.labels.mutable_data_ptr<std::int64_t>() + i * batch.sequence);
-        }
-        batches.push_back(std::move(batch));
+        batches.push_back(batch_of(
+            model, plan, s * microbatches_of_step(plan) + global_microbatch(plan, world.rank(), m),
+            1.0 / static_cast<double>(microbatches_of_step(plan))));
       }
       const StepOutcome outcome = engine.step(s + 1, batches, nullptr);
       losses[static_cast<std::size_t>(s)][rank] = outcome.losses;

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "exec/compute/operations.h"
 #include "exec/engine/backend.h"
 #include "models/model_dims.h"
 #include "sim/base/units.h"
@@ -54,8 +55,7 @@ struct RanksRun {
 EngineRun run_graph(const ModelSpec& model, const Plan& plan, const EventGraph& graph, int steps,
                     const RanksRun& how = {});
 
-// Micro-batches of a rank, in order, as global numbers (see sim/spec/plan.h, ReductionOrder).
-void fill_sample(std::int64_t sample, std::int64_t vocabulary, std::int64_t sequence,
-                 std::int64_t* tokens, std::int64_t* labels);
+// Micro-batch `number` of all there are (see sim/spec/plan.h, ReductionOrder).
+MicroBatch batch_of(const ModelSpec& model, const Plan& plan, std::int64_t number, double scale);
 
 }  // namespace foreshard

@@ -44,17 +44,10 @@ Weights weights_of(const ModelSpec& model, const EngineRun& run) {
 }
 
 // [sequences, sequence] of micro-batch `number`.
-struct Batch {
-  at::Tensor tokens, labels;
-};
-
-Batch batch_of(const ModelSpec& model, const Plan& plan, std::int64_t number) {
-  const std::vector<std::int64_t> sizes = {plan.batch.micro_batch, plan.batch.sequence};
-  Batch batch{at::empty(sizes, at::kLong), at::empty(sizes, at::kLong)};
-  for (std::int64_t i = 0; i < plan.batch.micro_batch; ++i) {
-    fill_sample(number * plan.batch.micro_batch + i, model.vocabulary, plan.batch.sequence,
-                batch.tokens.mutable_data_ptr<std::int64_t>() + i * plan.batch.sequence,
-                batch.labels.mutable_data_ptr<std::int64_t>() + i * plan.batch.sequence);
+MicroBatch rows_of(const ModelSpec& model, const Plan& plan, std::int64_t number) {
+  MicroBatch batch = batch_of(model, plan, number, 1);
+  for (at::Tensor* each : {&batch.tokens, &batch.labels}) {
+    *each = each->view({batch.sequences, batch.sequence});
   }
   return batch;
 }
@@ -98,7 +91,7 @@ at::Tensor rotate(const at::Tensor& x, double theta) {
   return x * both.cos().to(at::kFloat) + half * both.sin().to(at::kFloat);
 }
 
-at::Tensor llama(const ModelSpec& model, Weights& w, const Batch& batch) {
+at::Tensor llama(const ModelSpec& model, Weights& w, const MicroBatch& batch) {
   const Numerics& numerics = model.numerics;
   at::Tensor x = at::embedding(w.at("model.embed_tokens.weight"), batch.tokens);
   for (const LayerInstance& layer : model.order) {
@@ -123,7 +116,7 @@ at::Tensor llama(const ModelSpec& model, Weights& w, const Batch& batch) {
   return cross_entropy(at::matmul(x, table.t()), batch.labels);
 }
 
-at::Tensor gpt2(const ModelSpec& model, Weights& w, const Batch& batch) {
+at::Tensor gpt2(const ModelSpec& model, Weights& w, const MicroBatch& batch) {
   const double epsilon = model.numerics.norm_epsilon;
   const std::int64_t hidden = model.hidden;
   const auto layer_norm = [&](const at::Tensor& x, const std::string& name) {
@@ -203,7 +196,7 @@ Reference train_plainly(const ModelSpec& model, const Plan& plan, const EngineRu
   for (int s = 0; s < kSteps; ++s) {
     double mean = 0;
     for (std::int64_t m = 0; m < plan.batch.accumulation; ++m) {
-      const Batch batch = batch_of(model, plan, s * plan.batch.accumulation + m);
+      const MicroBatch batch = rows_of(model, plan, s * plan.batch.accumulation + m);
       const at::Tensor loss = model.family == "gpt2" ? gpt2(model, result.weights, batch)
                                                      : llama(model, result.weights, batch);
       (loss / static_cast<double>(plan.batch.accumulation)).backward();

@@ -1,6 +1,5 @@
 // Rows are complete: what the engine does is what the row says. Whoever changes one field of one
 // row gets other bits or a refusal, and another fingerprint.
-#include <ATen/Functions.h>
 #include <gtest/gtest.h>
 
 #include <functional>
@@ -89,21 +88,6 @@ TEST(Rows, AChangedFieldChangesTheBitsOrIsRefused) {
   }
 }
 
-MicroBatch first_batch(const Plan& plan, const ModelSpec& model, int rank) {
-  MicroBatch batch;
-  batch.sequences = plan.batch.micro_batch;
-  batch.sequence = plan.batch.sequence;
-  batch.loss_scale = 1.0 / static_cast<double>(microbatches_of_step(plan));
-  batch.tokens = at::empty({batch.count()}, at::kLong);
-  batch.labels = at::empty({batch.count()}, at::kLong);
-  for (std::int64_t i = 0; i < batch.sequences; ++i) {
-    fill_sample(rank * batch.sequences + i, model.vocabulary, batch.sequence,
-                batch.tokens.mutable_data_ptr<std::int64_t>() + i * batch.sequence,
-                batch.labels.mutable_data_ptr<std::int64_t>() + i * batch.sequence);
-  }
-  return batch;
-}
-
 // What a step says of the same samples, to the last bit, whatever is gathered ahead or kept; and it
 // holds what the forecast of its own graph says.
 TEST(Rows, AnEvaluationIsTheForwardOfTheStep) {
@@ -132,7 +116,8 @@ TEST(Rows, AnEvaluationIsTheForwardOfTheStep) {
       const auto rank = static_cast<std::size_t>(world.rank());
       Engine engine(model, plan, graph, world, {});
       engine.initialise();
-      std::vector<MicroBatch> batches = {first_batch(plan, model, world.rank())};
+      std::vector<MicroBatch> batches = {batch_of(
+          model, plan, world.rank(), 1.0 / static_cast<double>(microbatches_of_step(plan)))};
       engine.forget_peak();
       evaluated[rank] = engine.evaluate(batches.front());
       EXPECT_NEAR(static_cast<double>(engine.activations().peak) / predicted, 1, 0.01);
