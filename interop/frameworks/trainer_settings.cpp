@@ -495,6 +495,23 @@ class TrainerReader {
     } else if (is_of("TRL") && !plan_.has("loss")) {
       reader_.assume("loss", "tiled-linear", "TRL's");
     }
+    if (is_of("TRL")) read_labelled();
+  }
+
+  // Prompts have no labels.
+  void read_labelled() {
+    const auto length = parse_number<std::int64_t>(plan_.value("batch.sequence")).value_or(0);
+    const auto say = [&](const char* key, bool is_prompt) {
+      const ConfigNode* node = reader_.find(key);
+      if (node == nullptr) return;
+      const std::int64_t labelled = is_prompt ? length - node->as_int() : node->as_int();
+      if (plan_.has("batch.labelled") || labelled <= 0 || labelled > length) {
+        return reader_.ignore(key, "the sequence's length says it");
+      }
+      reader_.map(key, "batch.labelled", fmt::format("{}", labelled));
+    };
+    say("max_completion_length", false);
+    say("max_prompt_length", true);
   }
 
   ConfigNode root_;

@@ -11,9 +11,6 @@
 //   efficient  dq in fp32, 4d, and delta, 4h (attention_backward.cu); keys and values are repeated
 //              for every head first, 2d each, and saved so
 //   cudnn      its workspace is cuDNN's secret: taken as flash's (assumed)
-//   math       everything in fp32: saves scaled q and k and v of every head, 4d each, and the
-//              softmax, 4hS; forward holds three of that size, backward three more
-//   eager      saves q, k and v of every head, 2d each, the softmax, 4hS, and its cast, 2hS
 //
 // loss:
 //   eager      logits 2V, their fp32 copy 4V, log-probabilities 4V; backward two gradients 4V: 12V
@@ -23,8 +20,6 @@
 //              logits 4V, backward three gradients 4V: 16V
 //   held       the fp32 copy lives until its own gradient is made: 16V
 //   compiled   logits and logsumexp are saved, the gradient is written once: 2V + 2V
-//   (torchtitan#1033
-//              found it below any number of chunks)
 //   fused      the gradient takes the logits' place: 2V
 //   fused-linear
 //              the head's product and the loss are one function, which makes the gradients of both
@@ -32,9 +27,9 @@
 //              hidden states, up to a power of two (liger_kernel/ops/
 //              fused_linear_cross_entropy.py)
 //   tiled-linear
-//              tiles of 4,096 tokens and 32,768 words, forward and again backward, where fp32 sums
-//              of both gradients stand beside them and are cast at the end (trl/kernels/
-//              chunked_logprob.py, and its width in trl/trainer/utils.py; TRL 1.16)
+//              of tokens with labels; tiles of 4,096 and 32,768 words, forward and again backward,
+//              where fp32 sums of both gradients stand beside them and are cast at the end
+//              (trl/kernels/ chunked_logprob.py, and its width in trl/trainer/utils.py; TRL 1.16)
 //   smoothed   transformers' LabelSmoother (trainer_pt_utils.py), behind the model, which keeps its
 //              outputs until then: negative log-probabilities stand beside log-probabilities, 4V
 //              (fp32: 8V), and backward has the gradients of their sum and of the gathered ones,
@@ -205,16 +200,27 @@ void gather_weight(LayerSpec& head, const Plan& plan, std::int64_t words) {
 
 // The tokens with labels are copied, uncast, in front of the head's product (hidden_states[mask]).
 // Whether they are fp32, as their gradient's sum is.
-bool read_copy(LayerSpec& head, std::ptrdiff_t product) {
+bool read_copy(LayerSpec& head, std::ptrdiff_t product, const Batch& batch) {
   std::vector<Operation>& ops = head.operations;
   Operation& before = ops[at(std::max<std::ptrdiff_t>(product - 1, 0))];
+  const auto shorten = [&](TensorSpec& spec) {
+    if (batch.labelled == 0) return;
+    spec.per_sequence += checked_multiply(std::exchange(spec.per_token, 0), batch.labelled);
+  };
+  if (batch.labelled > 0) {
+    ops[at(product)].rows = batch.labelled;
+    ops[at(product)].split = batch.sequence;
+  }
   if (product > 0 && before.function == Function::kCast) {
     before.function = Function::kCopy;
-    head.tensors[at(before.outputs.front())].type = ElementType::kFp32;
+    TensorSpec& copied = head.tensors[at(before.outputs.front())];
+    copied.type = ElementType::kFp32;
+    shorten(copied);
     return true;
   }
   const Index from = ops[at(product)].inputs.front();
   TensorSpec spec = tensor(head, from);
+  shorten(spec);
   const Index to = add_tensor(head, std::move(spec));
   for (Indices* list : {&ops[at(product)].inputs, &ops[at(product)].saved}) {
     std::ranges::replace(*list, from, to);
@@ -232,7 +238,9 @@ void fuse_loss_into_head(LayerSpec& head, const Plan& plan) {
   };
   auto product = first_product();
   if (product == head.operations.end()) return;
-  const std::int64_t tokens = checked_multiply(plan.batch.micro_batch, plan.batch.sequence);
+  const bool is_tiled = plan.loss.kind == Loss::Kind::kTiledLinear;
+  const std::int64_t tokens = checked_multiply(
+      plan.batch.micro_batch, is_tiled ? plan.batch.tokens_with_labels() : plan.batch.sequence);
   const std::int64_t weights = checked_multiply(product->n, product->k);
   const bool is_trained =
       !plan.frozen.head &&
@@ -241,11 +249,14 @@ void fuse_loss_into_head(LayerSpec& head, const Plan& plan) {
     return add_tensor(
         head, {.name = "weight's gradient", .fixed = is_trained ? weights : 0, .type = type});
   };
+  bool is_wide = false;
+  if (is_tiled) {
+    is_wide = read_copy(head, product - head.operations.begin(), plan.batch);
+    product = first_product();
+  }
   TensorSpec input = tensor(head, product->inputs.front());
   input.name = "input's gradient";
-  if (plan.loss.kind == Loss::Kind::kTiledLinear) {
-    const bool is_wide = read_copy(head, product - head.operations.begin());
-    product = first_product();
+  if (is_tiled) {
     constexpr std::int64_t kTokens = 4096, kWords = 32768;
     const Index tile =
         add_tensor(head, {.name = "tile of logits", .fixed = std::min(tokens, kTokens) * kWords});

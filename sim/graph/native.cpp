@@ -12,15 +12,13 @@
 // issues a gather when the host reaches the unit; 0 gives one slot. A gather waits for the last
 // compute row that used its slot.
 //
-// Gradients are there from the backward that makes them on, so that they lie where activations did:
-// a unit's until it is reduced, of which buffers.reduce_scatter + 1 are there at once besides the
-// root's (a backward waits for the oldest reduction), its sums until the optimizer has read them.
+// Gradients are there from the backward that makes them on: a unit's until it is reduced, of which
+// buffers.reduce_scatter + 1 are there at once besides the root's (a backward waits for the oldest
+// reduction), its sums until the optimizer has read them.
 //
 // The root unit, whose layers are spread over the whole step, has storage of its own and stays
 // gathered, whatever reshard_after_forward says of it.
 //
-// With reduction_order microbatch the reduce-scatter adds every rank's contribution to the gradient
-// shard, in rank order; with library it makes a sum of its own, which an accumulation adds.
 // With offload, shards, states and gradient sums live on the host. A gather's own segment is copied
 // into its slot on a stream of its own before the gather; a unit's gradients are summed in one of
 // two slots, copied to the host, and brought back for the next micro-batch to add to. The host does
@@ -35,8 +33,6 @@
 // communicator of their own, and compute waits for each at once. A rank's part of the tokens is a
 // run of rows, so nothing is copied around them. What every rank of tp has whole lies at the end of
 // its unit; the summands of these gradients are all-reduced in one row before the unit's reduction.
-//
-// An evaluation is the forward alone, with the loss, in the same arenas.
 #include <algorithm>
 #include <array>
 #include <deque>

@@ -605,13 +605,31 @@ std::int32_t StepBuilder::allocate_persistent(MemoryCategory category, std::int3
   return id;
 }
 
-StepBuilder::GivenBatch StepBuilder::allocate_batch() {
-  const std::int64_t samples = plan_.batch.micro_batch;
-  const std::int64_t sequence = plan_.batch.sequence / plan_.mesh.cp;
-  const std::int32_t tokens = allocate(MemoryCategory::kInput, Stream::kCompute, -1,
-                                       Bytes(input_bytes(model_, samples, sequence)));
-  return {tokens, allocate(MemoryCategory::kInput, Stream::kCompute, -1,
-                           Bytes(label_bytes(model_, samples, sequence)))};
+void StepBuilder::give_batch(std::int64_t sequence) {
+  const Batch& batch = plan_.batch;
+  const Bytes inputs(input_bytes(model_, batch.micro_batch, sequence));
+  const Bytes labels(label_bytes(model_, batch.micro_batch, sequence));
+  constexpr auto kCategory = MemoryCategory::kInput;
+  if (!batch.prefetched) {
+    input_tokens_ = allocate(kCategory, Stream::kCompute, -1, inputs);
+    input_labels_ = allocate(kCategory, Stream::kCompute, -1, labels);
+  } else if (microbatch() == 0) {
+    std::vector<Bytes> all;
+    for (std::int64_t m = std::max(batch.whole, batch.accumulation); m > 0; --m) {
+      for (const Bytes each : {inputs, labels}) all.push_back(allocated_size(each.count()));
+    }
+    const std::int32_t parts = add_part_list(std::move(all));
+    std::int32_t before = allocate_persistent_parts(kCategory, -1, parts);
+    allocate_parts(kCategory, Stream::kCompute, -1, parts);
+    free(before);
+  }
+  allocate_given_masks();
+}
+
+void StepBuilder::drop_batch() {
+  free(input_tokens_);
+  free(input_labels_);
+  free_all(given_masks_);
 }
 
 void StepBuilder::allocate_given_masks() {

@@ -237,14 +237,12 @@ class StepBuilder {
   void free_last_gradient(std::int32_t unit, std::int32_t pass);
   // The same gradients as buffers, in the order of the unit's trained parameters.
   std::vector<std::int32_t> gradient_buffers(std::int32_t unit, std::int32_t pass) const;
-  // What checkpointed blocks keep of a micro-batch's masks (sim/graph/layers/given_mask.h).
-  void allocate_given_masks();
-  // A micro-batch as the loop gives it, of the rank's part of the positions.
-  struct GivenBatch {
-    std::int32_t tokens = kNoBuffer, labels = kNoBuffer;
-  };
-  GivenBatch allocate_batch();
-  void free_given_masks() { free_all(given_masks_); }
+  void allocate_given_masks();  // what blocks keep of them (sim/graph/layers/given_mask.h)
+  // A micro-batch as the loop gives it (but where it came with the step's first: Batch::prefetched)
+  // and those masks.
+  void give_batch(std::int64_t sequence);
+  void drop_batch();
+  std::int32_t input_tokens_ = kNoBuffer, input_labels_ = kNoBuffer;
   // The loop's name for what the model returned: it ends when the next forward has returned, or
   // with the step (Logits::kHeld; kKept: not with the step).
   void hold_logits();

@@ -22,6 +22,7 @@ Plan shortened(Plan plan, std::int64_t most) {
   if (all <= most) return plan;
   if (plan.mesh.pp > 1 && plan.pipeline.microbatches == 0)
     plan.pipeline.stands_for = std::max(plan.pipeline.stands_for, all);
+  plan.batch.whole = plan.batch.prefetched ? std::max(plan.batch.whole, all) : 0;
   all = most;
   return plan;
 }

@@ -59,6 +59,11 @@ struct Batch {
   std::int64_t documents = 1;  // packed into each sequence, equally long; none attends to another
   bool padded =
       false;  // sequences of a batch differ in length, and a mask says which positions count
+  std::int64_t labelled = 0;  // tokens of each sequence whose label counts; 0: all
+  // The batches of all micro-batches are there from the step's begin until the next one's are.
+  bool prefetched = false;
+  std::int64_t whole = 0;  // so many, of a plan that tells of fewer (shortened())
+  std::int64_t tokens_with_labels() const { return labelled > 0 ? labelled : sequence; }
   bool operator==(const Batch&) const = default;
 };
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """TRL's SFTTrainer, RewardTrainer or DPOTrainer under Accelerate's FSDP2, DDP or DeepSpeed, as `accelerate launch` would set it up, on a model of a few blocks and words of zeros.
 
-    trl_train.py CASE.json      `run`: arguments of SFTConfig, `seq`, `env` (what accelerate launch sets), `dtype` of the model, `attn`, `lora` (PEFT's arguments), `kind` (sft, reward, dpo: with a reference model unless there are adapters), `prompt` of dpo's `seq` tokens; `model` is a config.json
+    trl_train.py CASE.json      `run`: arguments of SFTConfig, `seq`, `env` (what accelerate launch sets), `dtype` of the model, `attn`, `lora` (PEFT's arguments), `kind` (sft, reward, dpo: with a reference model unless there are adapters), `prompt` of `seq` tokens (sft, dpo); `model` is a config.json
 """
 import os
 import tempfile
@@ -35,7 +35,7 @@ model = made()
 words = tokenizers.Tokenizer(tokenizers.models.WordLevel({"<pad>": 0, "<eos>": 1, "a": 2}, unk_token="a"))
 tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=words, pad_token="<pad>", eos_token="<eos>")
 ids = [2] * length
-row = {"sft": {"input_ids": ids}, "reward": {"chosen_ids": ids, "rejected_ids": ids}, "dpo": {"prompt_ids": ids[:prompt], "chosen_ids": ids[prompt:], "rejected_ids": ids[prompt:]}}[kind]
+row = {"sft": {"input_ids": ids, "labels": [-100] * prompt + ids[prompt:]}, "reward": {"chosen_ids": ids, "rejected_ids": ids}, "dpo": {"prompt_ids": ids[:prompt], "chosen_ids": ids[prompt:], "rejected_ids": ids[prompt:]}}[kind]
 rows = datasets.Dataset.from_list([row] * 2048)
 arguments, code = {"sft": (trl.SFTConfig, trl.SFTTrainer), "reward": (trl.RewardConfig, trl.RewardTrainer), "dpo": (trl.DPOConfig, trl.DPOTrainer)}[kind]
 if kind != "sft":

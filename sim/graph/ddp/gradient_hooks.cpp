@@ -103,8 +103,9 @@ std::string GradientHooks::name_of(std::int32_t p) const {
 // --- one micro-batch ---
 
 void GradientHooks::run_forward() {
-  if (plan_.mesh.pp == 1) batch_ = allocate_batch();  // (stages' are too small to count)
-  allocate_given_masks();
+  // (Stages' batches are too small to count.)
+  const bool is_given = plan_.mesh.pp == 1;
+  is_given ? give_batch(plan_.batch.sequence / plan_.mesh.cp) : allocate_given_masks();
   for (std::int32_t l = begin_; l < end_; ++l) {
     if (spec_of(l).role == LayerRole::kLoss) {
       // The model's forward; outputs that are made fp32 are, too, and more than the loss before.
@@ -180,9 +181,7 @@ void GradientHooks::run_backward() {
     add_phase(EventKind::kBackward, last, Segments::kExit);
   }
   drop_zeros();
-  StepBuilder::free(batch_.tokens);
-  StepBuilder::free(batch_.labels);
-  free_given_masks();
+  drop_batch();
 }
 
 void GradientHooks::run_backward(std::int32_t layer) {

@@ -110,7 +110,6 @@ class GradientHooks : public StepBuilder {
   std::int32_t begin_ = 0, end_ = 0;
   std::int32_t layer_ = -1;  // whose backward runs
   std::size_t next_segment_ = 0, segments_run_ = 0;
-  GivenBatch batch_;
   DType stored_;
   std::pair<std::int32_t, std::int16_t> left_{-1, -1};  // whose backward has ended: layer, module
   bool logging_ = false;

@@ -142,10 +142,7 @@ void Fsdp1::note_facts() {
 
 void Fsdp1::run_forward() {
   tape_.clear();
-  if (!dry_) {
-    batch_ = allocate_batch();
-    allocate_given_masks();
-  }
+  if (!dry_) give_batch(plan_.batch.sequence / plan_.mesh.cp);
   if (log_) log_->begin_pass();
   run_model(EventKind::kLoss);
   const std::int32_t loss = static_cast<std::int32_t>(model_.order.size()) - 1;
@@ -284,9 +281,7 @@ void Fsdp1::run_backward() {
   }
   final_callback();
   if (dry_) return;
-  StepBuilder::free(batch_.tokens);
-  StepBuilder::free(batch_.labels);
-  free_given_masks();
+  drop_batch();
   const std::int32_t loss = static_cast<std::int32_t>(model_.order.size()) - 1;
   if (loss != last_layer_) add_phase(EventKind::kBackward, loss, Segments::kExit);
 }

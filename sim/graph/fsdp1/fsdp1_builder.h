@@ -227,7 +227,6 @@ class Fsdp1 final : public StepBuilder {
   std::int32_t root_ends_ = -1;   // the last layer of the module whose unit the root's is
   bool root_is_inner_ = false;    // the unit that is taken for the root is a module inside of it
   std::int32_t last_layer_ = -1;  // before the loss
-  GivenBatch batch_;
   std::map<std::string, std::int64_t> facts_;
   std::unique_ptr<Fsdp1Log> log_;  // null: none is kept
 };

@@ -156,12 +156,7 @@ void Fsdp2::run_forward(bool training) {
   } else if (training && framed()) {
     cut_batch();
   } else if (training) {
-    const Batch& batch = plan_.batch;
-    input_tokens_ = allocate(MemoryCategory::kInput, Stream::kCompute, -1,
-                             Bytes(input_bytes(model_, batch.micro_batch, batch.sequence)));
-    input_labels_ = allocate(MemoryCategory::kInput, Stream::kCompute, -1,
-                             Bytes(label_bytes(model_, batch.micro_batch, batch.sequence)));
-    allocate_given_masks();
+    give_batch(plan_.batch.sequence);
   }
   root_pre_forward(kRootState);
   const bool gathers_root = root() >= 0 && is_wrapped();
@@ -533,9 +528,7 @@ void Fsdp2::run_backward() {
   if (framed()) {
     drop_batch_parts();
   } else {
-    StepBuilder::free(input_tokens_);
-    StepBuilder::free(input_labels_);
-    free_given_masks();
+    drop_batch();
   }
   const std::int32_t last = end_ - 1;
   if (spec_of(last).role == LayerRole::kLoss) {

@@ -415,8 +415,6 @@ class Fsdp2 final : public StepBuilder {
   bool in_finalize_ = false;
   bool has_no_hooks_ = false;  // inside of the model that runs: Plan::reference, as one
   std::map<EventKind, std::uint16_t> works_of_all_;
-  std::int32_t input_tokens_ = kNoBuffer;
-  std::int32_t input_labels_ = kNoBuffer;
   // Of the step's frame: tokens and labels of all micro-batches, the rank's part of one's, losses.
   std::vector<std::int32_t> batches_, batch_parts_, losses_;
   // Without fully_shard: whose backward runs and is about to, and gradients of the step before.

@@ -147,8 +147,13 @@ class Backward {
     if (op.kind == OperationKind::kAttention && !graph_.is_flat()) drop_unneeded(contributions);
     const bool unpacked =
         replaces(op) || (graph_.is_checkpointed() && graph_.inside(o) && !graph_.is_flat());
+    // (DeepSpeed's own F.linear makes that sum itself: zero3_places.cpp.)
+    const bool sums_inside = graph_.options().keeps_inputs && !op.transposed_weight;
+    if (sums_inside) writer_.use_workspace(workspace(op, true));
     if (unpacked && !replaces(op)) drop_saved(Indices(saved.rbegin(), saved.rend()));
-    if (op.reduces.kind == CollectiveKind::kNone) writer_.use_workspace(workspace(op, true));
+    if (!sums_inside && op.reduces.kind == CollectiveKind::kNone) {
+      writer_.use_workspace(workspace(op, true));
+    }
     if (!splits_) weights_.validate(op);
     validate_inputs(op, contributions);
     if (!is_taken) {

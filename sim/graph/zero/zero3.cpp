@@ -152,8 +152,7 @@ void Zero3::run_step() {
   persistent_memory();
   for (std::int32_t m = 0; m < static_cast<std::int32_t>(plan_.batch.accumulation); ++m) {
     begin_pass(m, m);
-    batch_ = allocate_batch();
-    allocate_given_masks();
+    give_batch(plan_.batch.sequence / plan_.mesh.cp);
     if (trace_ != nullptr) {
       follow(trace_->pass(m));
     } else {
@@ -313,9 +312,7 @@ void Zero3::leave(const Zero3Place& place) {
 }
 
 void Zero3::end_backward() {
-  StepBuilder::free(batch_.tokens);
-  StepBuilder::free(batch_.labels);
-  free_given_masks();
+  drop_batch();
   const auto last = static_cast<std::int32_t>(model_.order.size()) - 1;
   if (spec_of(last).role == LayerRole::kLoss) {
     add_phase(EventKind::kBackward, last, Segments::kExit);

@@ -226,7 +226,6 @@ class Zero3 final : public StepBuilder {
 
   std::vector<std::int64_t> sub_groups_;  // partitioned elements of each
   std::int64_t partitioned_ = 0;          // of trained parameters
-  GivenBatch batch_;
 
   // Of the model that does not run: the reference, and while it runs the trained one.
   struct Other {

@@ -55,6 +55,13 @@ bool reads_images(const LayerSpec& layer) {
          layer.tensors.front().type != ElementType::kInt64;
 }
 
+// A weight that waits for a gradient and leads to no loss.
+bool waits_in_vain(const LayerSpec& layer) {
+  return std::ranges::any_of(layer.parameters, [&](const ParameterSpec& p) {
+    return p.unused || (layer.unread && p.trainable);
+  });
+}
+
 auto tells_classes(const ModelSpec& model) {
   return [&model](const LayerSpec& layer) {
     return layer.role == LayerRole::kLoss && !layer.tensors.empty() &&
@@ -70,6 +77,8 @@ constexpr std::pair<std::string_view, JobValue> kJobFacts[] = {
      [](const PlanDocument&, const ModelSpec& m) { return Json(any_layer(m, has_experts)); }},
     {"model.images",
      [](const PlanDocument&, const ModelSpec& m) { return Json(any_layer(m, reads_images)); }},
+    {"model.unused",
+     [](const PlanDocument&, const ModelSpec& m) { return Json(any_layer(m, waits_in_vain)); }},
     {"model.words",  // that its head tells: a classifier has none
      [](const PlanDocument&, const ModelSpec& m) {
        return Json(m.image_tokens > 0 ||

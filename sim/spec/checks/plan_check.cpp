@@ -490,6 +490,11 @@ Problem problem_of_lora(const Plan& plan, const ModelSpec& model) {
 
 Problem problem_of_documents(const Plan& plan) {
   const std::int64_t sequence = plan.batch.sequence, documents = plan.batch.documents;
+  if (plan.batch.labelled > sequence) {
+    return contradiction("batch.labelled",
+                         fmt::format("{} of {} tokens", plan.batch.labelled, sequence),
+                         fmt::format("at most {}", sequence));
+  }
   if (documents < 1 || documents > sequence) {
     return contradiction("batch.documents", fmt::format("{} in {} tokens", documents, sequence),
                          fmt::format("an integer from 1 to {}", sequence));

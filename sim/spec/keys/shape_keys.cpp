@@ -83,6 +83,8 @@ constexpr PlanKey kShapeKeys[] = {
     FORESHARD_COUNT(batch.images, 0, plan_limits::kImages, .quiet = true, .open = true),
     FORESHARD_COUNT(batch.documents, 1, plan_limits::kSequence),
     FORESHARD_FLAG(batch.padded, .quiet = true),
+    FORESHARD_COUNT(batch.labelled, 0, plan_limits::kSequence, .quiet = true),
+    FORESHARD_FLAG(batch.prefetched, .quiet = true),
     {.path = "batch.global",
      .type = count(1, plan_limits::kGlobalBatch),
      .read = [](const PlanKey& key, const ConfigNode& n,

@@ -258,6 +258,11 @@ TEST(TrainerSettings, PreferencesAreTwoAnswersBesideAReference) {
   const ForeignPlan dpo = trainer(trl, nullptr, "dpo");
   // 8 by default.
   expect(dpo, "batch.micro_batch 16; reference whole; loss tiled-linear");
+  // Prompts have no labels.
+  EXPECT_FALSE(dpo.has("batch.labelled"));
+  expect(trainer(trl + "max_prompt_length: 200\n", nullptr, "dpo"), "batch.labelled 312");
+  expect(trainer(trl + "max_prompt_length: 512\nmax_completion_length: 128\n", nullptr, "dpo"),
+         "batch.labelled 128");
   const ForeignPlan before = trainer(trl + "precompute_ref_log_probs: true\n", nullptr, "dpo");
   EXPECT_FALSE(before.has("reference"));
   expect(trainer(trl, nullptr, "kto"), "batch.micro_batch 8; reference whole");

@@ -393,24 +393,14 @@ TEST(Variants, ALossInTilesAddsItsGradientsUpInFp32) {
   constexpr std::int64_t kGradients = kVocabulary * kWide + kTokens * kWide;
   EXPECT_EQ(head.forward.swing.peak, kTokens * kWide + 4 * kTokens + kTile);
   EXPECT_EQ(head.backward.swing.peak, 3 * kGradients + kTile);
-}
 
-// Beside a reference: two sequences at a time, as views of the logits, and the sum of their losses.
-TEST(Variants, APreferencesLossTakesTwoSequencesAtATime) {
-  Plan plan = plan_with(Compile::kNone);
-  plan.loss.kind = Loss::Kind::kEagerCompute;
-  plan.reference = Reference::kWhole;
-  const auto operations = [&](std::int64_t sequences) {
-    plan.batch.micro_batch = sequences;
-    const ModelSpec model = variant(plan);
-    const LayerSpec& loss = model.kinds[at(model.order.back().kind)];
-    EXPECT_EQ(loss.operations.front().view, sequences > 2 && plan.reference != Reference::kNone);
-    return std::ssize(loss.operations);
-  };
-  EXPECT_EQ(operations(2), 2);
-  EXPECT_EQ(operations(4), 1 + 2 * 2 + 1);
-  plan.reference = Reference::kNone;
-  EXPECT_EQ(operations(4), 2);
+  // A quarter of the tokens has labels: of its rows are copy, tile, product and sum; the input's
+  // gradient is of all.
+  plan.batch.labelled = kTokens / plan.batch.micro_batch / 4;
+  const LayerProgram quarter = program(variant(plan), LayerRole::kHead);
+  EXPECT_EQ(quarter.forward.swing.peak, kTokens / 4 * kWide + 4 * kTokens + kTile / 4);
+  EXPECT_EQ(head.backward.swing.peak - quarter.backward.swing.peak,
+            (head.backward.swing.peak - kVocabulary * kWide * 3) / 4 * 3);
 }
 
 // 8 heads of keys and values, rotated or not, are copied for all 32; they go with the attention.
@@ -484,26 +474,6 @@ TEST(Variants, MasksThatModulesMakeThemselvesStay) {
       EXPECT_EQ(layer.resident_bytes, layer.role == role ? kTokens * kTokens : 0) << family;
     }
   }
-}
-
-// Adapters freeze the head: TRL's loss in tiles makes no gradient of its weight.
-TEST(Variants, ALossWithAFrozenHeadsProductMakesNoGradientOfIt) {
-  Plan plan = plan_with(Compile::kNone);
-  plan.loss.kind = Loss::Kind::kTiledLinear;
-  const auto gradient = [&] {
-    for (const LayerSpec& layer : variant(plan).kinds) {
-      if (layer.role != LayerRole::kHead) continue;
-      for (const TensorSpec& t : layer.tensors) {
-        if (t.name == "weight's gradient") return t.fixed;
-      }
-    }
-    return std::int64_t{-1};
-  };
-  EXPECT_EQ(gradient(), std::int64_t{128256} * 4096);
-  plan.lora.rank = 8;
-  EXPECT_EQ(gradient(), 0);
-  plan.lora.trains_head = true;
-  EXPECT_EQ(gradient(), std::int64_t{128256} * 4096);
 }
 
 // A head that PEFT's wrapper leaves in a unit of its own is gathered by TRL's loss, as it is

@@ -57,5 +57,31 @@ TEST(ZeroGrad, AfterForwardLeavesGradientsToTheNextStepsForward) {
   }
 }
 
+// Batch::prefetched: all of the step's batches are there throughout, beside the next one's first.
+TEST(ZeroGrad, ABatchThatIsPrefetchedLivesThroughTheStep) {
+  const ModelSpec model = tiny_model(3);
+  for (const RuntimeKind runtime :
+       {RuntimeKind::kFsdp2, RuntimeKind::kFsdp1, RuntimeKind::kDdp, RuntimeKind::kZero3}) {
+    Plan plan = tiny_plan();
+    plan.runtime.kind = runtime;
+    if (runtime == RuntimeKind::kDdp) plan.mesh = {1, plan.mesh.shard};
+    plan.batch.accumulation = 5;
+    const auto [sequence, samples] = std::pair(plan.batch.sequence, plan.batch.micro_batch);
+    const Bytes one = allocated_size(input_bytes(model, samples, sequence)) +
+                      allocated_size(label_bytes(model, samples, sequence));
+    const MemoryProfile each = replay_allocations(build_training_step(model, plan));
+    plan.batch.prefetched = true;
+    for (const Plan& told : {plan, shortened(plan, 3)}) {
+      const EventGraph graph = build_training_step(model, told);
+      const MemoryProfile all = replay_allocations(graph);
+      EXPECT_EQ(all.at_start - each.at_start, one * 5);
+      EXPECT_EQ(all.samples.back().now, all.at_start);
+      EXPECT_GE(all.peak - each.peak, one * 4) << to_string(runtime);
+      EXPECT_LE(all.peak - each.peak, one * 5);  // at the optimizer, where no batch is else
+      EXPECT_TRUE(replay_reserved(graph, {}, DeviceMemory::unlimited()).repeats);
+    }
+  }
+}
+
 }  // namespace
 }  // namespace foreshard::zero_grad_test

@@ -29,7 +29,7 @@ TEST(Condition, ComparesKeysWithWordsNumbersAndKeys) {
 TEST(Condition, KnowsFactsOfTheJob) {
   EXPECT_TRUE(holds("model.tied = true", "{}", {.is_tied = true}));
   EXPECT_FALSE(holds("model.tied = true", "{}"));
-  EXPECT_TRUE(holds("model.experts = false, model.images = false, model.words = true", "{}"));
+  EXPECT_TRUE(holds("model.experts = false, model.unused = false, model.words = true", "{}"));
   EXPECT_TRUE(holds("root_unit = true", "units: {embedding: root}"));
   EXPECT_FALSE(holds("root_unit = true", "units: {head: with_norm}"));
   EXPECT_TRUE(holds("ends_written = true", "units: {head: with_norm}"));
