@@ -104,7 +104,9 @@ class OnNullGpu:
     def __init__(self, bin_folder, engine, folder):
         self.bin, self.engine, self.folder = (pathlib.Path(p).resolve() for p in (bin_folder, engine, folder))
         torch = cuda_half()
-        self.environment = dict(os.environ, LD_LIBRARY_PATH=torch + ":" + os.environ.get("LD_LIBRARY_PATH", ""),
+        # CUDA's libraries of the same wheels, which Python loads before LibTorch.
+        beside = [str(path) for path in pathlib.Path(torch).parents[1].glob("nvidia/*/lib")]
+        self.environment = dict(os.environ, LD_LIBRARY_PATH=":".join([torch, *beside, os.environ.get("LD_LIBRARY_PATH", "")]),
                                 FORESHARD_CUDA_PLUGIN=str(self.bin / "libforeshard_cuda.so"))
         self.failed = []
 
