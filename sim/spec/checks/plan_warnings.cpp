@@ -116,6 +116,10 @@ std::vector<std::string> warnings(const Plan& plan, const ModelSpec& model,
     texts.emplace_back(
         "accumulation.mode keep_unsharded has no effect while batch.accumulation is 1");
   }
+  if (plan.batch.labelled > 0 && plan.loss.kind != Loss::Kind::kTiledLinear) {
+    texts.emplace_back(
+        "batch.labelled has no effect but with loss tiled-linear: logits of every token are made");
+  }
   if (plan.compute_dtype() == DType::kBf16 && generation_of(cluster.gpu).is_before_ampere()) {
     texts.push_back(fmt::format(
         "{} has no bf16: PyTorch emulates it far slower than the fp16 that is forecast; "

@@ -41,6 +41,19 @@ void nothing(Plan&) {}
 void evaluates(Plan& p) { p.evaluation.in_step = true; }
 void freezes(Plan& p) { p.frozen.blocks.ranges = {{0, 15, true}}; }
 
+TEST(PlanWarnings, TellOfLabelsThatTheLossDoesNotRead) {
+  const char* const words = "batch.labelled has no effect";
+  const auto counts = [](Plan& p) { p.batch.labelled = 100; };
+  EXPECT_EQ(versions_that_say(words, counts), from_to(kOldestFsdp2, kNewestFsdp2));
+  EXPECT_EQ(versions_that_say(words,
+                              [&](Plan& p) {
+                                counts(p);
+                                p.loss.kind = Loss::Kind::kTiledLinear;
+                              }),
+            Minors{});
+  EXPECT_EQ(versions_that_say(words, nothing), Minors{});
+}
+
 TEST(PlanWarnings, TellOfGathersThatServeTheNextStep) {
   const char* const stale = "weights from before the optimizer step";
   EXPECT_EQ(versions_that_say(stale, evaluates), from_to(4, 5));
