@@ -19,7 +19,6 @@
 #include "reports/view/layout.h"
 #include "sim/base/config.h"
 #include "sim/base/lookup.h"
-#include "sim/base/quantile.h"
 #include "sim/base/text_file.h"
 
 namespace foreshard {
@@ -140,7 +139,8 @@ double first_kernel(const Forecast& made) {
   return first.seconds();
 }
 
-void take_run(const std::string& run, const Forecast& right, Measured& measured) {
+void take_run(const std::string& run, const Forecast& right, const Cluster& cluster,
+              Measured& measured) {
   const RunRecord record = read_recording(run, right).record;
   const RankRecord& rank = record.ranks.front();
   const Forecast view = measured_view(right.model, right.plan, right.graph, record);
@@ -150,9 +150,7 @@ void take_run(const std::string& run, const Forecast& right, Measured& measured)
   const double gaps = (median.gaps - median.beyond).seconds();
   signals.compute = *signals.compute - gaps;
   // What a profiler adds to a step is its host's, for which the GPU waits.
-  std::vector<double> seconds;
-  for (const Time step : steady_durations(record)) seconds.push_back(step.seconds());
-  const double step = quartiles(std::move(seconds)).median;
+  const double step = summarize_run(view, cluster, record).seconds.value;
   signals.idle = std::max(0.0, *signals.idle + gaps - std::max(0.0, *signals.step - step));
   signals.step = step;
   signals.data = std::min(*signals.idle, std::max(0.0, first_kernel(view) - first_kernel(right)));
@@ -204,7 +202,7 @@ ExitCode run_diagnose(const DiagnoseOptions& options) {
   }
   const CostModel costs = cost_model(job);
   const Forecast right = forecast(job.model, plan, costs);
-  if (!options.run.empty()) take_run(options.run, right, measured);
+  if (!options.run.empty()) take_run(options.run, right, job.cluster, measured);
   const std::vector<SnapshotMemory> snapshots = take_snapshots(options.snapshots, measured);
   const std::vector<CauseForecast> forecasts = cause_forecasts(job);
   const Report report = report_of(job, right, costs);

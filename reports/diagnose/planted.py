@@ -8,17 +8,12 @@ Each row has what its trace measured, which `foreshard diagnose --measured` is g
 """
 import json
 import pathlib
-import subprocess
 import sys
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
+REPORTS = pathlib.Path(__file__).resolve().parents[1]
 ROWS = pathlib.Path(__file__).with_name("planted.jsonl")  # an H200, 2026-11-29, PyTorch 2.11
-sys.path.insert(0, str(ROOT / "exec" / "gpu"))
-
-
-def diagnose(program, *words):
-    done = subprocess.run([program, "diagnose", *map(str, words), "--json"], capture_output=True, text=True)
-    return json.loads(done.stdout) if done.returncode == 0 else {"error": done.stderr.strip()}
+sys.path[:0] = [str(REPORTS), str(REPORTS.parent / "exec" / "gpu")]
+from ask import ask  # noqa: E402
 
 
 def main():
@@ -28,8 +23,8 @@ def main():
         for name, (cause, _) in FAULTS.items():
             run = pathlib.Path(words[1]) / name
             if run.is_dir():
-                said = diagnose("build/bin/foreshard", *words[2:], "--run", run)
-                print(json.dumps({"fault": name, "cause": cause, "job": " ".join(words[2:]), "measured": said.get("measured", said)}))
+                said = ask("build/bin/foreshard", "diagnose", *words[2:], "--run", run)
+                print(json.dumps({"fault": name, "cause": cause, "job": " ".join(words[2:]), "measured": said["measured"]}))
         return 0
     program = words[0] if words else "build/bin/foreshard"
     first = among = 0
@@ -37,7 +32,7 @@ def main():
     for row in rows:
         sizes = {"memory": "B", "reserved": "B", "in_use": "B", "retries": ""}
         measured = [word for key, value in row["measured"].items() for word in ("--measured", f"{key}={value}{sizes.get(key, 's')}")]
-        said = diagnose(program, *row["job"].split(), *measured)
+        said = ask(program, "diagnose", *row["job"].split(), *measured)
         order = sorted([(said["as_forecast"], "as_forecast")] + [(c["probability"], c["name"]) for c in said["causes"]], reverse=True)
         place = [name for _, name in order].index(row["cause"]) + 1
         first, among = first + (place == 1), among + (place <= 3)
