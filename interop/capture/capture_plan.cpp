@@ -35,6 +35,8 @@ struct Steps {
   std::int64_t first_reduction = std::numeric_limits<std::int64_t>::max();  // in which backward
   std::int64_t half_products = 0, products = 0;
   std::string attention;  // the kernel that most calls take
+  // While the optimizer steps: bytes that it holds beside what is there, that its kernels move.
+  std::int64_t held = 0, moved = 0, launches = 0;
 };
 
 Steps read_steps(const Capture& capture) {
@@ -48,12 +50,19 @@ Steps read_steps(const Capture& capture) {
     break;
   }
   bool in_backward = false;
+  std::int64_t there = 0, before = -1;  // bytes; in front of the optimizer
   for (std::size_t i = range.begin; i < range.end; ++i) {
     const CapturedCall& call = capture.calls[i];
     const std::string& name = capture.name_of(call);
     constexpr std::string_view kClip = "clip ";
     if (call.kind == CapturedCall::Kind::kMark && name.starts_with(kClip)) {
       steps.clip = name.substr(kClip.size());
+    }
+    if (call.kind == CapturedCall::Kind::kMark && name == "optimizer") before = there;
+    if (call.kind == CapturedCall::Kind::kMark && name.starts_with("step ")) before = -1;
+    if (call.kind == CapturedCall::Kind::kMemory) {
+      there = call.values[2];
+      if (before >= 0) steps.held = std::max(steps.held, there - before);
     }
     constexpr std::int64_t kNumbers = 1 << 16;  // bytes: norms and losses have fewer
     if (call.kind == CapturedCall::Kind::kCollective && call.values[1] > kNumbers &&
@@ -62,6 +71,10 @@ Steps read_steps(const Capture& capture) {
     }
     const auto kernel = captured_kernel(capture, call, Pass::kForward);
     if (!kernel) continue;
+    if (before >= 0) {
+      ++steps.launches;
+      steps.moved += kernel->kernel.bytes.count();
+    }
     if (call.kind == CapturedCall::Kind::kProduct) {
       constexpr std::int64_t kF16 = 2, kBf16 = 14;  // cudaDataType_t
       ++steps.products;
@@ -246,6 +259,27 @@ std::int64_t states_of(const Json& optimizers) {
   return elements > 0 ? (held + elements / 2) / elements : 2;
 }
 
+// Where a step is another one than PyTorch's AdamW or SGD of this kind: what it was seen to take.
+std::string steps_own(const Json& optimizers, const Steps& steps, std::int64_t states,
+                      const std::string& implementation) {
+  std::int64_t bytes = 0, tensors = 0;
+  for (const Json& optimizer : optimizers) {
+    bytes += optimizer.value("bytes", std::int64_t{0});
+    tensors += optimizer.value("tensors", std::int64_t{0});
+  }
+  if (bytes == 0 || steps.launches == 0) return "";
+  const bool by_lists = implementation == "foreach";
+  const auto count = [&](std::int64_t all) { return (all + bytes / 2) / bytes; };
+  const std::int64_t held = count(steps.held), moved = count(steps.moved);
+  const std::int64_t usual = states == 0 ? 3 : states == 1 ? 6 : implementation == "fused" ? 7 : 20;
+  std::string made;
+  if (by_lists && held > 0 && held != states / 2) made += fmt::format(", temporaries: {}", held);
+  if (10 * std::abs(moved - usual) > 2 * usual) made += fmt::format(", passes: {}", moved);
+  const std::int64_t each = steps.launches / std::max<std::int64_t>(1, tensors);
+  if (by_lists && each > 1 && tensors >= 32) made += fmt::format(", operations: {}", each);
+  return made;
+}
+
 void add_optimizer(const Json& document, const Steps& steps, KeyWriter& out) {
   const Json optimizers = document.value("optimizers", Json::array());
   if (optimizers.empty()) return;
@@ -255,21 +289,56 @@ void add_optimizer(const Json& document, const Steps& steps, KeyWriter& out) {
   const std::int64_t states = states_of(optimizers);
   const bool is_loop = foreach.is_boolean() && !foreach.get<bool>();
   const bool late = document.value("zeroes_late", false) && !document.contains("deepspeed");
+  const std::string implementation = optimizer.value("fused", false) ? "fused"
+                                     : is_loop                       ? "loop"
+                                                                     : "foreach";
   out.line("optimizer",
-           fmt::format("{{kind: {}, implementation: {}, clip_norm: {}{}}}",
+           fmt::format("{{kind: {}, implementation: {}, clip_norm: {}{}{}}}",
                        name == "Adafactor" ? "adafactor"
                        : states == 0       ? "sgd"
                        : states == 1       ? "sgd-momentum"
                                            : "adamw",
-                       optimizer.value("fused", false) ? "fused"
-                       : is_loop                       ? "loop"
-                                                       : "foreach",
-                       steps.clip, late ? ", zero_grad: after_forward" : ""),
+                       implementation, steps.clip, late ? ", zero_grad: after_forward" : "",
+                       name == "Adafactor" || document.contains("deepspeed")
+                           ? ""
+                           : steps_own(optimizers, steps, states, implementation)),
            name);
 }
 
 std::filesystem::path modules_file(const Capture& capture) {
   return std::filesystem::path(capture.path) / "modules.json";
+}
+
+// Kernels between a mark and its end, by what it says: [m, n, k, how many] of products that are
+// alike, in the order of the first ones, and of the others together [bytes, 0, 0, how many].
+std::map<std::string, Json> marked_kernels(const Capture& capture) {
+  std::map<std::string, Json> made;
+  std::string within;
+  for (const CapturedCall& call : capture.calls) {
+    const std::string& name = capture.name_of(call);
+    if (call.kind == CapturedCall::Kind::kMark && name.starts_with("kernels "))
+      within = name.substr(name.find(' ') + 1);
+    if (within.empty() || within == "end") continue;
+    const auto kernel = captured_kernel(capture, call, Pass::kForward);
+    if (!kernel) continue;
+    const Kernel& of = kernel->kernel;
+    Json& all = made[within];
+    if (all.is_null()) all.push_back({0, 0, 0, 0});
+    Json* same = &all[0];
+    if (of.kind == KernelKind::kGemm) {
+      const Json shape = {of.m * of.groups, of.n, of.k};
+      const auto it = std::ranges::find_if(all, [&](const Json& e) {
+        return e[0] == shape[0] && e[1] == shape[1] && e[2] == shape[2];
+      });
+      const auto at = it - all.begin();
+      if (it == all.end()) all.push_back({shape[0], shape[1], shape[2], 0});
+      same = &all[static_cast<std::size_t>(at)];
+    } else {
+      (*same)[0] = (*same)[0].get<std::int64_t>() + of.bytes.count();
+    }
+    (*same)[3] = (*same)[3].get<std::int64_t>() + 1;
+  }
+  return made;
 }
 
 CapturedModules modules_of(const Capture& capture) {
@@ -280,29 +349,34 @@ CapturedModules modules_of(const Capture& capture) {
     throw Error(ExitCode::kInvalidInput,
                 made.path + ": is of an earlier foreshard-null; expected a capture of this one");
   }
-  const std::size_t count = made.document.value("count", std::size_t{0});
-  if (count > made.document.at("operations").size()) {
+  const std::map<std::string, Json> kernels = marked_kernels(capture);
+  made.document["products"] = value_of(kernels, "before", Json::array());
+  for (Json& operation : made.document.at("operations")) {
+    if (!operation.contains("mark")) continue;
+    const std::string mark = std::to_string(operation["mark"].get<std::int64_t>());
+    operation["products"] = value_of(kernels, mark, Json::array());
+    operation["backward_products"] = value_of(kernels, mark + " backward", Json::array());
+  }
+  const auto refuse = [&](const std::string& why) {
     throw Error(
         ExitCode::kMissingCapability,
-        fmt::format("{}: its first forward has {} operations (a loop over positions?), more "
-                    "than layers are made of: capture two batches of a shorter sequence; "
-                    "foreshard predict --capture forecasts the step as it is",
-                    made.path, count));
+        made.path + ": " + why + "; foreshard predict --capture forecasts the step as it is");
+  };
+  const std::size_t count = made.document.value("count", std::size_t{0});
+  if (count > made.document.at("operations").size()) {
+    refuse(
+        fmt::format("its first forward has {} operations (a loop over positions?), more than "
+                    "layers are made of: capture two batches of a shorter sequence",
+                    count));
   }
-  if (made.document.value("differentiates_twice", false)) {
-    throw Error(ExitCode::kMissingCapability,
-                made.path +
-                    ": the program differentiates a gradient (create_graph), which layers have no "
-                    "words for; foreshard predict --capture forecasts the step as it is");
-  }
+  if (made.document.value("differentiates_twice", false))
+    refuse("the program differentiates a gradient (create_graph), which layers have no words for");
   const Json hidden = made.document.value("hidden", Json::array());
   if (!hidden.empty()) {
-    throw Error(ExitCode::kMissingCapability,
-                fmt::format("{}: {} runs modules inside of a torch.autograd.Function (reversible "
-                            "blocks), whose backward is its own: capture the model without it, and "
-                            "say recompute: full where it runs them again; foreshard predict "
-                            "--capture forecasts the step as it is",
-                            made.path, hidden[0].get<std::string>()));
+    refuse(hidden[0].get<std::string>() +
+           " runs modules inside of a torch.autograd.Function (reversible blocks), whose backward "
+           "is its own: capture the model without it, and say recompute: full where it runs them "
+           "again");
   }
   return made;
 }
@@ -664,7 +738,7 @@ CapturedPlan plan_of_capture(const Capture& capture, const std::string& model_na
     }
   }
   if (document.contains("fsdp1")) add_flat(document.at("fsdp1"), out);
-  if (steps.micro_batches > 1) {
+  if (steps.micro_batches > 1 && capture.world > 1) {
     const bool each = steps.first_reduction < steps.micro_batches;
     out.line("accumulation", fmt::format("{{mode: {}}}", each ? "reduce_each" : "keep_unsharded"),
              each ? "every backward reduces" : "the last backward alone reduces");

@@ -168,11 +168,11 @@ class Turns {
       is_alike &= one.value("shape", Json()) == made.value("shape", Json());
       unite(number(made), number(one));
       for (const char* key : {"freed", "freed_backward"}) {
-        if (!grows || !made.contains(key)) continue;
+        if (grows && !made.contains(key)) continue;
         if (!one.contains(key))
           made.erase(key);
         else
-          made[key] = std::max(made[key], one[key]);
+          made[key] = grows ? std::max(made[key], one[key]) : one[key];
       }
     }
     made["elements"] = grows ? sum : most;
@@ -205,7 +205,8 @@ class Turns {
         each.push_back(out[o]);
         const std::size_t next = std::min(place + 2 * period, end);
         const std::size_t behind = next < origin_.size() ? origin_[next] : into_.size();
-        is_gone &= out[o].contains("freed") && out[o]["freed"] < behind &&
+        const bool is_last = places.size() > 1 && place + period >= end;  // its names outlive it
+        is_gone &= (is_last || (out[o].contains("freed") && out[o]["freed"] < behind)) &&
                    !kept_.contains(root(number(out[o])));
       }
       const std::int64_t own = number(each[0]), base = same(root(own));

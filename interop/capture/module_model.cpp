@@ -82,7 +82,11 @@ class ModuleWriter {
     for (const CapturedModules& other : captures) check_same(other);
     for (const Json& operation : document_.at("operations")) {
       for (const Json& in : operation.at("in")) {
-        if (in.is_string() && is_differentiated(operation)) differentiated_.insert(in);
+        if (!is_differentiated(operation)) continue;
+        if (in.is_string())
+          differentiated_.insert(in);
+        else
+          wanted_.insert(in.get<std::int64_t>());
       }
     }
     const Json& operations = document_.at("operations");
@@ -193,7 +197,7 @@ class ModuleWriter {
     }
   }
 
-  // Rows of a table that an earlier layer has.
+  // Rows of a table that an earlier layer has, or weights of another use, whose gradients add up.
   bool looks_up_again(std::size_t part) const {
     const Json& operations = document_.at("operations");
     const auto place = [&](std::size_t p) {
@@ -278,6 +282,7 @@ class ModuleWriter {
                                          {"outputs", {"before"}},
                                          {"forward_workspace", {"taken before"}},
                                          {"gradient", "none"}});
+    add_products({}, layers_.back().operations.back());
   }
 
   // What has a gradient was read. (Of numbers that scale others the operations are left out.)
@@ -730,6 +735,13 @@ class ModuleWriter {
     for (std::size_t out = 0; out < operation.at("out").size(); ++out) {
       outputs.push_back(add_tensor(i, operation, out, view ? "view" : op));
     }
+    // The gradient comes to the one of which a loss follows (a determinant's logarithm, not its
+    // sign).
+    for (std::size_t out = 0; out < outputs.size() && !view; ++out) {
+      if (!wanted_.contains(operation.at("out")[out].at("tensor"))) continue;
+      std::swap(outputs[0], outputs[out]);
+      break;
+    }
     const std::string result = outputs[0];
     const auto size = [&](const std::string& name) { return layer.sizes.at(name); };
     const auto is_narrow = [&](const std::string& name) { return size(name) < size(result); };
@@ -786,6 +798,7 @@ class ModuleWriter {
     }
     if (aten == "bmm") add_head_product(made);
     add_workspace(i, "workspace", "forward_workspace", made);
+    add_products(i, made);
     // What a bias's gradient takes is known, and grows less than the rows that it is summed over.
     const bool is_biased = aten == "addmm" && parameters.size() == 2;
     const bool is_bias = aten == "add" && parameters.size() == 1;
@@ -933,6 +946,44 @@ class ModuleWriter {
     made["attention"] = {{"heads", scores}, {"head_dim", wide / scores}};
     if (split > 1) made["split"] = split;
     made["kept_by_selective"] = false;
+  }
+
+  // Of operation `i`, or of what runs before: what other kernels it has than its own.
+  void add_products(std::optional<std::size_t> i, Json& made) {
+    const auto of = [&](std::size_t c, const char* key) {
+      const Json& document = captures_[c].document;
+      return (i ? document.at("operations")[*i] : document).value(key, Json::array());
+    };
+    const auto tensor = [&](const std::vector<std::int64_t>& all) {
+      Layer& layer = layers_.back();
+      const std::string name = fmt::format("count_{}", layer.tensors.size());
+      layer.tensors[name] = sizes_.tensor(all, "torch.uint8");
+      return name;
+    };
+    for (const char* key : {"products", "backward_products"}) {
+      for (std::size_t e = 0; e < of(0, key).size(); ++e) {
+        std::vector<std::int64_t> rows, steps;
+        std::size_t grows = 3;  // the first of m, n and k (a convolution's k stands for more)
+        const Json first = of(0, key)[e];
+        for (std::size_t c = 0; c < captures_.size(); ++c) {
+          if (of(c, key).size() != of(0, key).size()) return;
+          for (std::size_t d = 0; d < 3; ++d) {
+            if (of(c, key)[e][d] != first[d]) grows = std::min(grows, d);
+          }
+        }
+        const std::size_t d = grows % 3;
+        const std::int64_t n = first[d == 1 ? 0 : 1], k = first[d == 2 ? 0 : 2];
+        for (std::size_t c = 0; c < captures_.size(); ++c) {
+          steps.push_back(of(c, key)[e][3]);
+          rows.push_back(of(c, key)[e][d].get<std::int64_t>() * (n > 0 ? steps.back() : 1));
+        }
+        if (steps[0] == 0 || sizes_.tensor(rows, "torch.uint8").is_null() ||
+            sizes_.tensor(steps, "torch.uint8").is_null())
+          continue;
+        const std::string in_all = tensor(rows), times = tensor(steps);
+        made[key].push_back({{"n", n}, {"k", k}, {"rows", in_all}, {"steps", times}});
+      }
+    }
   }
 
   // What an operation took of the allocator and gave back.
@@ -1146,6 +1197,7 @@ class ModuleWriter {
   std::map<std::int64_t, Json> described_;
   std::set<std::int64_t> kept_beside_;  // by the layer that made them, until its backward
   std::set<std::string> seen_parameters_, differentiated_;
+  std::set<std::int64_t> wanted_;                                          // that have a gradient
   std::size_t first_differentiated_ = 0;                                   // operation
   std::map<std::int64_t, std::pair<std::size_t, std::size_t>> constants_;  // operation, output
 };

@@ -174,7 +174,8 @@ class LayerReader {
 
   void read_operation(const ConfigNode& node) {
     FieldNames names{{"op", "name", "kind", "inputs", "outputs", "parameters", "saved", "released",
-                      "backward_temporaries", "forward_workspace", "backward_workspace", "part"}};
+                      "backward_temporaries", "forward_workspace", "backward_workspace", "products",
+                      "backward_products", "part"}};
     Operation op;
     operation_fields(names, op, op);
     node.allow_only(std::span<const std::string_view>(names.names));
@@ -197,6 +198,18 @@ class LayerReader {
     op.backward_temporaries = tensor_list(node, "backward_temporaries", {});
     op.forward_workspace = tensor_list(node, "forward_workspace", {});
     op.backward_workspace = tensor_list(node, "backward_workspace", {});
+    for (const bool backward : {false, true}) {
+      const ConfigNode* products = node.find(backward ? "backward_products" : "products");
+      if (products == nullptr) continue;
+      for (const ConfigNode& each : products->elements()) {
+        each.allow_only({"n", "k", "rows", "steps"});
+        op.products.push_back(
+            {read_size(each, "n", 0, model_limits::kWidth, 0),
+             read_size(each, "k", 0, model_limits::kWidth, 0),
+             tensors_.find(each.at("rows", "a tensor, whose bytes are the number")),
+             tensors_.find(each.at("steps", "a tensor, whose bytes are the number")), backward});
+      }
+    }
     FieldReader reader(node);
     operation_fields(reader, op, op);
     op.part = read_part(node);
@@ -284,6 +297,8 @@ class LayerReader {
          {&op.backward_temporaries, &op.forward_workspace, &op.backward_workspace}) {
       for (const Index t : *list) state(t).is_workspace = true;
     }
+    for (const SideProduct& p : op.products)
+      state(p.rows).is_workspace = state(p.steps).is_workspace = true;
     if (op.kind == OperationKind::kGemm) check_product(node, op);
     if (op.kind == OperationKind::kAttention && op.attention.heads == 0) {
       throw node.error("attention without its heads",

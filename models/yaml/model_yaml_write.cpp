@@ -163,6 +163,17 @@ class LayerText {
     tensors("backward_temporaries", op.backward_temporaries, {});
     tensors("forward_workspace", op.forward_workspace, {});
     tensors("backward_workspace", op.backward_workspace, {});
+    for (const bool backward : {false, true}) {
+      std::vector<std::string> products;
+      for (const SideProduct& p : op.products) {
+        if (p.backward != backward) continue;
+        products.push_back(fmt::format("{{n: {}, k: {}, rows: {}, steps: {}}}", p.n, p.k,
+                                       as_yaml(tensors_[at(p.rows)]),
+                                       as_yaml(tensors_[at(p.steps)])));
+      }
+      const std::string list = fmt::format("[{}]", fmt::join(products, ", "));
+      if (!products.empty()) say(backward ? "backward_products" : "products", list);
+    }
     Operation own = op;
     FieldWriter others;
     operation_fields(others, own, usual);

@@ -829,10 +829,27 @@ std::int64_t StepBuilder::looped_operations() const {
   using Kind = Optimizer::Kind;
   const RuntimeKind runtime = plan_.runtime.kind;  // others step few flat parameters
   if (runtime != RuntimeKind::kDdp && runtime != RuntimeKind::kFsdp2) return 0;
+  if (plan_.optimizer.operations > 0) return plan_.optimizer.operations;
   if (plan_.optimizer.kind == Kind::kAdafactor) return kAdafactorOperations;
   const bool loops = plan_.optimizer.kind == Kind::kAdamW &&
                      plan_.optimizer.implementation == Optimizer::Implementation::kLoop;
   return loops ? std::ssize(kForeachAdamWPasses) : 0;
+}
+
+std::int64_t StepBuilder::listed_temporaries() const {
+  const Optimizer& optimizer = plan_.optimizer;
+  if (optimizer.implementation != Optimizer::Implementation::kForeach) return 0;
+  if (optimizer.temporaries > 0) return optimizer.temporaries;
+  return optimizer.kind == Optimizer::Kind::kAdamW ? 1 : 0;
+}
+
+void StepBuilder::hold_temporaries(std::int64_t count, std::int32_t parts, bool on_host) {
+  std::vector<std::int32_t> held;
+  for (std::int64_t i = 0; i < count; ++i) {
+    held.push_back(allocate_parts(MemoryCategory::kOptimizerTemp, Stream::kCompute, -1, parts));
+    graph().buffers.back().on_host = on_host;
+  }
+  free_all(held);
 }
 
 std::vector<Kernel> StepBuilder::optimizer_kernels(std::int64_t elements) const {
@@ -843,6 +860,11 @@ std::vector<Kernel> StepBuilder::optimizer_kernels(std::int64_t elements) const 
     kernels.push_back(
         memory_kernel(MemoryClass::kOptimizer, checked_multiply(elements, bytes_per_element)));
   };
+  const bool is_fused = plan_.optimizer.implementation == Optimizer::Implementation::kFused;
+  if (plan_.optimizer.passes > 0 && !is_fused) {
+    pass(plan_.optimizer.passes * std::max(master, state));
+    return kernels;
+  }
   switch (plan_.optimizer.kind) {
     case Optimizer::Kind::kAdamW:
       break;
@@ -864,7 +886,7 @@ std::vector<Kernel> StepBuilder::optimizer_kernels(std::int64_t elements) const 
       pass(3 * master + 16);
       return kernels;
   }
-  if (plan_.optimizer.implementation == Optimizer::Implementation::kFused) {
+  if (is_fused) {
     // Reads parameter, gradient and both moments, writes all but the gradient.
     pass(3 * master + 4 * state);
     return kernels;

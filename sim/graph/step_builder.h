@@ -326,6 +326,9 @@ class StepBuilder {
   std::vector<Kernel> optimizer_kernels(std::int64_t elements) const;
   // Of an optimizer that Python steps parameter by parameter, for each; else 0.
   std::int64_t looped_operations() const;
+  // Of a parameter's size, while a step over lists of tensors runs.
+  std::int64_t listed_temporaries() const;
+  void hold_temporaries(std::int64_t count, std::int32_t parts, bool on_host);
   // States that the optimizer keeps for each element of a shard.
   int moments() const;
   // Clipping and the step over so many elements of the stored dtype on each rank of the shard

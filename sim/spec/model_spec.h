@@ -262,6 +262,15 @@ struct RingAttention {
   bool operator==(const RingAttention&) const = default;
 };
 
+// A product beside those of an operation's own kernel, one for each of `steps` behind the other, of
+// `rows` in all; without n: passes over so many bytes. Both are tensors of bytes that nobody holds.
+struct SideProduct {
+  std::int64_t n = 0, k = 0;
+  Index rows = 0, steps = 0;
+  bool backward = false;
+  bool operator==(const SideProduct&) const = default;
+};
+
 // One operation of the forward pass. Tensor and parameter numbers index the layer's tables.
 struct Operation {
   std::string name;
@@ -279,6 +288,7 @@ struct Operation {
   // What the kernels need for themselves: allocated behind the outputs (backward: behind the
   // inputs' gradients) and freed with the operation. Its time is the kernels'.
   Indices forward_workspace, backward_workspace;
+  std::vector<SideProduct> products;
   std::int64_t n = 0, k = 0;      // GEMM: output and inner width; m is the number of tokens
   std::int64_t rows = 1;          // GEMM: times as many rows (a token goes to several experts)
   std::int64_t split = 1;         // GEMM: of as many ranks, each multiplies its part of the rows

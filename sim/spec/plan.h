@@ -514,6 +514,10 @@ struct Optimizer {
   std::optional<double> clip_norm = 1.0;
   bool in_backward = false;  // steps a parameter as soon as its gradient is there
   ZeroGrad zero_grad = ZeroGrad::kAfterStep;
+  // Of another one than PyTorch's AdamW and plain SGD; 0: as `kind` and `implementation` say.
+  std::int64_t temporaries = 0;  // of a parameter's size, which a step over lists holds at once
+  std::int64_t passes = 0;       // tensors of a parameter's size that a step reads or writes
+  std::int64_t operations = 0;   // launches for a parameter, of one that loops over them
   bool leaves_gradients() const { return zero_grad == ZeroGrad::kAfterForward && !in_backward; }
   // What follows changes numbers only, neither time nor memory.
   double learning_rate = 3e-4;

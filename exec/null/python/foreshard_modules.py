@@ -37,7 +37,7 @@ def start(torch, out, seen):
                 return
             begin(module, arguments)
         elif not path and id(module) not in names and is_stepped_with(torch, state["trace"].roots[0][1], module):
-            names.update({id(m): n for n, m in state["trace"].add_root(module)})
+            names.update({id(m): n for n, m in state["trace"].add_root(module) if id(m) not in names})
         if not path:
             state["trace"].calls.append((module, len(state["trace"].operations)))
         path.append(names.get(id(module), path[-1] if path else None))
@@ -63,7 +63,7 @@ def start(torch, out, seen):
         state["before"] = max([taken for of, taken in others if of not in names], default=0)
         others.clear()
         state["trace"].__enter__()
-        undone.extend([without_checkpoints(checkpoints), with_lengths_of_host(torch)])
+        undone.extend([without_checkpoints(checkpoints), with_lengths_of_host(torch), unoptimized(torch)])
         gathers_unseen(torch, state["trace"], names)
 
     def forward_ended(loss, again=False):
@@ -102,7 +102,9 @@ def start(torch, out, seen):
             return
 
         def enter_again(module, arguments):
-            inside.append(module)
+            inside.append(not inside and not held and id(module) not in names and any(p.is_cuda for p in module.parameters()))
+            if inside[-1]:
+                mark("before")
             if len(inside) > 1 or len(held) == len(calls) or module is not calls[len(held)][0]:
                 return
             held.append((calls[len(held)][1], left()))
@@ -110,7 +112,8 @@ def start(torch, out, seen):
                 write(dict(document, held=held))
 
         def leave_again(*unused):
-            inside.pop()
+            if inside and inside.pop():
+                mark("end")
             while len(held) == len(calls) and handles:
                 handles.pop().remove()
 
@@ -119,6 +122,11 @@ def start(torch, out, seen):
     module = sys.modules["torch.nn.modules.module"]
     handles += [module.register_module_forward_pre_hook(enter), module.register_module_forward_hook(leave)]
     return forward_ended, backward_ended
+
+
+def mark(text):
+    """What follows is this one's kernels; "end": nobody's."""
+    ctypes.CDLL(None).foreshard_null_mark(("kernels " + text).encode())
 
 
 def inputs_of(things, name=""):
@@ -202,6 +210,13 @@ def without_checkpoints(entered):
             delattr(hook, name) if own is None else setattr(hook, name, own)
 
     return undo
+
+
+def unoptimized(torch):
+    """TorchScript runs what it was written as: of its own graphs no operation is seen."""
+    before = torch._C._get_graph_executor_optimize()
+    torch._C._set_graph_executor_optimize(False)
+    return lambda: torch._C._set_graph_executor_optimize(before)
 
 
 def with_lengths_of_host(torch):
@@ -301,16 +316,17 @@ def trace_of(torch, path, given_back):
             self.sizes, self.calls = {}, []  # bytes, by number; outermost calls, with their place
             self.functions, self.hidden = [], []  # of autograd.Function; those that run modules without autograd
             self.living, self.ended = {}, {}  # numbers by storage; by number, where the storage was given back
-            self.parameters, self.named = {}, {}  # by storage and place in it; a parameter's first name, by each
+            self.parameters, self.named, self.first = {}, {}, {}  # by storage and place in it; a parameter's first name, by each, by its id
             self.roots, self.unread, self.looks = [], {}, 0  # with what stands before their names; views by number
+            self.buffers, self.marks = set(), 0  # storages that are there for good; operations whose kernels are counted
 
         def add_root(self, root):
             """One model; others that its optimizer steps, too, stand beside it. Its modules by name."""
             prefix = "%s%d." % (type(root).__name__, len(self.roots)) if self.roots else ""
             self.roots.append((prefix, root))
-            first = {}
+            self.buffers |= {address(b) for b in root.buffers()}
             for name, p in root.named_parameters(remove_duplicate=False):
-                self.named[prefix + name] = first.setdefault(id(p), prefix + name)
+                self.named[prefix + name] = self.first.setdefault(id(p), prefix + name)
             for name, module in root.named_modules():
                 self.find_parameters(module, (prefix + name).rstrip("."))
             return [((prefix + n).rstrip("."), m) for n, m in root.named_modules()]
@@ -380,15 +396,23 @@ def trace_of(torch, path, given_back):
             for tensor in given:
                 is_given = tensor.is_cuda and address(tensor) not in self.tensors
                 numbers.append(self.number(tensor) if tensor.is_cuda else -1)  # (of the host's nothing is a layer's)
-                if is_given and isinstance(numbers[-1], int):
+                if is_given and isinstance(numbers[-1], int) and address(tensor) not in self.buffers:
                     self.given[numbers[-1]] = dict(real(tensor), shape=list(tensor.shape))
+            name = func._schema.name.split("::")[-1]
+            is_marked = name.endswith("_rnn")  # products of its own
+            if is_marked:
+                self.marks += 1
+                mark(str(self.marks))
             result, workspace = measured(func, args, kwargs)
+            if is_marked:
+                mark("end")
             self.bury()  # (what the operation had for itself may be the result's now)
             results = [t for t in flat([result]) if t.is_cuda]
             results = [t for t in results if t.numel() > 0] or results
             made = [t for t in results if address(t) not in before]
-            name = func._schema.name.split("::")[-1]
             operation = {"op": name, "module": path[-1] if path else None, "in": numbers}
+            if is_marked:
+                operation["mark"] = self.marks
             if workspace > 0:
                 operation["workspace"] = workspace
             last, self.node = self.node, torch._C._autograd._get_sequence_nr()
@@ -453,9 +477,14 @@ def trace_of(torch, path, given_back):
 
         def run_backward(self, func, args, kwargs):
             """What a node makes: gradients, and what it needs for them."""
-            result, workspace = measured(func, args, kwargs)
             node = torch._C._current_autograd_node()
             operation = self.nodes.get(node._sequence_nr()) if node is not None else None
+            is_marked = operation is not None and "mark" in operation
+            if is_marked:
+                mark("%d backward" % operation["mark"])
+            result, workspace = measured(func, args, kwargs)
+            if is_marked:
+                mark("end")
             if operation is not None:
                 if self.running is not operation:
                     self.running, self.beside, self.most = operation, {}, 0
@@ -512,7 +541,7 @@ def trace_of(torch, path, given_back):
             own |= {address(t) for s in states for t in flat(list(s.values()))}
             # (What a module had of the host and nobody gave back, a table of positions, is there for good.)
             stays = {out["tensor"] for o in self.operations if o["module"] is not None and set(o["in"]) == {-1} for out in o["out"]} - set(self.ended)
-            seen = {torch.nn.Parameter: own, torch.Tensor: own | {at for at, n in self.tensors.items() if n not in stays}}
+            seen = {torch.nn.Parameter: own, torch.Tensor: own | {at for at, n in self.tensors.items() if n not in stays and at not in self.buffers}}
             there = [t for t in gc.get_objects() if type(t) in seen and t.is_cuda and address(t) not in seen[type(t)]]
             return sum({address(t): t.untyped_storage().nbytes() for t in there}.values())
 
@@ -529,6 +558,10 @@ def trace_of(torch, path, given_back):
             return ask
 
         def document(self):
+            def repeats(of):
+                kinds = [type(c) for c in of.children()]  # (a flow's steps take turns)
+                return len(set(kinds)) == 1 or isinstance(of, torch.nn.ModuleList) and all(kinds.count(k) > 1 for k in kinds)
+
             self.bury()
             for operation in self.operations:
                 for key in ("at", "kept"):
@@ -540,7 +573,7 @@ def trace_of(torch, path, given_back):
             root = self.roots[0][1]
             lists = [
                 (prefix + n, m) for prefix, of in self.roots for n, m in of.named_modules()
-                if isinstance(m, (torch.nn.ModuleList, torch.nn.Sequential)) and len(m) > 1 and len({type(c) for c in m.children()}) == 1
+                if isinstance(m, (torch.nn.ModuleList, torch.nn.Sequential)) and len(m) > 1 and all(n.isdigit() for n in m._modules) and repeats(m)
             ]
             lists.sort(key=lambda of: -sum(p.numel() for p in of[1].parameters()))
             chosen = []
@@ -554,7 +587,7 @@ def trace_of(torch, path, given_back):
                 "blocks": [prefix + n for prefix, blocks in chosen for n, _ in blocks.named_children()],
                 "parameters": {
                     n: {"shape": list(p.shape), "dtype": str(p.dtype), "trainable": p.requires_grad, "gradient": p.grad is not None}
-                    for prefix, of in self.roots for n, p in of.named_parameters(prefix.rstrip("."))
+                    for prefix, of in self.roots for n, p in of.named_parameters(prefix.rstrip(".")) if self.named.get(n, n) == n
                 },
                 "given": self.given,
                 "hidden": sorted(set(self.hidden)),

@@ -1,9 +1,9 @@
 """Integers that follow from what the host gave the GPU (foreshard-null --values).
 
 No kernel runs on the null GPU, so lengths, masks and indices that a program computes there read as zeros. Under this
-mode an operation whose tensors on the GPU are all integers or truth values, known and small, is done on the host as
+mode an operation whose tensors on the GPU are known and small, and of which none wants a gradient, is done on the host as
 well, and the null GPU is told what its result holds; an operation whose shape depends on values is told how many there
-are. What any float has a part in stays unknown, but that choices fall on each as often. Memory, kernels and collectives are the program's own as ever.
+are. What a weight has a part in stays unknown, but that choices fall on each as often. Memory, kernels and collectives are the program's own as ever.
 """
 
 import ctypes
@@ -17,7 +17,7 @@ def start(torch, library):
     from torch.utils._python_dispatch import TorchDispatchMode
     from torch.utils._pytree import tree_flatten, tree_map
 
-    integers = {torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64}
+    followed = {torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.float32}
     plain = {torch.Tensor, torch.nn.Parameter}
     answer = library.foreshard_null_answer
     answer.argtypes = [ctypes.c_int64]
@@ -46,7 +46,7 @@ def start(torch, library):
         def of(self, thing):
             if isinstance(thing, torch.Tensor) and thing.is_cuda:
                 held = self.storages.get(thing.untyped_storage().data_ptr())
-                if held is None or thing.dtype not in integers or thing.numel() > MOST_ELEMENTS:
+                if held is None or thing.dtype not in followed or thing.numel() > MOST_ELEMENTS:
                     raise Unknown
                 return view(thing, held)
             if isinstance(thing, torch.device) and thing.type == "cuda":
@@ -121,7 +121,7 @@ def start(torch, library):
                 return False, [], [], False
             on_gpu = [t for t in given if t.is_cuda]
             is_factory = kwargs.get("device") is not None and torch.Tag.nondeterministic_seeded not in func.tags
-            return True, on_gpu, [t for t in on_gpu if t.dtype in integers], is_factory
+            return True, on_gpu, [t for t in on_gpu if t.dtype in followed] if not any(t.requires_grad for t in on_gpu) else [], is_factory
 
         def followed(self, begin, func, args, kwargs, known):
             hosts, made, name = Hosts(known), None, func._schema.name
@@ -153,7 +153,7 @@ def start(torch, library):
 
         def keep(self, hosts, result, made):
             results = tree_flatten(result)[0]
-            if not all(isinstance(t, torch.Tensor) and t.is_cuda and t.dtype in integers and t.untyped_storage().nbytes() <= MOST_BYTES for t in results):
+            if not all(isinstance(t, torch.Tensor) and t.is_cuda and t.dtype in followed and t.untyped_storage().nbytes() <= MOST_BYTES for t in results):
                 return
             for tensor, values in zip(results, tree_flatten(made())[0]):
                 if tensor.shape == values.shape and tensor.numel() > 0:

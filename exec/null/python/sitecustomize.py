@@ -190,9 +190,13 @@ def watch(model):
     def computes(module, positional):
         SEEN["autocast"] = str(torch.get_autocast_gpu_dtype()) if torch.is_autocast_enabled() else None
 
+    def begun(*unused):
+        while firsts:
+            firsts.pop().remove()
+        if any(p.grad is not None for p in model.parameters()):
+            SEEN["left"] = model  # by the step before
+
     def given(module, positional, named):
-        if SEEN.pop("fresh", False) and any(p.grad is not None for p in module.parameters()):
-            SEEN["left"] = module  # by the step before
         SEEN["inputs"] = beside("foreshard_modules").inputs_of({**dict(enumerate(positional)), **named})
 
     def returned(module, positional, output):
@@ -205,6 +209,7 @@ def watch(model):
     leaf = next((m for m in model.modules() if isinstance(m, torch.nn.Embedding)), model)
     leaf.register_forward_pre_hook(computes)
     model.register_forward_pre_hook(given, with_kwargs=True)
+    firsts = [m.register_forward_pre_hook(begun) for m in model.modules()]  # (some call the model's forward by its name)
     model.register_forward_hook(returned)
 
 
@@ -243,7 +248,6 @@ def hook_optimizers(module):
         SEEN.setdefault("processor", []).append(ratio)
 
     def stepped(optimizer, *unused):
-        SEEN["fresh"] = True
         mark("observed")  # what follows is not the program's time
         if not numbers:
             # Now, for a program's function may have ended before the process does.
@@ -254,14 +258,15 @@ def hook_optimizers(module):
         if traces() and "optimizers" not in SEEN:  # (a traced step checkpoints nothing)
             sys.modules["torch"].cuda.reset_peak_memory_stats()
         if id(optimizer) not in numbers:
-            said = optimizer.defaults
-            SEEN.setdefault("optimizers", []).append({"class": type(optimizer).__name__, "fused": bool(said.get("fused")), "foreach": said.get("foreach"), "states": states_of(optimizer), "elements": sum(p.numel() for g in optimizer.param_groups for p in g["params"] if p.requires_grad)})
+            said, held = optimizer.defaults, [getattr(p, "_local_tensor", p) for g in optimizer.param_groups for p in g["params"] if p.requires_grad]
+            SEEN.setdefault("optimizers", []).append({"class": type(optimizer).__name__, "fused": bool(said.get("fused")), "foreach": said.get("foreach"), "states": states_of(optimizer), "elements": sum(p.numel() for p in held), "bytes": sum(p.nbytes for p in held), "tensors": len(held)})
         number = numbers.setdefault(id(optimizer), len(numbers))
         if number == 0:
             guarded(read_processor)
         LIBRARY.foreshard_null_forget_time()
         mark("step %d %s" % (number, type(optimizer).__name__))
 
+    module.register_optimizer_step_pre_hook(lambda *unused: mark("optimizer"))
     module.register_optimizer_step_post_hook(stepped)
 
 

@@ -171,11 +171,13 @@ void Ddp::optimizer(bool stepped) {
     for (const std::int32_t p : Ddp::stepped()) moments.emplace_back(parameter(p).numel * size);
     step_one_by_one(moments, false);
   }
-  if (plan_.optimizer.kind == Optimizer::Kind::kAdamW && !states.empty() &&
-      plan_.optimizer.implementation == Optimizer::Implementation::kForeach) {
-    std::int32_t roots =
-        allocate_parts(MemoryCategory::kOptimizerTemp, Stream::kCompute, -1, states.front());
-    StepBuilder::free(roots);
+  if (const std::int64_t count = listed_temporaries(); count > 0) {
+    std::vector<Bytes> sizes;
+    for (const std::int32_t p : Ddp::stepped()) {
+      sizes.push_back(allocated_size(parameter(p).numel * size_of(plan_.optimizer.state)));
+    }
+    hold_temporaries(count, states.empty() ? add_part_list(std::move(sizes)) : states.front(),
+                     false);
   }
   // _sync_params of ZeroRedundancyOptimizer: every parameter by itself from its owner.
   for (std::size_t rank = 0; rank < partition_.size(); ++rank) {

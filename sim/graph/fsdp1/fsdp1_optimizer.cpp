@@ -72,8 +72,6 @@ void Fsdp1::optimizer() {
   if (!dry_) {
     const EventId last = add_step_row(
         offloads() ? EventKind::kHostOptimizer : EventKind::kOptimizer, Stream::kCompute);
-    const bool foreach_adam = plan_.optimizer.kind == Optimizer::Kind::kAdamW &&
-                              plan_.optimizer.implementation == Optimizer::Implementation::kForeach;
     const bool loops = plan_.optimizer.kind == Optimizer::Kind::kAdamW &&
                        plan_.optimizer.implementation == Optimizer::Implementation::kLoop;
     std::vector<Bytes> sizes;
@@ -87,12 +85,8 @@ void Fsdp1::optimizer() {
       const Bytes largest = *std::ranges::max_element(sizes);
       sizes = {largest, largest};
     }
-    if (foreach_adam || loops) {
-      std::int32_t temporary = allocate_parts(MemoryCategory::kOptimizerTemp, Stream::kCompute, -1,
-                                              add_part_list(std::move(sizes)));
-      graph().buffers.back().on_host = offloads();
-      StepBuilder::free(temporary);
-    }
+    const std::int32_t parts = add_part_list(std::move(sizes));
+    hold_temporaries(loops ? 1 : listed_temporaries(), parts, offloads());
     if (plan_.host_sync == HostSync::kStep) graph().final_host_wait = last;
   }
   for (Handle& h : handles_) {  // zero_grad

@@ -226,18 +226,17 @@ void Fsdp2::optimizer(StepNumber step) {
       if (p.stepped) moments.emplace_back(p.state_bytes);
     }
     step_one_by_one(moments, plan_.offload != Offload::kNone);
-  } else if (adam) {
-    // What the counters on the host are increased by.
-    std::int32_t one = allocate(MemoryCategory::kOptimizerState, Stream::kCompute, -1, Bytes(4));
-    graph().buffers.back().on_host = true;
-    StepBuilder::free(one);
+  } else if (listed_temporaries() > 0) {
+    if (adam) {  // what the counters on the host are increased by
+      std::int32_t one = allocate(MemoryCategory::kOptimizerState, Stream::kCompute, -1, Bytes(4));
+      graph().buffers.back().on_host = true;
+      StepBuilder::free(one);
+    }
     std::vector<Bytes> sizes;
     sizes.reserve(trained_.size());
     const auto step_listed = [&] {
-      std::int32_t temporary = allocate_parts(MemoryCategory::kOptimizerTemp, Stream::kCompute, -1,
-                                              add_part_list(std::exchange(sizes, {})));
-      graph().buffers.back().on_host = plan_.offload != Offload::kNone;
-      StepBuilder::free(temporary);
+      const std::int32_t parts = add_part_list(std::exchange(sizes, {}));
+      hold_temporaries(listed_temporaries(), parts, plan_.offload != Offload::kNone);
     };
     // A stage of a pipeline has an optimizer of its own.
     std::int32_t layer = 0;

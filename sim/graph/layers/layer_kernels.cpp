@@ -301,7 +301,26 @@ std::int64_t bytes_of_gate(const KernelCounts& counts, const Operation& op) {
   return gates ? counts.bytes[at(op.outputs.front())] : 0;
 }
 
+void add_products(const KernelCounts& counts, const Operation& op, Pass pass,
+                  LayerPhaseProgram& phase) {
+  for (const SideProduct& p : op.products) {
+    if (p.backward != (pass == Pass::kBackward)) continue;
+    const std::int64_t rows = counts.bytes[at(p.rows)];
+    const std::int64_t steps = std::max<std::int64_t>(1, counts.bytes[at(p.steps)]);
+    const std::int64_t m = std::max<std::int64_t>(1, rows / steps);
+    if (p.n == 0) {
+      add_memory_kernel(phase, Function::kCopy, pass, rows);
+    } else {
+      add_gemm(counts, pass, {m, p.n, p.k, m * p.k + p.k * p.n + m * p.n, 1}, phase);
+      phase.flops += phase.kernels.back().flops * as_double(steps - 1);
+      phase.kernels.back().fp32 = false;  // (cuDNN's in TF32 are captured as so much longer ones)
+    }
+    phase.kernels.back().kernels = steps;
+  }
+}
+
 void add_forward(const KernelCounts& counts, const Operation& op, LayerPhaseProgram& phase) {
+  add_products(counts, op, Pass::kForward, phase);
   const std::int64_t moved = total_bytes(counts, op.inputs) + total_bytes(counts, op.outputs);
   switch (op.kind) {
     case OperationKind::kGemm: {
@@ -395,6 +414,7 @@ void add_eager_backward(const Operation& op, std::int64_t output, LayerPhaseProg
 
 void add_backward(const KernelCounts& counts, const Operation& op, BackwardParts parts,
                   LayerPhaseProgram& phase) {
+  add_products(counts, op, Pass::kBackward, phase);
   const std::int64_t output = op.outputs.empty() ? 0 : counts.bytes[at(op.outputs.front())];
   const std::int64_t moved =
       output + total_bytes(counts, op.saved) + total_bytes(counts, op.inputs);

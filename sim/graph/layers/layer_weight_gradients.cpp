@@ -143,7 +143,10 @@ void WeightGradients::store(Index p) {
   }
   if (graph_.parameter(p).tied && graph_.layer().role != LayerRole::kHead) {
     add_memory_kernel(writer_.phase(), Function::kAdd, Pass::kBackward, 3 * made);
-    again_.push_back(slot);
+    // Another use of it ran before: autograd adds to that one's in place.
+    const std::string& name = graph_.parameter(p).name;
+    const bool is_first = again_of_.insert(name.substr(0, name.find(" again "))).second;
+    is_first ? again_.push_back(slot) : writer_.free(slot);
     return;
   }
   const bool earlier = options.sharing == Sharing::kFirstOfBackward ||

@@ -3,6 +3,8 @@
 #pragma once
 
 #include <cstdint>
+#include <set>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -47,6 +49,7 @@ class WeightGradients {
   Indices settled_;                  // to be stored next
   LayerProgramWriter::Slots added_;  // to a gradient that exists
   LayerProgramWriter::Slots again_;
+  std::set<std::string> again_of_;  // whose they are
 };
 
 }  // namespace foreshard

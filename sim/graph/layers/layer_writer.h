@@ -24,6 +24,7 @@ void renumber(Operation& op, const To& to) {
                         &op.forward_workspace, &op.backward_workspace}) {
     for (Index& t : *list) t = to(t);
   }
+  for (SideProduct& p : op.products) p.rows = to(p.rows), p.steps = to(p.steps);
 }
 
 class LayerWriter {

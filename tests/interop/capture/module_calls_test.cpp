@@ -317,6 +317,36 @@ TEST(ModuleCalls, AConvolutionsWeightMayBeComputed) {
   EXPECT_EQ(model_of(3, document).parameters(), 4 * kFeatures * kFeatures + kFeatures);
 }
 
+// Of a determinant its logarithm leads to the loss, not its sign.
+TEST(ModuleCalls, TheResultThatIsReadHasTheGradient) {
+  Json document = called_document(3, 1);
+  Json& out = document["operations"][2]["out"];
+  out = {{{"tensor", 900}, {"elements", 1}, {"dtype", "torch.float32"}}, out[0]};
+  const ModelSpec model = model_of(3, document);
+  const LayerSpec& block = model.kinds[1];
+  const Operation& relu = block.operations.back();
+  EXPECT_EQ(relu.outputs.size(), 2);
+  EXPECT_EQ(elements(block.tensors[at(relu.outputs.front())], 3, 1), 3 * kFeatures);
+}
+
+// A recurrent layer: ten steps of a product for all samples.
+TEST(ModuleCalls, ProductsBesideAnOperationAreItsTime) {
+  std::vector<CapturedModules> both;
+  for (const std::int64_t samples : {3, 5}) {
+    Json document = called_document(samples, 1);
+    document["operations"][2]["products"] = {{0, 0, 0, 0}, {samples, 32, 16, 10}};
+    both.push_back({.path = "modules.json", .document = document, .batch = samples});
+  }
+  const std::string text = model_of_modules(both, "net");
+  const ModelSpec model = parse_model_yaml(parse_yaml(text, "net.yaml"));
+  EXPECT_EQ(parse_model_yaml(parse_yaml(to_model_yaml(model), "again")), model);
+  const LayerProgram block = build_layer_program(model.kinds[1], {.batch = 7, .sequence = 1});
+  const auto& kernels = block.forward.kernels;
+  const auto product = std::ranges::find(kernels, 10, &Kernel::kernels);
+  ASSERT_NE(product, kernels.end());
+  EXPECT_EQ(std::tuple(product->m, product->n, product->k), std::tuple(7, 32, 16));
+}
+
 // Label smoothing reads log-probabilities twice: their second gradient is added to the first.
 TEST(ModuleCalls, ALossAddsGradientsInPlace) {
   Json document = called_document(3, 1);

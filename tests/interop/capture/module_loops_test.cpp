@@ -100,6 +100,19 @@ TEST(ModuleLoops, OneTurnStandsForAll) {
   EXPECT_EQ(kept, kRow);
 }
 
+// Names of the last turn outlive the loop.
+TEST(ModuleLoops, TheLastTurnsNamesStandForAll) {
+  CapturedModules two = looping(2, 3), three = looping(3, 5);
+  for (CapturedModules* of : {&two, &three}) {
+    Json& operations = of->document["operations"];
+    operations[operations.size() - 4]["out"][0]["freed"] = operations.size() - 1;
+  }
+  fold_loops({&two.document, &three.document});
+  const Json& out = three.document["operations"][2]["out"][0];
+  EXPECT_EQ(out["elements"], kRow);
+  EXPECT_EQ(out["freed"], 5);
+}
+
 TEST(ModuleLoops, ManyTurnsAreFoldedWhateverTheOtherCapture) {
   CapturedModules alone = looping(40, 1);
   fold_loops({&alone.document});

@@ -57,6 +57,36 @@ TEST(ZeroGrad, AfterForwardLeavesGradientsToTheNextStepsForward) {
   }
 }
 
+// What a step was seen to hold, and the passes that it takes (SGD's: six tensors).
+TEST(OwnOptimizers, HoldAndMoveWhatTheyWereSeenTo) {
+  const ModelSpec model = tiny_model(3);
+  for (const RuntimeKind runtime : {RuntimeKind::kFsdp2, RuntimeKind::kFsdp1, RuntimeKind::kDdp}) {
+    Plan plan = tiny_plan();
+    plan.runtime = {runtime, "2.11"};
+    if (runtime == RuntimeKind::kDdp) plan.mesh = {1, plan.mesh.shard};
+    plan.optimizer.kind = Optimizer::Kind::kMomentum;
+    std::vector<std::int64_t> held, moved;
+    for (const int times : {0, 2}) {
+      plan.optimizer.temporaries = times;
+      plan.optimizer.passes = 6 * times;
+      const EventGraph graph = build_training_step(model, plan);
+      held.push_back(0), moved.push_back(0);
+      for (const Buffer& buffer : graph.buffers) {
+        if (buffer.category == MemoryCategory::kOptimizerTemp) held.back() += buffer.bytes.count();
+      }
+      for (const Row& row : graph.rows) {
+        if (row.kind != EventKind::kOptimizer) continue;
+        for (const Kernel& kernel : graph.kernels_of(graph.works[at(row.work)]))
+          moved.back() += kernel.bytes.count();
+      }
+    }
+    const std::int64_t all = 4 * model.parameters() / plan.mesh.shard;
+    EXPECT_GE(held[1] - held[0], 2 * all);
+    EXPECT_LT(held[1] - held[0], 2 * all + all / 4);
+    EXPECT_EQ(moved[1], 2 * moved[0]);
+  }
+}
+
 // Batch::prefetched: all of the step's batches are there throughout, beside the next one's first.
 TEST(ZeroGrad, ABatchThatIsPrefetchedLivesThroughTheStep) {
   const ModelSpec model = tiny_model(3);
