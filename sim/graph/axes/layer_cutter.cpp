@@ -415,6 +415,16 @@ class Cutter {
   Index last_sum_ = kNone;  // whole, to be scattered
 };
 
+// Megatron-Core's cross entropy is its own without tensor parallelism, too.
+bool is_megatrons(const LayerSpec& loss, const Plan& plan) {
+  using enum Loss::Kind;
+  const Loss::Kind kind = plan.loss.kind;
+  return plan.runtime.kind == RuntimeKind::kMegatron &&
+         (kind == kEager || kind == kEagerCompute || kind == kCompiled) &&
+         std::ranges::count(loss.operations, Function::kNegativeLogLikelihood,
+                            &Operation::function) == 1;
+}
+
 }  // namespace
 
 std::int64_t chunk_of(std::int64_t all, std::int64_t parts, std::int64_t index) {
@@ -423,7 +433,8 @@ std::int64_t chunk_of(std::int64_t all, std::int64_t parts, std::int64_t index) 
 }
 
 CutLayer cut_layer(const LayerSpec& layer, const Plan& plan, Placement input, Placement joined) {
-  if (layer.role == LayerRole::kLoss && input == Placement::kFeature) {
+  if (layer.role == LayerRole::kLoss &&
+      (input == Placement::kFeature || is_megatrons(layer, plan))) {
     if (plan.runtime.kind != RuntimeKind::kNative) {
       return {cut_loss(layer, plan), {}, Placement::kWhole};
     }

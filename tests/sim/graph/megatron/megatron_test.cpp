@@ -266,7 +266,7 @@ TEST(Megatron, WhatABlockKeepsIsCutByTensorParallel) {
 // One fp32 copy of the rank's part of the logits, beside them in the compute dtype: 6 bytes each at
 // the peak (core/tensor_parallel/cross_entropy.py works in place).
 TEST(Megatron, TheLossHoldsSixBytesOfEachLogit) {
-  for (const std::int64_t tp : {2, 4}) {
+  for (const std::int64_t tp : {1, 2, 4}) {
     Plan plan = megatron_plan();
     plan.mesh.tp = tp;
     const ModelSpec model = tiny_model(1);
