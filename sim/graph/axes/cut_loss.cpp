@@ -23,7 +23,7 @@ namespace {
 
 class LossCutter : LayerWriter {
  public:
-  LossCutter(LayerSpec& layer, const Plan& plan) : LayerWriter(layer) {
+  LossCutter(LayerSpec& layer, const Plan& plan) : LayerWriter(layer), ranks_(plan.mesh.tp) {
     width_ = chunk_of(width(0), plan.mesh.tp, plan.mesh.tp_index(plan.rank));
     layer.tensors.resize(1);
     layer.tensors.front().per_token = width_;
@@ -47,7 +47,8 @@ class LossCutter : LayerWriter {
     divide.gradient = GradientRule::kOwn;
     divide.in_place = true;
     divide.saved = {wide};
-    divide.released = {maximum, chosen_of_all, total, greatest, chosen, sum};
+    divide.released = {greatest, chosen, sum};
+    if (ranks_ > 1) append(divide.released, {maximum, chosen_of_all, total});
     return finish(loss);
   }
 
@@ -138,12 +139,14 @@ class LossCutter : LayerWriter {
     return result;
   }
   Index all_reduce(Index from, std::string_view name, bool maximum) {
+    if (ranks_ == 1) return from;
     const Index result = fp32_of("all_reduce", {from}, name, 1, Function::kCopy);
     last().collective = {.kind = CollectiveKind::kAllReduce, .waits = true, .maximum = maximum};
     return result;
   }
 
   std::int64_t width_ = 0;
+  std::int64_t ranks_;
 };
 
 }  // namespace
