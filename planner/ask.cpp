@@ -83,7 +83,7 @@ class Asker {
     if (!is_said_) {
       Levels said = all_.levels;
       said.codes = 0;
-      said.code = reach_of_code(job_.open.front().name);
+      said.code = reach_of_code(job_.open.codes.front().name);
       add({"training code", "which training code runs the job",
            "foreshard predict ... --set stack=NAME", 1, said.half_width(), Bytes()});
       for (const MemoryAlternative& each : alternatives_) {

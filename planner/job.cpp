@@ -198,8 +198,9 @@ void complete(Job& job) {
   job.open = open_stacks(job.document, job.model, job.cluster);
   job.resolved = resolve(with_usual_stack(job.document, job.open), job.model, job.cluster);
   // The only code that runs so is printed with the plan, which is the same when it is read again.
-  if (job.open.size() == 1 && job.open.front().name != "none") {
-    job.resolved.plan.stack = job.open.front().name;
+  const std::vector<StackAlternative>& codes = job.open.codes;
+  if (codes.size() == 1 && codes.front().name != "none") {
+    job.resolved.plan.stack = codes.front().name;
   }
   check(job.resolved, job.model, job.cluster);
   job.plain_model = job.model;
@@ -260,7 +261,7 @@ TranslatedJob translate_job(const Job& job, const std::string& runtime) {
 }
 
 std::string_view told_stack(const Job& job) {
-  return job.open.size() > 1 ? std::string_view() : job.resolved.plan.stack;
+  return job.open.codes.size() > 1 ? std::string_view() : job.resolved.plan.stack;
 }
 
 CostModel cost_model(const Job& job) {
@@ -275,21 +276,24 @@ CostModel cost_model(const Job& job) {
 
 StackSet stack_set(const Job& job, const CostModel& costs) {
   StackSet set;
-  if (job.open.size() < 2) return set;
-  for (const StackAlternative& each : job.open) {
-    ModelSpec model = with_variants(job.plain_model, each.plan);
-    // What published steps say of a machine differs by the attention kernel.
-    const bool is_priced_alike =
-        each.plan.attention == job.open.front().plan.attention || job.calibration;
-    CostModel own(job.cluster,
-                  is_priced_alike
-                      ? costs.calibration()
-                      : with_code_term(informed_calibration(model, each.plan, job.cluster, {}),
-                                       each.plan, job.cluster, ""),
-                  cost_choices(each.plan));
-    set.cases.push_back({each.name, each.weight, std::move(model), each.plan, std::move(own)});
-  }
+  const std::vector<StackAlternative>& codes = job.open.codes;
+  if (codes.size() < 2) return set;
   // Not the job itself: who searches may give that away.
+  set.case_of = [usual = codes.front().plan.attention, model = job.plain_model,
+                 is_measured = job.calibration.has_value(), costs](const StackAlternative& code) {
+    ModelSpec own = with_variants(model, code.plan);
+    // What published steps say of a machine differs by the attention kernel.
+    const Cluster& cluster = costs.cluster();
+    const bool is_priced_alike = code.plan.attention == usual || is_measured;
+    CostModel priced(cluster,
+                     is_priced_alike
+                         ? costs.calibration()
+                         : with_code_term(informed_calibration(own, code.plan, cluster, {}),
+                                          code.plan, cluster, ""),
+                     cost_choices(code.plan));
+    return StackCase{code.name, code.weight, std::move(own), code.plan, std::move(priced)};
+  };
+  for (const StackAlternative& each : codes) set.cases.push_back(set.case_of(each));
   set.plans_of = [open = job.open, model = job.plain_model, cluster = job.cluster](
                      const Plan& plan) { return open_stacks(open, plan, model, cluster); };
   return set;
@@ -342,7 +346,7 @@ std::string plan_file_text(const Job& job, const Plan& plan, const std::filesyst
   Plan written = plan;
   if (!job.model_file.empty()) written.model = from_folder(job.model_file, folder);
   if (!job.cluster_file.empty()) written.cluster = from_folder(job.cluster_file, folder);
-  return job.open.empty() ? to_yaml(written) : open_yaml(job.open, written);
+  return open_yaml(job.open, written, job.plain_model, job.cluster);
 }
 
 namespace {

@@ -32,7 +32,7 @@ struct Job {
   ResolvedPlan resolved;  // and what that makes of every key; checked
   // Where the stack is not said: who may run the job, as `resolved` is first. The model as it is
   // without the plan's variants is theirs, too.
-  std::vector<StackAlternative> open;
+  OpenStacks open;
   ModelSpec plain_model;
   std::filesystem::path model_file;      // "": a name of the zoo or of the hub's cache
   std::optional<HfConfig> model_config;  // where the model was read from one

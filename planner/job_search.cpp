@@ -45,7 +45,10 @@ bool is_nearer(const SearchResult& a, const SearchResult& b) {
 FitRule rule_of(StackOdds& odds, const std::shared_ptr<ReservedMemory>& replays, FitRule rule) {
   rule.probability = std::ref(odds);
   rule.replays = replays;
-  rule.at_most = [&odds](const Plan& plan, const Fit& least) { return odds.at_most(plan, least); };
+  rule.may_be = [&odds](const Plan& plan, const Fit& least, double enough) {
+    return odds.may_be(plan, least, enough);
+  };
+  rule.share = odds.share();
   return rule;
 }
 
@@ -69,28 +72,28 @@ class VariantSearch {
     const SearchDetail detail = is_alone ? options_.detail : SearchDetail::kBest;
     const std::vector<SpaceFloor> floors = floors_of(variants);
     for (std::size_t v = 0; v < variants.size(); ++v) {
-      all_.push_back({&variants[v], looked_ + v, starts[v], floors[v].layers});
+      all_.push_back({&variants[v], looked_ + v, starts[v], floors[v]});
     }
     for (const std::size_t v : search_order(floors)) consider(all_[looked_ + v], detail, is_first);
     looked_ += variants.size();
-    if (is_first) first_ = looked_;
   }
 
   // Whose plan holds; null: none.
-  const JobVariant* best() const { return found_.best ? best_.variant : nullptr; }
-  bool recomputes() const { return found_.best && found_.best->recomputes(); }
+  const JobVariant* best_variant() const { return found_.best ? best_.variant : nullptr; }
+  // Whether other axes may be faster.
+  bool leaves_room() const {
+    if (!found_.best) return true;
+    const Numbered& first = all_.front();
+    const Time bare = first.floor.bare > Time() ? first.floor.bare : floor(*first.variant).bare;
+    return foreshard::leaves_room(*found_.best, bare);
+  }
 
-  // Variants over other axes than the first, of the first look or not, that the loss in parts may
-  // make the best. Tensor parallelism, which it shuts out, may have won without it.
+  // Variants over other axes than the first that the loss in parts may make the best.
   std::vector<const JobVariant*> promising() const {
     std::vector<const JobVariant*> list;
-    const bool is_open = !found_.best || found_.best->plan.mesh.tp > 1 || each_mesh_;
     for (const Numbered& at : all_) {
-      const Mesh& mesh = at.variant->space.base.mesh;
-      const bool is_asked = is_open || at.number < first_ || at.variant == best_.variant;
-      const bool may_win =
-          !found_.best || each_mesh_ || at.layers.seconds() * kLossInParts < found_.best->seconds;
-      if (is_asked && may_win && mesh != all_[0].variant->space.base.mesh)
+      const bool may_win = each_mesh_ || may_win_in_parts(at.floor, best());
+      if (may_win && at.variant->space.base.mesh != all_[0].variant->space.base.mesh)
         list.push_back(at.variant);
     }
     return list;
@@ -123,17 +126,21 @@ class VariantSearch {
     const JobVariant* variant = nullptr;
     std::size_t number = 0;
     std::size_t start = 0;  // of its places
-    Time layers;            // no step is shorter
+    SpaceFloor floor;
   };
+
+  const Candidate* best() const { return found_.best ? &*found_.best : nullptr; }
+
+  SpaceFloor floor(const JobVariant& variant) const {
+    return floor_of(variant.space, variant.job.model, cost_model(variant.job), options_.fit.terms,
+                    samples_);
+  }
 
   std::vector<SpaceFloor> floors_of(const std::vector<JobVariant>& variants) const {
     std::vector<const SearchSpace*> spaces;
     for (const JobVariant& variant : variants) spaces.push_back(&variant.space);
-    const auto floor = [&](std::size_t v) {
-      const auto& [job, space] = variants[v];
-      return floor_of(space, job.model, cost_model(job), samples_);
-    };
-    return variant_floors(spaces, floor, options_.threads);
+    return variant_floors(
+        spaces, [&](std::size_t v) { return floor(variants[v]); }, options_.threads);
   }
 
   void consider(const Numbered& at, SearchDetail detail, bool is_first) {
@@ -146,7 +153,7 @@ class VariantSearch {
     if (has_limit) {
       limit = found_.best->unfinished_seconds * tie;
       if (each_mesh_) limit = step_with(at.variant->space.base.mesh).value_or(kAnyStep) * tie;
-      if (at.layers.seconds() >= (each_mesh_ ? *limit : to_beat)) {
+      if (at.floor.layers.seconds() >= (each_mesh_ ? *limit : to_beat)) {
         const auto places = static_cast<std::int64_t>(plans_of(*at.variant).size());
         counts_.enumerated += places;
         counts_.pruned += places;
@@ -191,7 +198,7 @@ class VariantSearch {
 
   void note_pipeline(const Numbered& at) {
     const std::int64_t pp = at.variant->space.base.mesh.pp;
-    const double layers = at.layers.seconds();
+    const double layers = at.floor.layers.seconds();
     const auto [known, is_new] = pipelines_.emplace(pp, PipelineStep{pp, std::nullopt, layers});
     if (!is_new) known->second.at_least = std::min(known->second.at_least, layers);
   }
@@ -202,16 +209,18 @@ class VariantSearch {
 
   SearchResult search_of(const JobVariant& variant, const SearchMemory& memory, SearchDetail detail,
                          std::optional<double> limit) const {
+    const bool begins = limit && found_.best;
+    const SearchSpace space = begins ? begun_as(variant.space, found_.best->plan) : variant.space;
     SearchOptions own = options_;
     own.detail = detail;
     own.faster_than = limit;
     const CostModel costs = cost_model(variant.job);
-    own.memory = memory;
+    if (space.base == variant.space.base) own.memory = memory;
     const StackSet stacks = stack_set(variant.job, costs);
     StackOdds odds(stacks, replays_);
     own.fit = rule_of(odds, replays_, options_.fit);
     own.fit.samples = samples_;
-    return search(variant.space, variant.job.model, costs, own);
+    return search(space, variant.job.model, costs, own);
   }
 
   const SearchOptions& options_;
@@ -221,7 +230,7 @@ class VariantSearch {
   std::map<std::int64_t, PipelineStep> pipelines_;  // by ranks
   const std::shared_ptr<ReservedMemory> replays_ = std::make_shared<ReservedMemory>();
   const std::shared_ptr<StageSamples> samples_ = std::make_shared<StageSamples>();
-  std::size_t looked_ = 0, first_ = 0;  // variants; in the first look
+  std::size_t looked_ = 0;  // variants
   std::vector<Numbered> all_;
   std::size_t places_ = 0;  // of them, where their memory is asked
   Numbered best_;
@@ -239,8 +248,8 @@ JobSearch search_job(const SearchVariants& variants, const SearchOptions& option
   VariantSearch all(options, memory_after, variants.each_mesh);
   std::vector<JobVariant> others, around;
   all.look_at(variants.list);
-  if (variants.otherwise && (all.best() == nullptr || all.recomputes())) {
-    others = variants.otherwise(all.best());
+  if (variants.otherwise && all.leaves_room()) {
+    others = variants.otherwise(all.best_variant());
     all.look_at(others);
   }
   if (variants.around) {
@@ -326,11 +335,11 @@ std::optional<Alternative> find_without_axes(const Job& job, const SpaceRequest&
   if (!split_axes(request.vary).axes.empty() || !found.best) return std::nullopt;
   const Mesh& mesh = found.best->plan.mesh;
   std::vector<std::string> without;
-  const auto add = [&](const char* key, std::int64_t ranks) {
+  for (const auto& [key, ranks] :
+       {std::pair(kExpertAxis, mesh.ep), std::pair("mesh.etp", mesh.etp),
+        std::pair(kContextAxis, mesh.cp), std::pair("mesh.tp", mesh.tp)}) {
     if (ranks > 1 && !is_fixed(job, key)) without.push_back(fmt::format("{}=1", key));
-  };
-  add(kExpertAxis, mesh.ep);
-  add(kContextAxis, mesh.cp);
+  }
   auto other = without.empty() ? std::nullopt : changed_job(job, without);
   if (!other) return std::nullopt;
   const std::int64_t ranks = job.cluster.gpus / other->resolved.plan.mesh.sharing();

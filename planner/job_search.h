@@ -42,7 +42,7 @@ std::optional<Candidate> search_layers(const JobSearch& found, const SearchOptio
 // that is faster than the found one or, where none was found, where one holds.
 std::vector<Alternative> find_alternatives(const Job& job, const SpaceRequest& request,
                                            const SearchResult& found, const SearchOptions& search);
-// The best plan without mesh.ep and mesh.cp, which ask more of the code, where the found one has
+// The best plan without axes inside a step, which ask more of the code, where the found one has
 // them unasked. `request` says the global batch.
 std::optional<Alternative> find_without_axes(const Job& job, const SpaceRequest& request,
                                              const SearchResult& found,

@@ -19,10 +19,10 @@
 namespace foreshard {
 namespace {
 
-// Positions that mesh.cp leaves a rank at the least where nobody asks for it (assumed: from there
-// on activations decide what is recomputed).
+// Beside a plan of one of many jobs: positions that mesh.cp leaves a rank at the least (assumed:
+// from there on activations decide what is recomputed), and domains of NVLink over which experts
+// are spread at the most.
 constexpr std::int64_t kLongPart = 8192;
-// Domains of NVLink over which experts are spread then, at the most.
 constexpr std::int64_t kDomains = 4;
 
 std::vector<KnobAxis> asked_knobs(const std::vector<std::string>& keys, const Plan& base) {
@@ -122,7 +122,8 @@ void add_by_model(std::vector<JobVariant>& list, JobVariant variant) {
         one.space.micro_batches = several;
         move_to_it(one.space.base);
         move_to_it(one.job.resolved.plan);
-        for (StackAlternative& alternative : one.job.open) move_to_it(alternative.plan);
+        for (StackAlternative& code : one.job.open.codes) move_to_it(code.plan);
+        for (Plan& plan : one.job.open.refused) move_to_it(plan);
       }
       const bool is_own = one.job.model == variant.job.model;
       list.insert(is_own ? list.begin() + begin : list.end(), std::move(one));
@@ -177,18 +178,23 @@ SearchVariants search_variants(const Job& job, const SpaceRequest& request) {
   const bool is_mistake = batch >= ranks && batch % ranks != 0;
   if (!is_mistake && axes.empty()) {
     const std::int64_t domain = job.cluster.gpus_per_node() * job.cluster.node.link_domain;
-    const auto is_far = [domain](const JobVariant& variant) {
-      return variant.job.resolved.plan.mesh.ep > domain;
+    const auto is_near = [domain](const JobVariant& variant) {
+      return variant.job.resolved.plan.mesh.ep <= domain;
     };
     std::vector<JobVariant> mixtures = over_axes({kExpertAxis});
-    std::erase_if(mixtures, is_far);
+    std::erase_if(mixtures, [&](const JobVariant& variant) { return !is_near(variant); });
     append(variants.list, std::move(mixtures));
-    variants.otherwise = [over_axes, spanned, batch, is_far, mesh, domain](const JobVariant* best) {
-      if (best == nullptr) {
+    variants.otherwise = [over_axes, spanned, batch, is_near, mesh, domain,
+                          is_one_of_many = request.is_one_of_many](const JobVariant* best) {
+      if (best == nullptr || !is_one_of_many) {
         std::vector<JobVariant> list = over_axes(inner_axis_keys());
-        std::erase_if(list, [&](const JobVariant& variant) {  // looked at before
-          const Mesh& other = variant.job.resolved.plan.mesh;
-          return other.tp == mesh.tp && other.cp == mesh.cp && !is_far(variant);
+        std::erase_if(list, [&](const JobVariant& variant) {
+          const Plan& plan = variant.job.resolved.plan;
+          const Mesh& other = plan.mesh;
+          const bool is_known = other.tp == mesh.tp && other.cp == mesh.cp && is_near(variant);
+          const bool is_fine = plan.batch.sequence / other.cp < kLongPart && other.cp > 1;
+          const bool is_wide = other.etp > 1 || other.ep > kDomains * domain;
+          return is_known || (best != nullptr && (is_fine || is_wide));
         });
         return list;
       }
@@ -201,7 +207,7 @@ SearchVariants search_variants(const Job& job, const SpaceRequest& request) {
       if (best->space.base.mesh.ep * 2 <= domain) return list;
       std::vector<JobVariant> wide = over_axes({kExpertAxis});
       std::erase_if(wide, [&](const JobVariant& variant) {
-        return !is_far(variant) || variant.job.resolved.plan.mesh.ep > kDomains * domain;
+        return is_near(variant) || variant.job.resolved.plan.mesh.ep > kDomains * domain;
       });
       append(list, std::move(wide));
       return list;

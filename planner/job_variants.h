@@ -28,12 +28,13 @@ struct SpaceRequest {
   std::optional<std::string> global_batch;  // as batch.global
   // Keys of sim/search/knobs.h and planner/axes_variants.h, or kAllAxes.
   std::vector<std::string> vary;
+  bool is_one_of_many = false;  // beside a plan that holds, few axes are looked at
 };
 
 struct SearchVariants {
   std::vector<JobVariant> list;  // the job first
-  // More, to be made and looked at where none of the list holds (null), or beside the best where it
-  // recomputes; may be empty.
+  // More, to be made and looked at where none holds (null) or where they may be faster than the
+  // best (leaves_room()); may be empty.
   std::function<std::vector<JobVariant>(const JobVariant*)> otherwise;
   // Of variants over axes that may be the best, what else is free to change; may be empty.
   std::function<std::vector<JobVariant>(const std::vector<const JobVariant*>&)> around = {};
@@ -42,10 +43,9 @@ struct SearchVariants {
 
 // The job, its free variants that are possible, and those over the axes that are to vary and over
 // mesh.ep of mixtures inside a domain of NVLink, which takes quarters off their steps. Where the
-// command line says nothing of axes, all that are not set are there `otherwise` where nothing
-// holds, and beside the best plan, where it recomputes, mesh.cp, as shorter sequences may not need
-// to, and mesh.ep over several domains (other axes take hundredths: docs/axes.md). Throws
-// Error(kUsage) where a key of `vary` does not vary.
+// command line says nothing of axes, all that are not set are there `otherwise`; beside the best of
+// one of many jobs mesh.cp alone, and mesh.ep over several domains. Throws Error(kUsage) where a
+// key of `vary` does not vary.
 SearchVariants search_variants(const Job& job, const SpaceRequest& request);
 
 // The job alone: a variant for each model that its plans run, that of its own plan first.

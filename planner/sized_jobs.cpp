@@ -91,7 +91,7 @@ JobVariants SizedJobs::operator()(const CandidateCluster& candidate,
                                   std::int64_t most_sequences) const {
   const Job loaded = job(candidate.spec);
   const std::string batch = std::to_string(sequences_of_step(loaded, most_sequences));
-  const SearchVariants searched = search_variants(loaded, {batch, vary_});
+  const SearchVariants searched = search_variants(loaded, {batch, vary_, true});
   const auto sized_all = [this](const std::vector<JobVariant>& list) {
     std::vector<SizedJob> jobs;
     for (const JobVariant& each : list) jobs.push_back(sized(each));
@@ -103,7 +103,7 @@ JobVariants SizedJobs::operator()(const CandidateCluster& candidate,
     variants.otherwise = [sized_all, made, make = searched.otherwise,
                           count = searched.list.size()](std::optional<std::size_t> best) {
       const std::vector<JobVariant> others = make(best ? &(*made)[*best] : nullptr);
-      made->erase(made->begin() + static_cast<std::ptrdiff_t>(count), made->end());
+      made->resize(count);
       append(*made, others);
       return sized_all(others);
     };

@@ -56,20 +56,23 @@ double fit_probability(const std::vector<StackOutcome>& outcomes) {
 std::vector<StackCase> StackSet::of(const Plan& plan) const {
   std::vector<StackCase> list;
   if (cases.empty()) return list;
-  for (StackAlternative& each : plans_of(plan)) {
-    const auto of = std::ranges::find(cases, each.name, &StackCase::name);
-    FORESHARD_CHECK(of != cases.end(), "an alternative that the job does not have");
-    list.push_back({each.name, each.weight, of->model, std::move(each.plan), of->costs});
+  const std::vector<StackAlternative> plans = plans_of(plan);
+  for (std::size_t i = 0; plans.size() > 1 && i < plans.size(); ++i) {
+    const auto known = std::ranges::find(cases, plans[i].name, &StackCase::name);
+    list.push_back(known != cases.end() ? *known : case_of(plans[i]));
+    list.back().weight = plans[i].weight;
+    list.back().plan = plans[i].plan;
   }
   return list;
 }
 
 struct StackOdds::Code {
-  Code(const StackCase& of, std::shared_ptr<ReservedMemory> replays)
-      : name(of.name),
+  Code(StackCase own, std::shared_ptr<ReservedMemory> replays)
+      : of(std::move(own)),
         rule({.terms = {},
               .probability = {},
-              .at_most = {},
+              .may_be = {},
+              .share = 1,
               .replays = std::move(replays),
               .samples = {}}),
         judge(of.model, of.costs, rule),
@@ -82,61 +85,70 @@ struct StackOdds::Code {
         .get();
   }
 
-  std::string name;
+  StackCase of;
   FitRule rule;
   Judge judge;
   ProgramCache programs;
 };
 
 struct StackOdds::Codes {
-  using List = std::vector<std::unique_ptr<Code>>;
-
-  Codes(const StackSet& set, const std::shared_ptr<ReservedMemory>& replays)
-      : of_thread([&set, replays] {
-          List list;
-          for (std::size_t i = 1; i < set.cases.size(); ++i) {
-            list.push_back(std::make_unique<Code>(set.cases[i], replays));
-          }
-          return list;
-        }) {}
-
-  oneapi::tbb::enumerable_thread_specific<List> of_thread;
+  std::shared_ptr<ReservedMemory> replays;
+  oneapi::tbb::enumerable_thread_specific<std::vector<std::unique_ptr<Code>>> of_thread;
 };
 
 StackOdds::StackOdds(const StackSet& set, std::shared_ptr<ReservedMemory> replays)
-    : set_(set), codes_(std::make_shared<Codes>(set, std::move(replays))) {}
+    : set_(set), codes_(std::make_shared<Codes>()) {
+  codes_->replays = std::move(replays);
+}
+
+StackOdds::Code& StackOdds::code_of(const StackAlternative& by) {
+  auto& codes = codes_->of_thread.local();
+  for (const auto& code : codes) {
+    if (code->of.name == by.name) return *code;
+  }
+  const auto known = std::ranges::find(set_.cases, by.name, &StackCase::name);
+  codes.push_back(std::make_unique<Code>(known != set_.cases.end() ? *known : set_.case_of(by),
+                                         codes_->replays));
+  return *codes.back();
+}
 
 Fit StackOdds::as_run(Fit fit, const StackAlternative& by) const {
   return is_unread(by.name) ? with_alternatives(fit, set_.cases.front().model, by.plan) : fit;
 }
 
-double StackOdds::sum_of(const Plan& plan, const Fit& first, double enough, FitOf fit_of) {
-  if (set_.cases.size() < 2) return fit_probability(first);
-  Codes::List& codes = codes_->of_thread.local();
-  const std::vector<StackAlternative> plans = set_.plans_of(plan);
-  double sum = plans.front().weight * fit_probability(as_run(first, plans.front()));
+template <typename Told>
+StackOdds::Odds StackOdds::odds_of(const Plan& plan, const Fit& first, FitOf fit_of, Told is_told) {
+  std::vector<StackAlternative> plans;
+  if (set_.cases.size() > 1) plans = set_.plans_of(plan);
+  if (plans.size() < 2) return {fit_probability(first), fit_probability(first)};
+  Odds odds{plans.front().weight * fit_probability(as_run(first, plans.front()))};
   double open = 1 - plans.front().weight;
   for (std::size_t i = 1; i < plans.size(); ++i) {
-    if (sum + open < enough) return sum + open;
-    const auto code =
-        std::ranges::find_if(codes, [&](const auto& c) { return c->name == plans[i].name; });
-    FORESHARD_CHECK(code != codes.end(), "an alternative that the job does not have");
-    sum += plans[i].weight * fit_probability(as_run(fit_of(**code, plans[i].plan), plans[i]));
+    odds.most = odds.sure + open;
+    if (is_told(odds)) return odds;
+    const Fit fit = as_run(fit_of(code_of(plans[i]), plans[i].plan), plans[i]);
+    odds.sure += plans[i].weight * fit_probability(fit);
     open -= plans[i].weight;
   }
-  return sum;
+  odds.most = odds.sure;
+  return odds;
 }
 
 double StackOdds::operator()(const Plan& plan, const Fit& first, double enough) {
-  return sum_of(plan, first, enough, [](Code& code, const Plan& own) {
+  const auto fit_of = [](Code& code, const Plan& own) {
     return code.judge.fit(own, code.programs_of(own));
-  });
+  };
+  return odds_of(plan, first, fit_of, [&](const Odds& odds) { return odds.most < enough; }).most;
 }
 
-double StackOdds::at_most(const Plan& plan, const Fit& least) {
-  return sum_of(plan, least, 0, [](Code& code, const Plan& own) {
+bool StackOdds::may_be(const Plan& plan, const Fit& least, double enough) {
+  const auto fit_of = [](Code& code, const Plan& own) {
     return code.judge.least_fit(own, code.programs_of(own));
+  };
+  const Odds odds = odds_of(plan, least, fit_of, [&](const Odds& each) {
+    return each.most < enough || each.sure >= enough;
   });
+  return odds.sure >= enough;
 }
 
 namespace {

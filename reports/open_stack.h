@@ -34,8 +34,9 @@ struct StackCase {
 // chooses, models and costs are the same.
 struct StackSet {
   std::vector<StackCase> cases;  // of the job's own plan, which is the first's; empty: said
-  // The same of another plan; some may not go with it.
+  // The same of another plan; some may not go with it, or only with it. Fewer than two: said.
   std::function<std::vector<StackAlternative>(const Plan&)> plans_of = {};
+  std::function<StackCase(const StackAlternative&)> case_of = {};
 
   std::vector<StackCase> of(const Plan& plan) const;
 };
@@ -49,15 +50,23 @@ class StackOdds {
   // `first`: the plan's fit under the first code. Where the odds are below `enough`, it may be an
   // upper bound of them that is below it, too.
   double operator()(const Plan& plan, const Fit& first, double enough);
-  // An upper bound, with what every code allocates for what it reserves.
-  double at_most(const Plan& plan, const Fit& least);
+  // Of the first code.
+  double share() const { return set_.cases.empty() ? 1 : set_.cases.front().weight; }
+  // Whether they may be `enough`, with what every code allocates for what it reserves.
+  bool may_be(const Plan& plan, const Fit& least, double enough);
 
  private:
   struct Code;   // one of the others
-  struct Codes;  // all of them, for each thread
+  struct Codes;  // those that were asked for, of each thread
+  Code& code_of(const StackAlternative& by);
   Fit as_run(Fit fit, const StackAlternative& by) const;
+  // What is sure of the odds, and what is at the most, until `is_told` of the two.
+  struct Odds {
+    double sure = 0, most = 1;
+  };
   using FitOf = Fit (*)(Code&, const Plan&);
-  double sum_of(const Plan& plan, const Fit& first, double enough, FitOf fit_of);
+  template <typename Told>
+  Odds odds_of(const Plan& plan, const Fit& first, FitOf fit_of, Told is_told);
 
   const StackSet& set_;
   std::shared_ptr<Codes> codes_;

@@ -27,8 +27,9 @@ double step_seconds(const Job& job, const Calibration& calibration) {
 
 std::string stack_sentence(const JobOptions& options, const Job& job, const CostModel& costs,
                            const OpenStack& open) {
-  const bool is_assumed = !job.open.empty();
-  const std::string& own = is_assumed ? job.open.front().name : job.document.stack;
+  const std::vector<StackAlternative>& codes = job.open.codes;
+  const bool is_assumed = !codes.empty();
+  const std::string& own = is_assumed ? codes.front().name : job.document.stack;
   std::string effects;
   const auto add = [&](const std::string& name, double seconds, double base) {
     effects += fmt::format("{}{} {:+.1f} %", effects.empty() ? "" : ", ", name,

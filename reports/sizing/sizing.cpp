@@ -198,13 +198,13 @@ void judge_each(std::size_t count, const Judging& judging,
 
 namespace {
 
-std::vector<SpaceFloor> floors_of(const std::vector<SizedJob>& jobs) {
+std::vector<SpaceFloor> floors_of(const std::vector<SizedJob>& jobs, const MemoryTerms& terms) {
   std::vector<const SearchSpace*> spaces;
   for (const SizedJob& job : jobs) spaces.push_back(&job.space);
-  const auto floor = [&](std::size_t v) {
-    return floor_of(jobs[v].space, jobs[v].model, jobs[v].costs);
-  };
-  return variant_floors(spaces, floor, 1);
+  return variant_floors(
+      spaces,
+      [&](std::size_t v) { return floor_of(jobs[v].space, jobs[v].model, jobs[v].costs, terms); },
+      1);
 }
 
 }  // namespace
@@ -219,12 +219,12 @@ std::optional<SizedPlan> best_plan(const JobVariants& variants, const MemoryTerm
   std::size_t number = 0;
   std::optional<Candidate> best;
   std::int64_t enumerated = 0, simulated = 0;
-  std::vector<std::pair<const Mesh*, Time>> looked;  // with what its layers take
+  std::vector<std::pair<const Mesh*, SpaceFloor>> looked;
   // Each for what is not slower than the best so far: of equally fast ones the first wins.
   const auto look_at = [&](const std::vector<SizedJob>& jobs, std::size_t before) {
-    const std::vector<SpaceFloor> floors = floors_of(jobs);
+    const std::vector<SpaceFloor> floors = floors_of(jobs, terms);
     for (std::size_t v = 0; v < jobs.size(); ++v) {
-      looked.emplace_back(&jobs[v].space.base.mesh, floors[v].layers);
+      looked.emplace_back(&jobs[v].space.base.mesh, floors[v]);
     }
     for (const std::size_t v : search_order(floors)) {
       const SizedJob& job = jobs[v];
@@ -240,10 +240,12 @@ std::optional<SizedPlan> best_plan(const JobVariants& variants, const MemoryTerm
       StackOdds odds(job.stacks, job.replays);
       options.fit.probability = std::ref(odds);
       options.fit.replays = job.replays;
-      options.fit.at_most = [&](const Plan& plan, const Fit& least) {
-        return odds.at_most(plan, least);
+      options.fit.may_be = [&](const Plan& plan, const Fit& least, double enough) {
+        return odds.may_be(plan, least, enough);
       };
-      const SearchResult found = search(job.space, job.model, job.costs, options);
+      options.fit.share = odds.share();
+      const SearchResult found =
+          search(best ? begun_as(job.space, best->plan) : job.space, job.model, job.costs, options);
       enumerated += found.enumerated;
       simulated += found.simulated;
       if (!found.best || found.best->seconds >= to_beat) continue;
@@ -259,13 +261,13 @@ std::optional<SizedPlan> best_plan(const JobVariants& variants, const MemoryTerm
     look_at(others, looked.size());
   }
   if (variants.around) {
-    // (As VariantSearch::promising of planner/job_search.cpp.)
     std::vector<std::size_t> promising;
+    // (The loss in parts shuts out tensor parallelism, which may have won without it.)
     const bool is_open = !best || best->plan.mesh.tp > 1;
     for (std::size_t v = 0; v < looked.size(); ++v) {
-      const auto& [mesh, layers] = looked[v];
+      const auto& [mesh, floor] = looked[v];
       const bool is_asked = is_open || v < variants.list.size() || v == number;
-      const bool may_win = !best || layers.seconds() * kLossInParts < best->seconds;
+      const bool may_win = may_win_in_parts(floor, best ? &*best : nullptr);
       if (is_asked && may_win && *mesh != *looked[0].first) promising.push_back(v);
     }
     around = variants.around(promising);

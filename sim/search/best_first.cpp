@@ -18,7 +18,7 @@
 namespace foreshard {
 namespace {
 
-constexpr std::size_t kChunk = 16;
+constexpr std::size_t kChunk = 8;
 // A class whose member that gathers latest exceeds the GPU by more than a twentieth does not fit.
 constexpr std::int64_t kNear = 20;
 

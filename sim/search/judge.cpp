@@ -131,7 +131,7 @@ LayersFloor Judge::floor(const Plan& plan, const LazyPrograms& lazy) {
     return layers_bound(graph, costs_.price(graph));
   };
   const Time step = of(kTelling);
-  LayersFloor floor{step, {activations_of(graph_)}};
+  LayersFloor floor{step, {activations_of(graph_)}, peak_allocated(graph_)};
   if (plan.batch.accumulation > kTelling) {
     floor.step = extended_bound(of(kTelling - 1), floor.step, plan.batch.accumulation);
   }

@@ -55,8 +55,9 @@ struct PlanOutcome {
   Time step;
   Bytes peak;
   Bytes outside;
-  Bytes least_reserved;   // no allocator reserves less
-  bool is_built = false;  // these three are known
+  Bytes least_reserved;              // no allocator reserves less
+  bool is_built = false;             // these three are known
+  double may_be = 0, cannot_be = 2;  // odds that FitRule::may_be was asked of: the bounds known
   // Of a plan that was assessed.
   bool is_assessed = false;
   Bytes reserved;

@@ -38,6 +38,9 @@ struct LayersFloor {
   };
   Time step;
   std::vector<Held> ranks;
+  // The peak of the plan itself, which those have at the least that differ in what is gathered when
+  // and in the shard group, where theirs is not larger. 0: not told.
+  Bytes least = {};
 };
 
 // A lower bound of the peak, without a graph: what lives between steps, and on top of it the most

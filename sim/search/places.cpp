@@ -99,14 +99,24 @@ bool Places::asks_for_sure(const Plan& plan) const {
   return needs_sure && (plan.mesh.pp > 1 || options_.detail == SearchDetail::kBest);
 }
 
-bool Places::may_hold(std::size_t i, double share) const {
-  const PlanOutcome& outcome = outcomes_[i];
-  if (outcome.is_assessed || !options_.fit.at_most) return true;
-  const Fit least = fit_with(i, outcome.least_reserved);
-  return options_.fit.at_most(plan(i), least) >= share * options_.fit.terms.confidence;
+bool Places::may_hold_alone(std::size_t i, double share) const {
+  const double own = fit_probability(fit_with(i, outcomes_[i].least_reserved));
+  return 1 - options_.fit.share * (1 - own) >= share * options_.fit.terms.confidence;
 }
 
-bool Places::is_unlikely(std::size_t i) const {
+bool Places::may_hold(std::size_t i, double share) {
+  PlanOutcome& outcome = outcomes_[i];
+  if (outcome.is_assessed || !options_.fit.may_be) return true;
+  if (!may_hold_alone(i, share)) return false;
+  const double enough = share * options_.fit.terms.confidence;
+  if (enough <= outcome.may_be || enough >= outcome.cannot_be) return enough <= outcome.may_be;
+  const Fit least = fit_with(i, outcome.least_reserved);
+  const bool may = options_.fit.may_be(plan(i), least, enough);
+  (may ? outcome.may_be : outcome.cannot_be) = enough;
+  return may;
+}
+
+bool Places::is_unlikely(std::size_t i) {
   const Plan plan = this->plan(i);
   return plan.mesh.pp == 1 && asks_for_sure(plan) && !may_hold(i, 0.5);
 }
@@ -138,7 +148,9 @@ bool Places::holds(std::size_t i) {
 
 void Places::assess_next(std::set<Rank>& ranked, std::optional<Time> bound) {
   std::vector<std::size_t> asked;
-  for (auto next = ranked.begin(); next != ranked.end() && asked.size() <= failed_;) {
+  const bool is_open = options_.detail == SearchDetail::kAll;
+  const std::size_t most = is_open ? failed_ : std::min(failed_, at(arena_.max_concurrency() - 1));
+  for (auto next = ranked.begin(); next != ranked.end() && asked.size() <= most;) {
     const auto [step, peak, i] = *next;
     if ((bound && step >= *bound) || is_too_slow(step)) break;
     if (known_to_hold(i) == false || !may_hold(i)) {
@@ -250,7 +262,7 @@ SearchResult Places::counts() {
 
 void Places::count_verdicts(SearchResult& result) const {
   for (const PlanOutcome& outcome : outcomes_) {
-    ++(outcome.verdict == Verdict::kSimulated    ? result.simulated
+    ++(outcome.step > Time()                     ? result.simulated
        : outcome.verdict == Verdict::kDoesNotFit ? result.rejected_memory
                                                  : result.pruned);
   }

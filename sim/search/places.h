@@ -88,7 +88,7 @@ class Places {
 
   // Of a weighed place: whether neither it nor what gathers earlier can hold. (Half the odds that
   // are asked for are far from them.)
-  bool is_unlikely(std::size_t i) const;
+  bool is_unlikely(std::size_t i);
 
   // How early it gathers. Of two plans that differ in it alone, the one with less holds hardly more
   // memory: 2 % in small models (a test tries to find more).
@@ -110,11 +110,13 @@ class Places {
   void judge_anew(std::size_t i);
   void assess(std::size_t i);
   // Where only a plan that holds will do: assesses the first of `ranked` that may, in parallel with
-  // one more for each that failed to so far (so many do not depend on the number of threads), and
-  // takes out what cannot.
+  // one more for each that failed to so far (where tables show them, however many threads there
+  // are), and takes out what cannot.
   void assess_next(std::set<Rank>& ranked, std::optional<Time> bound);
-  // By the rule's upper bound, of a share of the odds that are asked for.
-  bool may_hold(std::size_t i, double share = 1) const;
+  // By the rule's upper bound, of a share of the odds that are asked for; as if it held under every
+  // other code.
+  bool may_hold_alone(std::size_t i, double share = 1) const;
+  bool may_hold(std::size_t i, double share = 1);
   // Whether what does not hold is of no use: not for tables, which show what fits, too.
   bool asks_for_sure(const Plan& plan) const;
   Fit fit_with(std::size_t i, Bytes reserved) const;

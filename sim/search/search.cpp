@@ -46,7 +46,7 @@ Candidate finished(Candidate best, const SearchSpace& space, const ModelSpec& mo
 
 }  // namespace
 
-SearchSpace settled(SearchSpace space, const Plan& best) {
+SearchSpace begun_as(SearchSpace space, const Plan& best) {
   for (const KnobAxis& knob : space.finish) {
     for (const auto& set : knob.values) {
       Plan plan = best;
@@ -54,30 +54,49 @@ SearchSpace settled(SearchSpace space, const Plan& best) {
       if (plan == best) set(space.base);
     }
   }
+  return space;
+}
+
+SearchSpace settled(SearchSpace space, const Plan& best) {
+  space = begun_as(std::move(space), best);
   space.finish.clear();
   return space;
 }
 
 SpaceFloor floor_of(const SearchSpace& space, const ModelSpec& model, const CostModel& costs,
-                    std::shared_ptr<StageSamples> samples) {
+                    const MemoryTerms& terms, std::shared_ptr<StageSamples> samples) {
   const SearchSpace whole = complete(space, costs.cluster());
   FitRule rule = {.samples = std::move(samples)};
   Judge judge(model, costs, rule);
   Place place{};
   place[at(Axis::kShard)] = static_cast<std::int16_t>(whole.shard_groups.size() - 1);
-  std::optional<Time> least;
+  // Keys that vary may take memory off.
+  const bool is_told = whole.knobs.empty();
+  const Bytes most = room(costs.cluster(), Bytes(), terms);
+  const Bytes nearly = most + most / 32;  // (Plans that gather earlier may hold a little less.)
+  std::optional<Time> bare, least;
   for (std::size_t m = 0; m < whole.micro_batches.size(); ++m) {
     place[at(Axis::kMicroBatch)] = static_cast<std::int16_t>(m);
-    const Plan plan = plan_at(whole, costs.cluster(), place);
-    if (const auto problem = find_problem(plan, model, costs.cluster())) {
-      // (A schedule that does not go with so many micro-batches does not whatever else varies.)
-      if (plan.mesh.pp > 1 && problem->key == "batch.accumulation") continue;
-      return {};
+    // What recomputes more takes longer.
+    for (std::size_t r = 0; r < whole.recomputes.size(); ++r) {
+      place[at(Axis::kRecompute)] = static_cast<std::int16_t>(r);
+      const Plan plan = plan_at(whole, costs.cluster(), place);
+      if (const auto problem = find_problem(plan, model, costs.cluster())) {
+        // (A schedule that does not go with so many micro-batches does not whatever else varies.)
+        const bool is_schedule = plan.mesh.pp > 1 && problem->key == "batch.accumulation";
+        if (r == 0 && !is_schedule) return {};
+        break;
+      }
+      const LayersFloor floor = judge.floor(plan, LazyPrograms(model, plan));
+      if (r == 0) bare = std::min(bare.value_or(floor.step), floor.step);
+      const bool has_room = memory_floor(plan, model, floor) <= most && floor.least <= nearly;
+      if (is_told && plan.mesh.pp == 1 && !has_room) continue;
+      least = std::min(least.value_or(floor.step), floor.step);
+      break;
     }
-    const Time layers = judge.floor(plan, LazyPrograms(model, plan)).step;
-    if (!least || layers < *least) least = layers;
   }
-  SpaceFloor floor{least.value_or(Time()), {}};
+  if (!bare) return {};
+  SpaceFloor floor{*bare, least.value_or(Time::seconds(kAnyStep)), {}};
   place[at(Axis::kMicroBatch)] = 0;
   place[at(Axis::kRecompute)] = static_cast<std::int16_t>(whole.recomputes.size() - 1);
   const Plan plan = plan_at(whole, costs.cluster(), place);
@@ -132,6 +151,11 @@ SearchResult search(const SearchSpace& space, const ModelSpec& model, const Cost
   if (is_faster) result.riskier = places.describe(*riskier);
   places.count_verdicts(result);
   return result;
+}
+
+bool leaves_room(const Candidate& best, Time bare) {
+  constexpr double kClose = 1.03;  // (assumed: what waits less gains less than it costs)
+  return best.recomputes() || best.seconds > bare.seconds() * kClose;
 }
 
 // Floors do not depend on each other.

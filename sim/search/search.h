@@ -132,9 +132,10 @@ struct FitRule {
   MemoryTerms terms;
   bool keeps_riskier = true;  // plans that fit, but not surely, are looked at: for the riskier one
   std::function<double(const Plan&, const Fit&, double enough)> probability;
-  // An upper bound of it, of a fit that reserves what is certain: told without replaying the
+  // Whether it may be `enough`, of a fit that reserves what is certain: told without replaying the
   // allocator. Optional.
-  std::function<double(const Plan&, const Fit& least)> at_most;
+  std::function<bool(const Plan&, const Fit& least, double enough)> may_be;
+  double share = 1;  // of `probability`, what is the search's own forecast's at the least
   std::shared_ptr<ReservedMemory> replays;
   std::shared_ptr<StageSamples> samples;
 };
@@ -169,6 +170,8 @@ struct SpaceFloor {
   // What layers take at the least, with the collectives inside of them: of every micro-batch,
   // recomputed as the first of the space's policies says (nothing, where it is free). A lower bound
   // of FSDP2's steps.
+  Time bare;
+  // The same of what has room for its activations, beyond every step where nothing has.
   Time layers;
   // A bound of the step of the plan that asks for least memory; where that does not fit, beyond
   // every step. It bounds no other plan.
@@ -180,7 +183,7 @@ inline constexpr double kLossInParts = 0.95;
 
 // Throws as enumerate().
 SpaceFloor floor_of(const SearchSpace& space, const ModelSpec& model, const CostModel& costs,
-                    std::shared_ptr<StageSamples> samples = nullptr);
+                    const MemoryTerms& terms, std::shared_ptr<StageSamples> samples = nullptr);
 
 // The numbers of spaces in the order in which to search them for their one best plan: the likeliest
 // to have it first, of equal ones the last.
@@ -189,12 +192,13 @@ std::vector<std::size_t> search_order(const std::vector<SpaceFloor>& floors);
 // The space around the values that `best` was finished with (SearchSpace::finish), which may let
 // another plan win: what tables are of.
 SearchSpace settled(SearchSpace space, const Plan& best);
+// The same, still to be finished: of another variant, whose plans then compare.
+SearchSpace begun_as(SearchSpace space, const Plan& best);
 
 SearchResult search(const SearchSpace& space, const ModelSpec& model, const CostModel& costs,
                     const SearchOptions& options);
 
-// What the layers of a job's variants take at the least, for searches that look at the variants one
-// after the other.
+// For searches that look at the variants of a job one after the other.
 
 // floor_of() each of the spaces, which `floor` says by its number, where they differ in axes; not
 // known of the others, and of those whose batch does not divide over their ranks: with them there
@@ -202,5 +206,14 @@ SearchResult search(const SearchSpace& space, const ModelSpec& model, const Cost
 std::vector<SpaceFloor> variant_floors(std::span<const SearchSpace* const> spaces,
                                        const std::function<SpaceFloor(std::size_t)>& floor,
                                        int threads);
+
+// Whether plans over other axes may be faster than the best one without, whose space's layers take
+// `bare`: where it recomputes, or waits for more than a few hundredths.
+bool leaves_room(const Candidate& best, Time bare);
+
+// Whether the loss in parts may make a variant the best.
+inline bool may_win_in_parts(const SpaceFloor& floor, const Candidate* best) {
+  return best == nullptr || floor.bare.seconds() * kLossInParts < best->seconds;
+}
 
 }  // namespace foreshard

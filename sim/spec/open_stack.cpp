@@ -1,5 +1,5 @@
-// An alternative of a chosen plan is a three-way merge: what the alternative changes of the job's
-// own plan is changed in the chosen plan, too, but for keys that the choice has changed.
+// Who may run a chosen plan is asked of the document that its file is read as: so a search and
+// whoever reads what it wrote cannot answer it differently.
 #include "sim/spec/open_stack.h"
 
 #include <fmt/format.h>
@@ -83,95 +83,119 @@ void share_out(std::vector<StackAlternative>& list) {
   for (StackAlternative& each : list) each.weight /= sum;
 }
 
+// Also where a file would leave it out.
 Json value_of(const PlanKey& key, const Plan& plan) {
-  return key.belongs_to(plan.runtime.kind) ? key.write(plan) : Json();
+  return key.value != nullptr && key.belongs_to(plan.runtime.kind) ? key.value(plan) : Json();
 }
 
-// Keys that an alternative changes of the job's own plan and the choice leaves, with its values.
-std::vector<std::pair<std::string, Json>> still_open(const Plan& base, const Plan& alternative,
-                                                     const Plan& chosen) {
-  std::vector<std::pair<std::string, Json>> list;
+bool fills_otherwise(const PlanKey& key, const OpenStacks& of, const Json& usual) {
+  const auto differs = [&](const Plan& plan) { return value_of(key, plan) != usual; };
+  return std::ranges::any_of(of.codes, differs, &StackAlternative::plan) ||
+         std::ranges::any_of(of.refused, differs);
+}
+
+using Keys = std::vector<const PlanKey*>;
+
+// The plan as its file is read.
+PlanDocument read_back(const Plan& chosen, const OpenStacks& of, const Keys& unsaid) {
+  static const Plan kUsual;
+  PlanDocument document = {.plan = chosen, .stack = chosen.stack};
   for (const PlanKey& key : plan_key_table()) {
-    const Json is = value_of(key, base), becomes = value_of(key, alternative);
-    if (is == becomes || becomes.is_null() || value_of(key, chosen) != is) continue;
-    list.emplace_back(key.path, becomes);
+    if (contains(unsaid, &key)) {
+      key.read(key, parse_yaml(yaml_value(key.value(kUsual)), std::string(key.path)), document);
+    } else if (contains(of.keys, &key) ||
+               (key.belongs_to(chosen.runtime.kind) && !key.write(chosen).is_null())) {
+      document.given.emplace(key.path, GivenKey{});
+    }
   }
-  return list;
+  return document;
 }
 
-Plan merged(const Plan& base, const Plan& alternative, const Plan& chosen) {
-  PlanDocument document = {.plan = chosen};
-  for (const auto& [path, value] : still_open(base, alternative, chosen)) {
-    document = apply_set(std::move(document), fmt::format("{}={}", path, yaml_value(value)));
+// Without the keys.
+OpenStacks codes_of(const PlanDocument& written, const ModelSpec& model, const Cluster& cluster) {
+  OpenStacks open;
+  if (written.has("stack") || cluster.host_computes) return open;
+  const StackUsage* usage = usage_of(written);
+  if (usage == nullptr) return open;
+  for (const auto& [name, of_100] : usage->of_100) {
+    try {
+      Plan plan = resolve(with_name(written, name), model, cluster).plan;
+      if (find_problem(plan, model, cluster)) {
+        open.refused.push_back(std::move(plan));
+      } else {
+        open.codes.push_back({name, of_100, std::move(plan)});
+      }
+    } catch (const Error&) {
+      continue;  // what was written goes with none
+    }
   }
-  return std::move(document.plan);
+  // Whatever they set was written.
+  const bool are_alike = std::ranges::all_of(open.codes, [&](const StackAlternative& each) {
+    return each.plan == open.codes.front().plan;
+  });
+  if (are_alike && open.codes.size() > 1) open.codes.clear();
+  share_out(open.codes);
+  return open;
+}
+
+struct PlanFile {
+  Keys unsaid;
+  std::vector<StackAlternative> codes;  // that may run what is said
+};
+
+// Unsaid is what a code would fill otherwise than the first, where the choice leaves that as it is
+// and the first fills it so again, of all that was chosen.
+PlanFile file_of(const OpenStacks& of, const Plan& chosen, const ModelSpec& model,
+                 const Cluster& cluster) {
+  PlanFile file;
+  for (const PlanKey* key : of.keys) {
+    const Json usual = value_of(*key, of.codes.front().plan);
+    if (value_of(*key, chosen) == usual && fills_otherwise(*key, of, usual))
+      file.unsaid.push_back(key);
+  }
+  while (true) {
+    const PlanDocument document = read_back(chosen, of, file.unsaid);
+    file.codes = codes_of(document, model, cluster).codes;
+    const Plan first =
+        file.codes.empty() ? resolve(document, model, cluster).plan : file.codes.front().plan;
+    const auto differing = std::erase_if(file.unsaid, [&](const PlanKey* key) {
+      return value_of(*key, first) != value_of(*key, chosen);
+    });
+    if (differing == 0) return file;
+  }
 }
 
 }  // namespace
 
-std::vector<StackAlternative> open_stacks(const PlanDocument& written, const ModelSpec& model,
-                                          const Cluster& cluster) {
-  std::vector<StackAlternative> list;
-  if (written.has("stack") || cluster.host_computes) return list;
-  const StackUsage* usage = usage_of(written);
-  if (usage == nullptr) return list;
-  for (const auto& [name, of_100] : usage->of_100) {
-    try {
-      const ResolvedPlan resolved = resolve(with_name(written, name), model, cluster);
-      check(resolved, model, cluster);
-      list.push_back({name, of_100, resolved.plan});
-    } catch (const Error&) {
-      continue;  // what was written does not go with this code, or with any
-    }
+OpenStacks open_stacks(const PlanDocument& written, const ModelSpec& model,
+                       const Cluster& cluster) {
+  OpenStacks open = codes_of(written, model, cluster);
+  for (const PlanKey& key : plan_key_table()) {
+    if (open.codes.empty()) break;
+    if (fills_otherwise(key, open, value_of(key, open.codes.front().plan)))
+      open.keys.push_back(&key);
   }
-  // Whatever they set was written.
-  const bool are_alike = std::ranges::all_of(
-      list, [&](const StackAlternative& each) { return each.plan == list.front().plan; });
-  if (are_alike && list.size() > 1) list.clear();
-  share_out(list);
-  return list;
+  return open;
 }
 
-std::vector<StackAlternative> open_stacks(const std::vector<StackAlternative>& of,
-                                          const Plan& chosen, const ModelSpec& model,
-                                          const Cluster& cluster) {
-  if (of.empty() || chosen == of.front().plan) return of;
-  std::vector<StackAlternative> list = {{of.front().name, of.front().weight, chosen}};
-  for (std::size_t i = 1; i < of.size(); ++i) {
-    Plan plan = merged(of.front().plan, of[i].plan, chosen);
-    if (find_problem(plan, model, cluster)) continue;
-    list.push_back({of[i].name, of[i].weight, std::move(plan)});
-  }
-  share_out(list);
-  return list;
+std::vector<StackAlternative> open_stacks(const OpenStacks& of, const Plan& chosen,
+                                          const ModelSpec& model, const Cluster& cluster) {
+  if (of.codes.empty() || chosen == of.codes.front().plan) return of.codes;
+  return file_of(of, chosen, model, cluster).codes;
 }
 
-std::string open_yaml(const std::vector<StackAlternative>& of, const Plan& plan) {
-  std::set<std::string, std::less<>> open;
-  for (const StackAlternative& each : of) {
-    for (const auto& [path, value] : still_open(of.front().plan, each.plan, plan)) {
-      open.insert(path);
-    }
-  }
-  std::string text;
-  const Json keys = to_json(plan);
-  std::istringstream lines(to_yaml(plan));
-  for (std::string line; std::getline(lines, line);) {  // a line for a key of the top level
-    const std::string key = line.substr(0, line.find(':'));
-    if (open.contains(key)) continue;
-    Json value = keys.at(key);
-    const std::size_t all = value.size();
-    for (const std::string& path : open) {
-      if (path.starts_with(key + ".")) value.erase(path.substr(key.size() + 1));
-    }
-    if (value.size() < all) line = fmt::format("{}: {}", key, yaml_value(value));
-    if (!value.empty() || all == 0) text += line + "\n";
-  }
-  return text;
+std::string open_yaml(const OpenStacks& of, const Plan& plan, const ModelSpec& model,
+                      const Cluster& cluster) {
+  if (of.codes.empty() || !plan.stack.empty()) return to_yaml(plan);
+  const Keys unsaid = file_of(of, plan, model, cluster).unsaid;
+  return to_yaml(plan, [&](const PlanKey& key) -> Json {
+    if (contains(unsaid, &key)) return {};
+    return contains(of.keys, &key) ? value_of(key, plan) : key.write(plan);
+  });
 }
 
-PlanDocument with_usual_stack(PlanDocument written, const std::vector<StackAlternative>& open) {
-  return open.empty() ? written : with_name(std::move(written), open.front().name);
+PlanDocument with_usual_stack(PlanDocument written, const OpenStacks& open) {
+  return open.codes.empty() ? written : with_name(std::move(written), open.codes.front().name);
 }
 
 std::size_t alternative_of_draw(const std::vector<double>& weights, int k) {

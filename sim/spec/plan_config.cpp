@@ -250,11 +250,13 @@ std::string yaml_value(const Json& value) {
   return plain(value);
 }
 
-Json to_json(const Plan& plan) {
+namespace {
+
+Json json_of(const Plan& plan, const std::function<Json(const PlanKey&)>& said) {
   Json root = Json::object();
   for (const PlanKey& key : plan_key_table()) {
     if (!key.belongs_to(plan.runtime.kind)) continue;
-    const Json value = key.write(plan);
+    const Json value = said(key);
     if (value.is_null()) continue;
     const std::size_t dot = key.path.find('.');
     if (dot == std::string_view::npos) {
@@ -266,9 +268,19 @@ Json to_json(const Plan& plan) {
   return root;
 }
 
+}  // namespace
+
+Json to_json(const Plan& plan) {
+  return json_of(plan, [&](const PlanKey& key) { return key.write(plan); });
+}
+
 std::string to_yaml(const Plan& plan) {
+  return to_yaml(plan, [&](const PlanKey& key) { return key.write(plan); });
+}
+
+std::string to_yaml(const Plan& plan, const std::function<Json(const PlanKey&)>& said) {
   std::string text;
-  const Json root = to_json(plan);
+  const Json root = json_of(plan, said);
   for (const auto& [key, value] : root.items()) {
     text += fmt::format("{}: {}\n", key,
                         is_name(key) ? yaml_string(value.get<std::string>()) : yaml_value(value));

@@ -6,6 +6,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <limits>
 #include <span>
 #include <string>
@@ -67,6 +68,9 @@ const PlanKey* find_plan_key(std::string_view path);  // nullptr: no such key
 
 // What a mapping of keys is about: "batch". "" where nothing is said.
 std::string_view plan_group_says(std::string_view group);
+
+// to_yaml() of what is said of every key of the plan's runtime (null: nothing).
+std::string to_yaml(const Plan& plan, const std::function<Json(const PlanKey&)>& said);
 
 // A value of to_json(Plan) as YAML on one line; for words of a plan, which need no quotes.
 std::string yaml_value(const Json& value);

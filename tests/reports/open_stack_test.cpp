@@ -82,7 +82,8 @@ TEST(OpenStackReport, OddsAreTheMeanOfTheCodesOdds) {
   const Fit first = codes.alone(0, 0).fit;
   EXPECT_DOUBLE_EQ(odds(tiny_plan(), first, 0), codes.report(0).fit_probability);
   const Fit least{first.capacity, first.outside, first.allocated, first.allocated};
-  EXPECT_GE(odds.at_most(tiny_plan(), least), odds(tiny_plan(), first, 0));
+  EXPECT_TRUE(odds.may_be(tiny_plan(), least, odds(tiny_plan(), first, 0)));
+  EXPECT_FALSE(odds.may_be(tiny_plan(), least, 1.01));
 }
 
 // A loop of one's own may keep what no key says: search and forecast count it alike, and say it.

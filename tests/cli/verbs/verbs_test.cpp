@@ -149,7 +149,8 @@ TEST(Verbs, SearchIsTheSameForAnyNumberOfThreads) {
 TEST(Verbs, SearchKeepsWhatIsFixed) {
   const auto json = json_of(
       run("search --json --global-batch 256 --fix mesh.shard=16 --fix prefetch.backward=2 "
-          "--fix recompute=selective --set batch.micro_batch=2 --set reshard_after_forward=always" +
+          "--fix recompute=selective --set batch.micro_batch=2 --set reshard_after_forward=always "
+          "--fix mesh.tp=1 --fix mesh.cp=1" +
           kJob));
   // Forward prefetch and the loss vary.
   EXPECT_EQ(json.at("enumerated"), 3 * 2);

@@ -24,9 +24,11 @@ PlanDocument named(const std::string& yaml) {
   return document;
 }
 
-std::vector<StackAlternative> open(const std::string& yaml) {
+OpenStacks all_open(const std::string& yaml) {
   return open_stacks(named(yaml), load_zoo_model("llama-3.1-8b"), round_cluster(64));
 }
+
+std::vector<StackAlternative> open(const std::string& yaml) { return all_open(yaml).codes; }
 
 std::vector<std::string> names(const std::vector<StackAlternative>& list) {
   std::vector<std::string> all;
@@ -80,7 +82,8 @@ TEST(OpenStacks, AlternativesTrainWithTheRuntime) {
 }
 
 TEST(OpenStacks, WhatWasWrittenOrChosenStaysInEveryAlternative) {
-  const auto list = open("loss: chunked-4\nkernels: {rope: fused}");
+  const OpenStacks all = all_open("loss: chunked-4\nkernels: {rope: fused}");
+  const auto& list = all.codes;
   for (const StackAlternative& each : list) {
     EXPECT_EQ(each.plan.loss.chunks, 4) << each.name;
     EXPECT_EQ(each.plan.kernels.rope, ModuleKernels::Rope::kFused) << each.name;
@@ -89,7 +92,7 @@ TEST(OpenStacks, WhatWasWrittenOrChosenStaysInEveryAlternative) {
   chosen.batch.micro_batch = 2;
   chosen.recompute = {Recompute::kFull, {}};
   chosen.optimizer.implementation = Optimizer::Implementation::kLoop;  // no code's
-  const auto others = open_stacks(list, chosen, load_zoo_model("llama-3.1-8b"), round_cluster(64));
+  const auto others = open_stacks(all, chosen, load_zoo_model("llama-3.1-8b"), round_cluster(64));
   ASSERT_EQ(names(others), names(list));
   EXPECT_EQ(others.front().plan, chosen);
   for (std::size_t i = 0; i < list.size(); ++i) {
@@ -107,13 +110,13 @@ TEST(OpenStacks, WhatWasWrittenOrChosenStaysInEveryAlternative) {
 TEST(OpenStacks, AFileOfAChosenPlanIsReadBackAsOpenAsItWas) {
   for (const char* runtime : {"fsdp2", "fsdp1", "zero3"}) {
     SCOPED_TRACE(runtime);
-    const auto list = open(std::string("runtime: ") + runtime);
-    Plan chosen = list.front().plan;
+    const ModelSpec model = load_zoo_model("llama-3.1-8b");
+    const OpenStacks all = all_open(std::string("runtime: ") + runtime);
+    Plan chosen = all.codes.front().plan;
     chosen.batch.micro_batch = 2;
     chosen.loss = {Loss::Kind::kChunked, 8};
-    const auto others =
-        open_stacks(list, chosen, load_zoo_model("llama-3.1-8b"), round_cluster(64));
-    const auto back = open(open_yaml(list, chosen));
+    const auto others = open_stacks(all, chosen, model, round_cluster(64));
+    const auto back = open(open_yaml(all, chosen, model, round_cluster(64)));
     ASSERT_EQ(names(back), names(others));
     for (std::size_t i = 0; i < back.size(); ++i) {
       EXPECT_EQ(to_yaml(back[i].plan), to_yaml(others[i].plan)) << back[i].name;
