@@ -157,6 +157,9 @@ if(FORESHARD_PYTHON)
   add_test(NAME random_plans
            COMMAND "${FORESHARD_PYTHON}" "${PROJECT_SOURCE_DIR}/tests/cli/random_plans.py"
                    "${FORESHARD_BIN_DIR}/foreshard")
+  add_test(NAME megatron_core
+           COMMAND "${FORESHARD_PYTHON}" "${PROJECT_SOURCE_DIR}/tests/presets/megatron_core.py"
+                   "${FORESHARD_BIN_DIR}")
   add_test(NAME planted_causes
            COMMAND "${FORESHARD_PYTHON}" "${PROJECT_SOURCE_DIR}/reports/diagnose/planted.py"
                    "${FORESHARD_BIN_DIR}/foreshard")

@@ -65,6 +65,8 @@ struct ParameterSpec {
   // counted, gathered and reduced in the embedding's layer (LayerSpec::numel and
   // ModelSpec::parameters leave it out).
   bool tied = false;
+  // A tied table that the first and the last stage of a pipeline have each (part_of_pipeline).
+  bool in_two_stages = false;
   // Normalisation weights, which some plans leave to plain replication (`ignored: norms`).
   bool is_norm = false;
   // false: frozen whatever the plan says (the base under adapters): no gradient, no optimizer

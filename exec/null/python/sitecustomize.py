@@ -529,7 +529,7 @@ def described_model(root):
     described_fsdp1(root, document)
     if type(root).__name__ == "DeepSpeedEngine":
         document["deepspeed"] = plain(root._config._param_dict)
-    if type(root).__name__ == "DistributedDataParallel":
+    if type(root).__name__ == "DistributedDataParallel" and hasattr(root, "reducer"):  # not Megatron's
         document["ddp"] = described_ddp(root)
     if hasattr(inner, "peft_config"):
         document["lora"] = described_adapters(inner)

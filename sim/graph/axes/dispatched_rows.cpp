@@ -178,7 +178,28 @@ LayerSpec route_by_maps(LayerSpec layer, const Plan& plan) {
     op.in_place = i > 0;
     op.part = top->part;
   }
-  maps.back().released = maps.back().outputs;
+  // Tokens of each expert, which the ranks that share a sequence add up (router.py,
+  // _apply_aux_loss).
+  const Mesh& mesh = plan.mesh;
+  if (mesh.tp > 1 || mesh.cp > 1) {
+    const std::int64_t experts = layer.tensors[at(scores)].per_token;
+    const auto counts = [&] {
+      layer.tensors.push_back(
+          {.name = "tokens of experts", .fixed = experts, .type = ElementType::kInt64});
+      return static_cast<Index>(layer.tensors.size() - 1);
+    };
+    Operation sum = maps.back();
+    sum.in_place = maps.back().in_place = false;
+    sum.inputs = maps.back().outputs = {counts()};
+    sum.outputs = {counts()};
+    sum.collective = {.kind = CollectiveKind::kAllReduce,
+                      .dim = mesh.tp > 1 ? MeshDim::kTp : MeshDim::kCp,
+                      .waits = true};
+    sum.released = {maps.back().inputs.front(), sum.inputs.front(), sum.outputs.front()};
+    maps.push_back(std::move(sum));
+  } else {
+    maps.back().released = maps.back().outputs;
+  }
   layer.operations.insert(top, maps.begin(), maps.end());
   return layer;
 }

@@ -182,10 +182,11 @@ std::int64_t ExpertCutter::parts_gathered() const {
 
 bool ExpertCutter::rows_travel() const { return exchanges() || parts_gathered() > 1; }
 
-void ExpertCutter::share_rows(Index from, Index to, CollectiveKind kind, CollectiveKind backward) {
+void ExpertCutter::share_rows(Index from, Index to, CollectiveKind kind, CollectiveKind backward,
+                              MeshDim dim) {
   Operation& op = part_.move(from, to, routing_.part);
-  op.collective = {.kind = kind, .dim = MeshDim::kEtp, .waits = true};
-  op.collective_backward = {.kind = backward, .dim = MeshDim::kEtp, .waits = true};
+  op.collective = {.kind = kind, .dim = dim, .waits = true};
+  op.collective_backward = {.kind = backward, .dim = dim, .waits = true};
 }
 
 Index ExpertCutter::find(std::string_view name) const {
@@ -254,12 +255,16 @@ void ExpertCutter::dispatch(const Operation& first) {
 }
 
 Index ExpertCutter::receive(Index rows, Index counts, std::int64_t groups, Indices& ended) {
-  const std::int64_t gathered = exchanges() ? 1 : parts_gathered();
-  const Index came = fixed("rows_per_expert received", groups * gathered, ElementType::kInt64);
-  if (exchanges()) {
-    route(counts, came, true).collective.copies = 1;
+  // Megatron-Core's ranks tell all counts to all (token_dispatcher.py, preprocess).
+  const bool tells_all = part_.megatron || !exchanges();
+  const std::int64_t ranks = exchanges() ? part_.plan.mesh.ep * parts_gathered() : parts_gathered();
+  const std::int64_t told = tells_all ? ranks : 1;
+  const Index came = fixed("rows_per_expert received", groups * told, ElementType::kInt64);
+  if (tells_all) {
+    share_rows(counts, came, CollectiveKind::kAllGather, CollectiveKind::kReduceScatter,
+               exchanges() ? MeshDim::kEp : MeshDim::kEtp);
   } else {
-    share_rows(counts, came, CollectiveKind::kAllGather, CollectiveKind::kReduceScatter);
+    route(counts, came, true).collective.copies = 1;
   }
   part_.layer.operations.back().gradient = GradientRule::kNone;
   const auto read = [&](Index of, const char* name, bool Operation::*how) -> Index {

@@ -18,6 +18,7 @@ class Cutter {
       : part_(layer, plan), experts_(part_), attention_(part_) {
     part_.place(0, layer.role == LayerRole::kEmbedding ? Placement::kWhole : input);
     if (layer.joins >= 0) part_.place(layer.joins, joined);
+    last_sum_ = find_last_sum();
   }
 
   CutLayer run() {
@@ -100,6 +101,7 @@ class Cutter {
   void cut_in_turn(const Operation& op) {
     Indices ended = std::exchange(part_.held, {});
     cut(op);
+    if (last_sum_ != kNone && contains(op.outputs, last_sum_)) scatter_sum();
     Indices& released = part_.layer.operations.back().released;
     append(released, ended);
   }
@@ -169,6 +171,10 @@ class Cutter {
       const std::int8_t part = op.part;
       const bool biased = part_.native && op.parameters.size() > 1;
       const Index bias = biased ? op.parameters.back() : kNone;
+      // Added to the rank's own positions (RowParallelLinear).
+      if (part_.megatron && part_.sequence && op.parameters.size() > 1) {
+        part_.layer.parameters[at(op.parameters.back())].partial = true;
+      }
       if (biased) op.parameters.pop_back();
       part_.layer.operations.push_back(std::move(op));
       part_.of_last().terms = part_.slices;
@@ -305,6 +311,10 @@ class Cutter {
   void cut_lookup(Operation op) {
     if (part_.source.role == LayerRole::kBlock) return look_up_heads(std::move(op));
     if (part_.native && op.inputs.front() != 0) return look_up_positions(std::move(op));
+    if (part_.megatron && op.inputs.front() != 0) {  // of positions: whole on every rank
+      part_.layer.operations.push_back(std::move(op));
+      return;
+    }
     if (part_.tp == 1) {
       if (cuts()) part_.place(op.outputs, Placement::kSequence);
       part_.layer.operations.push_back(std::move(op));
@@ -316,7 +326,34 @@ class Cutter {
     table.shape[0] = chunk_of(table.shape[0], part_.tp, part_.plan.mesh.tp_index(part_.plan.rank));
     const std::int8_t part = op.part;
     part_.layer.operations.push_back(std::move(op));
-    part_.reduce(result, part);
+    part_.reduce(result, part, false, last_sum_ != kNone);
+  }
+
+  // What Megatron-Core adds to words (positions, kinds of tokens) is whole: so is their sum, of
+  // which each rank then takes its positions (language_model_embedding.py).
+  Index find_last_sum() const {
+    Index last = kNone;
+    if (!part_.megatron || !part_.sequence || part_.tp == 1) return last;
+    if (part_.source.role != LayerRole::kEmbedding) return last;
+    const bool adds = std::ranges::count(part_.source.operations, OperationKind::kEmbedding,
+                                         &Operation::kind) > 1;
+    for (const Operation& op : part_.source.operations) {
+      if (adds && op.function == Function::kAdd) last = op.outputs.front();
+    }
+    return last;
+  }
+
+  void scatter_sum() {
+    const Index whole = std::exchange(last_sum_, kNone);
+    TensorSpec spec = part_.source.tensors[at(whole)];
+    spec.name += " of the rank";
+    const Index own = part_.add_tensor(std::move(spec), Placement::kSequence);
+    part_.layer.tensors[at(own)].split *= part_.tp;
+    Operation& op = part_.move(whole, own, part_.source.operations.back().part);
+    op.released = {whole};
+    op.collective_backward = {.kind = CollectiveKind::kAllGather, .waits = true};
+    part_.renamed = {whole, own};
+    if (part_.layer.output == whole) part_.layer.output = own;
   }
 
   // Heads and groups of the rank: whatever the operation has for each of them, and the weights of
@@ -374,7 +411,8 @@ class Cutter {
   LayerPart part_;
   ExpertCutter experts_;
   AttentionCutter attention_;
-  Index heads_ = kNone;  // of all ranks
+  Index heads_ = kNone;     // of all ranks
+  Index last_sum_ = kNone;  // whole, to be scattered
 };
 
 }  // namespace

@@ -114,8 +114,9 @@ Index LayerPart::own_input(Index t, std::int8_t part) {
   return same;
 }
 
-void LayerPart::reduce(Index result, std::int8_t part, bool has_returned) {
+void LayerPart::reduce(Index result, std::int8_t part, bool has_returned, bool whole) {
   if (tp == 1) return place(result, Placement::kSequence);
+  const bool scatters = sequence && !whole;
   Operation& product = layer.operations.back();
   const Index partial = add_tensor(layer.tensors[at(result)], Placement::kWhole);
   layer.tensors[at(partial)].name += " (summand)";
@@ -123,11 +124,11 @@ void LayerPart::reduce(Index result, std::int8_t part, bool has_returned) {
   const Indices released = has_returned ? Indices() : std::exchange(product.released, {});
   const bool in_fp8 = gathers_in_fp8(product);
   if (in_fp8) product.fp8_gradients = tp;
-  place(result, sequence ? Placement::kSequence : Placement::kWhole);
+  place(result, scatters ? Placement::kSequence : Placement::kWhole);
   Operation& op = move(partial, result, part);
   op.released = {partial};
   append(op.released, released);
-  if (sequence) {
+  if (scatters) {
     // The engine's parts are rows of tokens, Megatron-Core's first dimension is positions:
     // neither needs copies.
     const bool by_rows = native || megatron;

@@ -38,7 +38,8 @@ struct LayerPart {
   Index own_input(Index t, std::int8_t part);
   // The last operation's output, of which each rank has a summand, becomes `result`. What that
   // operation lets go of goes behind the collective, unless its module has returned before.
-  void reduce(Index result, std::int8_t part, bool has_returned = false);
+  // `whole`: all-reduced, whatever the plan says of sequences.
+  void reduce(Index result, std::int8_t part, bool has_returned = false, bool whole = false);
   // The bias is added once, to the sum.
   void reduce_and_add(Index result, Index bias, std::int8_t part);
 
@@ -135,7 +136,8 @@ class ExpertCutter {
   // What the experts read, by products or casts.
   void enter_experts(Operation& op);
   bool cut_stack(Operation& op);
-  void share_rows(Index from, Index to, CollectiveKind kind, CollectiveKind backward);
+  void share_rows(Index from, Index to, CollectiveKind kind, CollectiveKind backward,
+                  MeshDim dim = MeshDim::kEtp);
   Index find(std::string_view name) const;
   Index fixed(std::string name, std::int64_t elements, ElementType type = ElementType::kCompute);
   Operation& route(Index from, Index to, bool waits);

@@ -34,6 +34,19 @@
 namespace foreshard {
 namespace {
 
+void sort_parameters(LayerSpec& layer, const Indices& order) {
+  std::vector<ParameterSpec> sorted;
+  Indices place(order.size());
+  for (std::size_t i = 0; i < order.size(); ++i) {
+    place[at(order[i])] = static_cast<Index>(i);
+    sorted.push_back(std::move(layer.parameters[at(order[i])]));
+  }
+  layer.parameters = std::move(sorted);
+  for (Operation& op : layer.operations) {
+    for (Index& p : op.parameters) p = place[at(p)];
+  }
+}
+
 // Modules register what is inside them before the block registers its norms, DeepSeek's between
 // attention and feed-forward layer (torchtitan 0.2.2 models/*/model/model.py), a mixture its
 // experts before its router (models/moe/moe.py), and feed-forward layers w1, w2, w3: gate, down,
@@ -68,16 +81,32 @@ void order_as_registered(LayerSpec& layer) {
   for (std::size_t i = 0; i + 1 < order.size(); ++i) {
     if (is_named(i, "up_proj") && is_named(i + 1, "down_proj")) std::swap(order[i], order[i + 1]);
   }
-  std::vector<ParameterSpec> sorted;
-  Indices place(order.size());
-  for (std::size_t i = 0; i < order.size(); ++i) {
-    place[at(order[i])] = static_cast<Index>(i);
-    sorted.push_back(std::move(layer.parameters[at(order[i])]));
+  sort_parameters(layer, order);
+}
+
+// A Megatron-Core layer has what it computes in this order (TransformerEngine's linear layers, of
+// which those in front have the norm), but for attention's output projection, which every kind of
+// attention makes first (core/transformer/attention.py).
+void order_as_executed(LayerSpec& layer) {
+  if (layer.role != LayerRole::kBlock) return;
+  Indices order, projection;
+  bool attends = false;
+  const auto add = [&](Indices& to, const Operation& op) {
+    for (const Index p : op.parameters) {
+      if (!contains(order, p) && !contains(projection, p)) to.push_back(p);
+    }
+  };
+  for (const Operation& op : layer.operations) {
+    const bool is_product = op.kind == OperationKind::kGemm;
+    attends |= op.kind == OperationKind::kAttention || (is_product && op.parameters.empty());
+    const bool projects = attends && is_product && !op.parameters.empty() && projection.empty();
+    add(projects ? projection : order, op);
   }
-  layer.parameters = std::move(sorted);
-  for (Operation& op : layer.operations) {
-    for (Index& p : op.parameters) p = place[at(p)];
+  order.insert(order.begin(), projection.begin(), projection.end());
+  for (std::size_t p = 0; p < layer.parameters.size(); ++p) {
+    if (!contains(order, static_cast<Index>(p))) order.push_back(static_cast<Index>(p));
   }
+  sort_parameters(layer, order);
 }
 
 // With the products that Megatron-Core runs as one, and what its mixtures and dispatchers do.
@@ -179,7 +208,9 @@ ModelSpec part_of_rank(const ModelSpec& model, const Plan& plan) {
   }
   cut_kinds(ModelSpec(part), plan, [&](std::size_t kind, CutLayer cut) {
     part.kinds[kind] = std::move(cut.layer);
-    if (plan.runtime.kind != RuntimeKind::kNative) order_as_registered(part.kinds[kind]);
+    if (plan.runtime.kind == RuntimeKind::kNative) return;
+    const bool is_megatron = plan.runtime.kind == RuntimeKind::kMegatron;
+    is_megatron ? order_as_executed(part.kinds[kind]) : order_as_registered(part.kinds[kind]);
   });
   if (has_shared_table(part)) {
     for (LayerSpec& layer : part.kinds) {

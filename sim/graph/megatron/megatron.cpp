@@ -12,7 +12,21 @@ Megatron::Megatron(const ModelSpec& model, const Plan& plan, const LayerPrograms
                    EventGraph recycled)
     : GradientHooks(model, plan, programs, std::move(recycled), {plan.param_dtype, Log::kNone}) {
   find_norm_ranks();
+  find_embedding_ranks();
   lay_out();
+}
+
+// The first and the last stage. Groups of a shape tile the ranks, so pairs half of the stages apart
+// stand for them.
+void Megatron::find_embedding_ranks() {
+  const Mesh& mesh = plan_.mesh;
+  const bool has_table = std::ranges::any_of(parameters(), [&](const Parameter& p) {
+    return spec_of(p.layer).parameters[at(p.index)].in_two_stages;
+  });
+  if (!has_table) return;
+  std::vector<Communicator>& list = graph().communicators;
+  embedding_ranks_ = static_cast<std::uint8_t>(list.size());
+  list.push_back({"embedding", {2, mesh.pp / 2 * mesh.stage_ranks(), plan_.placement}, false});
 }
 
 // Each rank has its part of the norm: of its shard, or of its part of the model. (4 bytes: of ranks
@@ -113,11 +127,13 @@ void Megatron::backward_ended(std::int32_t) {
   for (const std::int32_t p : std::exchange(ready_, {})) {
     std::int32_t gradient = gradient_buffer(p, pass());
     StepBuilder::free(gradient);
-    const Place place = place_of_[at(p)];
+    const Place& place = place_of_[at(p)];
     FlatBuffer& buffer = buffers_[at(place.buffer)];
-    Bucket& bucket = buffer.buckets[at(place.bucket)];
-    const bool full = last_ && --bucket.missing == 0;
-    if (full && options().overlap_grad_reduce) reduce(buffer, bucket);
+    for (std::int32_t b = place.bucket; b <= place.last_bucket; ++b) {
+      Bucket& bucket = buffer.buckets[at(b)];
+      const bool full = last_ && --bucket.missing == 0;
+      if (full && options().overlap_grad_reduce) reduce(buffer, bucket);
+    }
   }
 }
 
@@ -132,6 +148,20 @@ void Megatron::finalize_gradients() {
   }
   wait(Stream::kCompute, tail(Stream::kReduceScatter));
   reduce_replicated_gradients();
+  sum_table_gradients();
+}
+
+// A tied table's gradients of the first and the last stage, whole (_allreduce_word_embedding_grads;
+// the optimizer's shard is as it should be).
+void Megatron::sum_table_gradients() {
+  if (embedding_ranks_ == kNoCommunicator) return;
+  for (const Parameter& p : parameters()) {
+    if (!p.trained || !spec_of(p.layer).parameters[at(p.index)].in_two_stages) continue;
+    wait(Stream::kAllReduce, tail(Stream::kCompute));
+    wait(Stream::kCompute,
+         StepBuilder::add_collective(EventKind::kAllReduce, Stream::kAllReduce, embedding_ranks_,
+                                     Bytes(p.numel * gradient_size()), -1));
+  }
 }
 
 // Put side by side, summed over tp, put back.
@@ -208,9 +238,9 @@ void Megatron::step() {
   EventId last = tail(Stream::kCompute);
   if (options().distributed_optimizer && !options().overlap_param_gather) {
     for (FlatBuffer& buffer : buffers_) {
-      for (auto bucket = buffer.buckets.rbegin(); bucket != buffer.buckets.rend(); ++bucket) {
-        gather(buffer, *bucket);
-        if (bucket->gathered != kNoEvent) last = bucket->gathered;
+      for (Bucket& bucket : buffer.buckets) {
+        gather(buffer, bucket);
+        if (bucket.gathered != kNoEvent) last = bucket.gathered;
       }
     }
     wait(Stream::kCompute, last);

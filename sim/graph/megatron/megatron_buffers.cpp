@@ -33,21 +33,27 @@ void Megatron::lay_out() {
   first_of_layer_.assign(model_.order.size() + 1, 0);
   for (const Parameter& p : parameters()) ++first_of_layer_[at(p.layer) + 1];
   std::partial_sum(first_of_layer_.begin(), first_of_layer_.end(), first_of_layer_.begin());
-  FlatBuffer& dense = buffers_.emplace_back(FlatBuffer{
-      .shards = mesh.is_plain() ? kShard : communicator_of(MeshDim::kFsdp), .ranks = mesh.fsdp()});
+  FlatBuffer dense{.shards = mesh.is_plain() ? kShard : communicator_of(MeshDim::kFsdp),
+                   .ranks = mesh.fsdp()};
+  FlatBuffer experts{.shards = communicator_of(MeshDim::kEfsdp), .ranks = mesh.efsdp()};
   if (mesh.replicate > 1) {
     dense.replicas = mesh.is_plain() ? kReplicate : communicator_of(MeshDim::kReplicate);
+    experts.replicas = communicator_of(MeshDim::kExpertReplicate);
   }
-  lay_out(dense, 0);
-  FlatBuffer experts;
-  experts.ranks = mesh.efsdp();
-  experts.shards = communicator_of(MeshDim::kEfsdp);
-  if (mesh.replicate > 1) experts.replicas = communicator_of(MeshDim::kExpertReplicate);
-  lay_out(experts, 1);
-  if (!experts.buckets.empty()) buffers_.push_back(std::move(experts));
+  const auto layers = static_cast<std::int32_t>(model_.order.size());
+  const bool has_stages = plan_.mesh.pp > 1;
+  const std::vector<StageLayers> whole = {{.stage = 0, .begin = 0, .end = layers}};
+  for (const StageLayers& stage : has_stages ? stages() : whole) {
+    lay_out(dense, stage, false);
+    lay_out(experts, stage, true);
+  }
 }
 
-void Megatron::lay_out(FlatBuffer& buffer, std::int32_t number) {
+void Megatron::lay_out(FlatBuffer buffer, const StageLayers& stage, bool of_experts) {
+  // Those of other stages than the first are not cut (DistributedDataParallel's pp_rank,
+  // disable_bucketing).
+  const bool is_cut = options().overlap_grad_reduce && stage.stage == 0;
+  const auto number = static_cast<std::int32_t>(buffers_.size());
   const std::int64_t limit = bucket_size(buffer);
   const bool shards = options().distributed_optimizer;
   buffer.parts = shards ? buffer.ranks : 1;
@@ -55,22 +61,31 @@ void Megatron::lay_out(FlatBuffer& buffer, std::int32_t number) {
   const std::int64_t multiple = shards ? std::lcm(buffer.ranks, std::int64_t{128}) : 1;
   bool open = false;
   for (const bool narrow : {true, false}) {
-    for (auto p = static_cast<std::int32_t>(parameters().size()); p-- > 0;) {
+    for (std::int32_t p = first_of_layer_[at(stage.end)]; p-- > first_of_layer_[at(stage.begin)];) {
       const Parameter& each = parameter(p);
       const bool is_narrow = spec_of(each.layer).parameters[at(each.index)].gathered_in_fp8;
-      if (!each.trained || is_expert(p) != (number == 1) || is_narrow != narrow) continue;
-      if (!open) buffer.buckets.emplace_back();
-      Bucket& bucket = buffer.buckets.back();
-      bucket.numel = padded(bucket.numel, begin) + each.numel;
-      ++bucket.parameters;
-      bucket.missing += each.used ? 1 : 0;
-      place_of_[at(p)] = {number, static_cast<std::int32_t>(buffer.buckets.size()) - 1};
-      const bool is_last = !narrow && buffer.narrow > 0;
-      open = is_last || !options().overlap_grad_reduce || bucket.numel < limit;
-      if (!narrow) continue;
-      bucket.narrow += each.numel;
-      buffer.narrow += each.numel;
-      ++buffer.narrow_weights;
+      if (!each.trained || is_expert(p) != of_experts || is_narrow != narrow) continue;
+      const ParameterSpec& spec = spec_of(each.layer).parameters[at(each.index)];
+      // Each expert's weight is a parameter (TEGroupedLinear).
+      const std::int64_t count = spec.shape.size() == 3 ? spec.shape[0] : 1;
+      // Both stages cut a table alike (_does_param_require_new_bucket).
+      const bool alone = shards && spec.in_two_stages;
+      for (std::int64_t i = 0; i < count; ++i) {
+        const bool is_new = !open || alone;
+        if (is_new) buffer.buckets.emplace_back();
+        Bucket& bucket = buffer.buckets.back();
+        const auto b = static_cast<std::int32_t>(buffer.buckets.size()) - 1;
+        if (i == 0) place_of_[at(p)] = {number, b, b};
+        place_of_[at(p)].last_bucket = b;
+        bucket.missing += each.used && (i == 0 || is_new) ? 1 : 0;
+        bucket.numel = padded(bucket.numel, begin) + each.numel / count;
+        const bool is_last = !narrow && buffer.narrow > 0;
+        open = !alone && (is_last || !is_cut || bucket.numel < limit);
+        if (!narrow) continue;
+        bucket.narrow += each.numel / count;
+        buffer.narrow += each.numel / count;
+        ++buffer.narrow_weights;
+      }
     }
     open = open || buffer.narrow > 0;
   }
@@ -78,6 +93,7 @@ void Megatron::lay_out(FlatBuffer& buffer, std::int32_t number) {
     bucket.numel = padded(bucket.numel, multiple);
     buffer.numel += bucket.numel;
   }
+  if (!buffer.buckets.empty()) buffers_.push_back(std::move(buffer));
 }
 
 void Megatron::persistent_memory() {
@@ -112,14 +128,14 @@ void Megatron::gather(FlatBuffer& buffer, Bucket& bucket) {
 
 // Waits for the bucket's gather and sends the next one's, that of the bucket before it in the
 // buffer, on its way.
-void Megatron::finish_param_sync(Place place) {
+void Megatron::finish_param_sync(const Place& place) {
   FlatBuffer& buffer = buffers_[at(place.buffer)];
-  Bucket& bucket = buffer.buckets[at(place.bucket)];
-  gather(buffer, bucket);
-  if (bucket.gathered == kNoEvent) return;
-  wait(Stream::kCompute, std::exchange(bucket.gathered, kNoEvent));
-  if (place.bucket > 0) {
-    gather(buffer, buffer.buckets[at(place.bucket) - 1]);
+  for (std::int32_t b = place.last_bucket; b >= place.bucket; --b) {
+    Bucket& bucket = buffer.buckets[at(b)];
+    gather(buffer, bucket);
+    if (bucket.gathered == kNoEvent) continue;
+    wait(Stream::kCompute, std::exchange(bucket.gathered, kNoEvent));
+    if (b > 0) gather(buffer, buffer.buckets[at(b) - 1]);
   }
 }
 

@@ -28,10 +28,9 @@ class Megatron final : public GradientHooks {
 
  private:
   struct Bucket {
-    std::int64_t numel = 0;       // padded
-    std::int64_t narrow = 0;      // of it in fp8
-    std::int32_t parameters = 0;  // in it
-    std::int32_t missing = 0;     // without a gradient in this micro-batch
+    std::int64_t numel = 0;    // padded
+    std::int64_t narrow = 0;   // of it in fp8
+    std::int32_t missing = 0;  // without a gradient in this micro-batch
     EventId gathered = kNoEvent;
     bool dispatched = false;  // its gather
   };
@@ -48,7 +47,7 @@ class Megatron final : public GradientHooks {
     std::int64_t shard_numel() const { return numel / parts; }
   };
   struct Place {
-    std::int32_t buffer = 0, bucket = 0;
+    std::int32_t buffer = 0, bucket = 0, last_bucket = 0;
   };
 
   const MegatronOptions& options() const { return plan_.megatron; }
@@ -63,10 +62,10 @@ class Megatron final : public GradientHooks {
 
   // --- megatron_buffers.cpp ---
   void lay_out();
-  void lay_out(FlatBuffer& buffer, std::int32_t number);
+  void lay_out(FlatBuffer buffer, const StageLayers& stage, bool of_experts);
   void persistent_memory();
   void gather(FlatBuffer& buffer, Bucket& bucket);
-  void finish_param_sync(Place place);
+  void finish_param_sync(const Place& place);
   void reduce(FlatBuffer& buffer, Bucket& bucket);
 
   // --- megatron_pipeline.cpp ---
@@ -80,24 +79,27 @@ class Megatron final : public GradientHooks {
 
   // --- megatron.cpp ---
   void find_norm_ranks();
+  void find_embedding_ranks();
   void cast_weights(std::int32_t layer);
   void forward_begins(std::int32_t layer) override;
   void gradient_ready(std::int32_t parameter) override;
   void backward_ended(std::int32_t layer) override;
   void finalize_gradients();
   void reduce_replicated_gradients();
+  void sum_table_gradients();
   void cast_shards();
   void step();
   UnitWork step_work(EventKind kind) const override;
 
-  std::vector<FlatBuffer> buffers_;  // dense parameters, experts
+  std::vector<FlatBuffer> buffers_;  // dense parameters and experts, of each stage
   std::vector<Place> place_of_;      // parameters
   std::vector<std::int32_t> ready_;  // gradients of the layer whose backward runs
   std::vector<std::int32_t> first_of_layer_;
-  std::uint8_t norm_ranks_ = kNoCommunicator;  // that sum the norm
-  bool first_ = true, last_ = true;            // micro-batch
-  Bytes boundary_;                             // of a micro-batch between stages
-  std::vector<EventId> batches_sent_;          // of transfers, by number
+  std::uint8_t norm_ranks_ = kNoCommunicator;       // that sum the norm
+  std::uint8_t embedding_ranks_ = kNoCommunicator;  // of a pipeline, that have a tied table
+  bool first_ = true, last_ = true;                 // micro-batch
+  Bytes boundary_;                                  // of a micro-batch between stages
+  std::vector<EventId> batches_sent_;               // of transfers, by number
 };
 
 }  // namespace foreshard

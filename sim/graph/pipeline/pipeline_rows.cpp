@@ -234,6 +234,8 @@ PipelineRows one_f_one_b_rows(const StagePipeline& p, int rank) {
   Host host(stage_ranks(p));
   const auto send = [&](bool forward, int k) { return host.transfer(true, rank, forward, k); };
   const auto recv = [&](bool forward, int k) { return host.transfer(false, rank, forward, k); };
+  // Fewer micro-batches than stages (Megatron-Core; PyTorch refuses them): all forwards come first.
+  const bool fills = p.microbatches >= p.ranks - rank;
   int forwards = std::min(p.microbatches, p.ranks - rank), backwards = 0;
   std::optional<int> sent;
   for (int k = 0; k < forwards; ++k) {
@@ -241,16 +243,17 @@ PipelineRows one_f_one_b_rows(const StagePipeline& p, int rank) {
     host.run({rank, Kind::kForward, k});
     host.wait(sent);
     // The last one goes with the first gradient.
-    if (k + 1 < forwards) sent = host.post({send(true, k)});
+    if (!fills || k + 1 < forwards) sent = host.post({send(true, k)});
   }
-  while (true) {
+  if (!fills) host.wait(std::exchange(sent, std::nullopt));
+  while (fills) {
     host.wait(host.post({send(true, forwards - 1), recv(false, backwards)}));
     host.run({rank, Kind::kBackward, backwards++});
     if (forwards == p.microbatches) break;
     host.wait(host.post({send(false, backwards - 1), recv(true, forwards)}));
     host.run({rank, Kind::kForward, forwards++});
   }
-  sent = host.post({send(false, backwards - 1)});
+  if (fills) sent = host.post({send(false, backwards - 1)});
   while (backwards < p.microbatches) {
     host.wait(host.post({recv(false, backwards)}));
     host.run({rank, Kind::kBackward, backwards});

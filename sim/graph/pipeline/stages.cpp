@@ -1,5 +1,8 @@
 #include "sim/graph/pipeline/stages.h"
 
+#include <algorithm>
+#include <utility>
+
 #include "sim/base/error.h"
 
 namespace foreshard {
@@ -16,6 +19,23 @@ std::vector<int> stages_of_rank(const Plan& plan) {
     if (ranks[s] == plan.mesh.pp_index(plan.rank)) stages.push_back(static_cast<int>(s));
   }
   return stages;
+}
+
+// The head's is no longer the embedding's, whose shape tells the table among its parameters.
+void part_table(ModelSpec& model) {
+  std::vector<std::int64_t> table;
+  for (LayerSpec& kind : model.kinds) {
+    for (ParameterSpec& p : kind.parameters) {
+      if (!std::exchange(p.tied, false)) continue;
+      p.in_two_stages = true;
+      table = p.shape;
+    }
+  }
+  for (LayerSpec& kind : model.kinds) {
+    if (kind.role != LayerRole::kEmbedding) continue;
+    const auto found = std::ranges::find(kind.parameters, table, &ParameterSpec::shape);
+    if (found != kind.parameters.end()) found->in_two_stages = true;
+  }
 }
 
 }  // namespace
@@ -44,6 +64,7 @@ std::vector<StageLayers> split_into_stages(const ModelSpec& model, const Plan& p
 ModelSpec part_of_pipeline(const ModelSpec& model, const Plan& plan) {
   const std::vector<StageLayers> stages = split_into_stages(model, plan);
   ModelSpec part = model;
+  if (part.tied_embeddings) part_table(part);
   part.order.clear();
   std::size_t done = 0;  // layers of the model
   for (const int s : stages_of_rank(plan)) {

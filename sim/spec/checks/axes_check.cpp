@@ -348,11 +348,11 @@ Problem problem_of_schedule(const Plan& plan) {
   if ((is_v || schedule == kGPipe || schedule == k1F1B) && stages != only) {
     return refused("pipeline.stages_per_rank", stages, "stages on a rank", std::to_string(only));
   }
-  const std::int64_t least = schedule == k1F1B ? ranks : schedule == kDualPipeV ? 2 * ranks : 1;
+  const bool fills = schedule == k1F1B && plan.runtime.kind != RuntimeKind::kMegatron;
+  const std::int64_t least = fills ? ranks : schedule == kDualPipeV ? 2 * ranks : 1;
   if (all < least) {
-    return refused(
-        key_of_all, all, "micro-batches",
-        fmt::format("as many as {}, {}, or more", schedule == k1F1B ? "mesh.pp" : "stages", least));
+    return refused(key_of_all, all, "micro-batches",
+                   fmt::format("as many as {}, {}, or more", fills ? "mesh.pp" : "stages", least));
   }
   const bool has_rounds = schedule == kInterleaved1F1B || schedule == kInterleavedZeroBubble;
   const std::int64_t rounds = has_rounds ? std::max<std::int64_t>(1, all / ranks) : 1;
@@ -368,7 +368,9 @@ Problem problem_of_pipeline(const Plan& plan, const ModelSpec& model) {
   const auto refused = [&](const char* what) {
     return missing_capability("mesh.pp", fmt::format("{} {}", model.name, what), "mesh.pp: 1");
   };
-  if (model.tied_embeddings) return refused("shares a table between its first and last stage");
+  if (model.tied_embeddings && plan.runtime.kind != RuntimeKind::kMegatron) {
+    return refused("shares a table between its first and last stage");
+  }
   std::int64_t embeddings = 0;
   for (const LayerInstance& layer : model.order) {
     const LayerSpec& spec = model.kinds[at(layer.kind)];

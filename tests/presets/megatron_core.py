@@ -1,0 +1,100 @@
+#!/usr/bin/env python3
+"""Collectives of plans of runtime megatron, in order and bytes, against what Megatron-Core itself asked of NCCL.
+
+    tests/presets/megatron_core.py BIN [NAME ...]            against megatron_core.json.xz, as recorded
+    tests/presets/megatron_core.py BIN [NAME ...] --record   runs megatron_train.py under BIN/foreshard-null and keeps what it did
+
+A case of megatron_core.json is run as each of its `ranks`; what it does not say is Megatron-Core's default. `within_layers`:
+buckets end inside of layers, where a plan reduces them behind the layer; their order is not compared. Recorded with
+megatron-core 0.16.1 and PyTorch 2.11. Not compared: exchanges between stages and of experts' rows (NCCL sees sends and
+receives), what expert tensor parallelism gathers (nothing is computed, so no rows arrive), sums that one rank makes alone.
+"""
+import argparse
+import json
+import lzma
+import os
+import pathlib
+import sys
+import tempfile
+
+from held import KINDS, captured, last_lines, same, scheduled, step_collectives
+
+HERE = pathlib.Path(__file__).parent
+KEPT = HERE / "megatron_core.json.xz"
+COMMON = {"num_attention_heads": 8, "vocab_size": 50304}
+LLAMA = COMMON | {"hidden_size": 512, "intermediate_size": 1408, "num_hidden_layers": 4, "num_key_value_heads": 4,
+                  "max_position_embeddings": 2048, "tie_word_embeddings": False, "hidden_act": "silu", "rms_norm_eps": 1e-5}
+CONFIGS = {
+    "gpt": COMMON | {"architectures": ["GPT2LMHeadModel"], "model_type": "gpt2", "n_embd": 512, "n_layer": 4, "n_head": 8, "n_positions": 512,
+                     "resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0, "tie_word_embeddings": True},
+    "llama": LLAMA | {"architectures": ["LlamaForCausalLM"], "model_type": "llama"},
+    "mixtral": LLAMA | {"architectures": ["MixtralForCausalLM"], "model_type": "mixtral", "num_local_experts": 8, "num_experts_per_tok": 2}}
+
+
+def plan(case, rank, config):
+    """The words of `foreshard schedule` that say the same."""
+    of = case.get
+    axes = {axis: of(axis, 1) for axis in ("tp", "pp", "ep", "etp", "replicate")}
+    keys = {f"mesh.{axis}": size for axis, size in axes.items()}
+    keys["mesh.shard"] = case["world"] // (axes["tp"] * axes["pp"] * axes["replicate"])
+    keys |= {"megatron.bucket_size": case["bucket"], "megatron.overlap_param_gather": of("gathers_beside", False),
+             "megatron.overlap_grad_reduce": of("reduces_beside", True), "megatron.distributed_optimizer": of("shards", True),
+             "dtype.reduce": of("reduce", "fp32"), "attention": "eager", "rank": rank, "recompute": of("recompute", "none")}
+    if axes["tp"] > 1:
+        keys["tensor_parallel.sequence"] = of("sequence", True)
+    if of("chunks", 1) > 1:
+        keys |= {"pipeline.schedule": "Interleaved1F1B", "pipeline.stages_per_rank": case["chunks"]}
+    said = ["--model", config, "--cluster", f"{case['world']}xh100", "--runtime", "megatron", "--sequence", 512, "--micro-batch", 2,
+            "--accumulation", of("micro_batches", 4)]
+    return said + [word for key, value in keys.items() for word in ("--set", f"{key}={json.dumps(value) if isinstance(value, bool) else value}")]
+
+
+def record(folder, case, rank):
+    with tempfile.TemporaryDirectory() as temporary:
+        environment = os.environ | {"MEGATRON_CASE": json.dumps(case), "CUDA_DEVICE_MAX_CONNECTIONS": "1"}
+        out = pathlib.Path(temporary) / "capture"
+        ran = captured(folder, out, ["--rank", rank, "--world", case["world"], "--gpu", "h100"], [HERE / "megatron_train.py"], env=environment)
+        if ran.returncode != 0:
+            sys.exit(last_lines(ran))
+        return collectives(out)
+
+
+def collectives(capture):
+    return [[kind, max(sent, received)] for kind, _, sent, received, _, ranks, _ in step_collectives(capture, norm=0) if ranks > 1 and max(sent, received) > 0]
+
+
+def from_the_end(seen, told):
+    """A capture's step ends with the optimizer, a plan's with the gathers behind it."""
+    behind = next((i for i, (kind, _) in enumerate(reversed(told)) if kind != "all_gather"), 0)
+    ends_with_them = all(kind == "all_gather" for kind, _ in seen[len(seen) - behind:])  # of the experts' optimizer, too
+    return seen[behind:] + ([] if ends_with_them else seen[:behind])
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=pathlib.Path, metavar="BIN")
+    parser.add_argument("names", nargs="*", metavar="NAME")
+    parser.add_argument("--record", action="store_true")
+    args = parser.parse_args()
+    cases = json.loads((HERE / "megatron_core.json").read_text())
+    kept = json.loads(lzma.decompress(KEPT.read_bytes())) if KEPT.exists() else {}
+    wrong = 0
+    for name, case in cases.items():
+        for rank in case["ranks"] if not args.names or name in args.names else []:
+            key = f"{name}/{rank}"
+            if args.record:
+                kept[key] = record(args.folder, case, rank)
+                KEPT.write_bytes(lzma.compress(json.dumps(kept, separators=(",", ":")).encode(), preset=9))
+            with tempfile.TemporaryDirectory() as temporary:
+                config = pathlib.Path(temporary) / "config.json"
+                config.write_text(json.dumps(CONFIGS[case["model"]]))
+                told = scheduled(args.folder / "foreshard", *plan(case, rank, config), kinds=KINDS)
+            seen = from_the_end([tuple(each) for each in kept[key]], told)
+            difference = same(*((sorted(seen), sorted(told)) if case.get("within_layers") else (seen, told)))
+            wrong += bool(difference)
+            print(f"{key:24} {len(kept[key]):5} collectives  {difference or 'the same'}")
+    return wrong > 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
