@@ -64,6 +64,7 @@ void check_script_can(const Plan& plan, const ModelDims& dims) {
       {plan.float8 != Float8::kNone, "float8", "fp8 needs torchao", "float8: none"},
       {plan.recompute_keeps != SelectivePolicy::kEverySecondMm, "recompute_keeps",
        "the script's policy is torchtitan's", "recompute_keeps: every_second_mm"},
+      {plan.batch.labelled > 0, "batch.labelled", "every token has a label", "batch.labelled: 0"},
       {plan.batch.images > 0, "batch.images", "the model reads images", "a model of words"},
       {plan.ignored != Ignored::kNone, "ignored",
        "nobody would average the gradients of ignored parameters", "ignored: none"},

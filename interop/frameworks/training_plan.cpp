@@ -140,6 +140,7 @@ void add_kernels(const TrainingRow& row, const Cluster& cluster, Assignments& pl
   if (row.has("train_metrics")) {
     plan.add(fmt::format("kernels.train_metrics={}", row.count("train_metrics")));
   }
+  if (row.has("labelled")) plan.add(fmt::format("batch.labelled={}", row.count("labelled")));
   plan.map("compile");
   plan.map("experts");
   if (is_fused_by_hand(row)) plan.add("compile=blocks");  // the same kernels

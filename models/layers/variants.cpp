@@ -229,6 +229,48 @@ bool read_copy(LayerSpec& head, std::ptrdiff_t product, const Batch& batch) {
   return false;
 }
 
+// --- labels that count ---
+
+// From its input on a layer works on the labelled rows of each sequence.
+void take_labelled_rows(LayerSpec& layer, const Batch& batch) {
+  TensorSpec rows = tensor(layer, 0);
+  rows.name = "labelled tokens";
+  const Index taken = add_tensor(layer, std::move(rows));
+  for (Operation& op : layer.operations) {
+    for (Indices* list : {&op.inputs, &op.saved, &op.released}) {
+      std::ranges::replace(*list, Index{0}, taken);
+    }
+    op.rows = checked_multiply(op.rows, batch.labelled);
+    op.split = checked_multiply(op.split, batch.sequence);
+  }
+  for (std::size_t t = 1; t < layer.tensors.size(); ++t) {
+    TensorSpec& spec = layer.tensors[t];
+    spec.per_sequence += checked_multiply(std::exchange(spec.per_token, 0), batch.labelled);
+  }
+  layer.operations.insert(layer.operations.begin(),
+                          pass("labelled_tokens", Function::kCopy, 0, taken));
+}
+
+// hidden_states[mask] in front of the head, or of an encoder's transform: what follows runs on
+// these positions.
+void score_labelled(ModelSpec& model, const Plan& plan) {
+  const auto kind = [&](std::size_t l) -> LayerSpec& {
+    return model.kinds[at(model.order[l].kind)];
+  };
+  const std::size_t loss = model.order.size() - 1, head = loss - 1;
+  if (loss < 2 || kind(head).role != LayerRole::kHead || kind(head).domain != Domain{}) return;
+  std::size_t first = head;
+  for (std::size_t l = head - 1; !plan.loss.has_product() && l > 0; --l) {
+    const LayerRole role = kind(l).role;
+    if (role != LayerRole::kInner && role != LayerRole::kFinalNorm) break;
+    const bool has_product = std::ranges::any_of(
+        kind(l).operations, [](const Operation& op) { return op.kind == OperationKind::kGemm; });
+    if (has_product) first = l;
+  }
+  take_labelled_rows(kind(first), plan.batch);
+  for (std::size_t l = first + 1; l <= loss; ++l) kind(l).domain.positions = plan.batch.labelled;
+}
+
 // The gradients that a fused loss makes in forward are there beside its tile; they count as made in
 // backward, which begins where forward ends. Of a frozen head there is none of the weight (TRL's
 // and Liger's functions ask needs_input_grad).
@@ -1066,15 +1108,22 @@ ModelSpec with_variants(ModelSpec model, const Plan& plan) {
   if (plan.runtime.kind == RuntimeKind::kNative || plan.host == HostKind::kComputes) return model;
   if (plan.float8 != Float8::kNone) keep_blocks_wide(model, plan.float8_wide_blocks);
   model = with_module_kernels(std::move(model), plan);
+  Plan of_labels = plan;  // what the head and the loss see
+  if (takes_labelled_rows(plan)) {
+    score_labelled(model, plan);
+    of_labels.batch.sequence = plan.batch.labelled;
+  }
   for (LayerSpec& layer : model.kinds) {
     apply_attention(layer, plan, model.family);
     if (layer.role == LayerRole::kHead && plan.loss.has_product()) {
-      fuse_loss_into_head(layer, plan);
+      fuse_loss_into_head(layer, of_labels);
     }
-    if (layer.role == LayerRole::kHead && plan.units.head_calls > 1) call_in_parts(layer, plan);
+    if (layer.role == LayerRole::kHead && plan.units.head_calls > 1) {
+      call_in_parts(layer, of_labels);
+    }
     if (layer.role == LayerRole::kHead) copy_unread(layer, plan);
     if (layer.role == LayerRole::kLoss) {
-      apply_loss(layer, plan, is_of_modules(model));
+      apply_loss(layer, of_labels, is_of_modules(model));
       add_train_metrics(layer, plan);
     }
     if (plan.compile == Compile::kNone) add_column_sums(layer);

@@ -35,6 +35,7 @@ class Table(typing.NamedTuple):
     by_family: bool = False  # rows of one source share what is odd of it: a set each
     has_level: bool = True  # the frozen forecasts have shifts and spreads that first looks said until then
     frozen: float = 1  # of a row's weight, its frozen error's; today's has the rest
+    has_say: bool = True  # in the fit, or a set that it is judged by
 
 
 OLD = 0.4  # of each later set by those before it alone 92 % inside, CRPS 15.3 and half widths 47; with 0.7 for all 93, 15.4, 49
@@ -51,7 +52,8 @@ TABLES = [Table("2026-11-21", "unseen_steps", has_level=False, frozen=OLD),
           Table("2026-11-29 ninth", "unseen_steps_ninth"),
           Table("2026-11-29 tenth", "unseen_steps_tenth"),
           Table("2026-11-29 eleventh", "unseen_steps_eleventh"),
-          Table("2026-11-29 twelfth", "unseen_steps_twelfth")]
+          Table("2026-11-29 twelfth", "unseen_steps_twelfth"),
+          Table("2026-11-30 thirteenth", "unseen_steps_thirteenth", has_say=False)]
 KINDS = ("time", "memory")
 FACTS = {
     "time": ["rests_on_readings", "below_half_peak", "zero3", "before_torch_2"],
@@ -93,7 +95,7 @@ def read(program):
             facts, look, family = row.get("facts", {}), frozen[key], key[0].split("-")[0]
             name = f"{table.name} {family}" if table.by_family else table.name
             rows.append({
-                "table": table.name, "set": name, "family": family, "gpu": gpus[row["line"]], "kind": kind,
+                "has_say": table.has_say, "set": name, "family": family, "gpu": gpus[row["line"]], "kind": kind,
                 "quantity": key[1], "facts": facts, "group": (name, family, key[1], facts.get("rests_on_readings")),
                 "share": {"frozen": table.frozen, "today": 1 - table.frozen},
                 "frozen": error(look, 0), "today": error(row, facts.get(f"{kind}_shift", 0)),
@@ -168,6 +170,7 @@ class Fit:
 
     def __init__(self, rows, kind):
         self.kind, self.facts = kind, FACTS[kind]
+        rows = [row for row in rows if row["has_say"]]
         stacks = sorted({fact for row in rows for fact in row["facts"] if fact.startswith("stack ")})
         self.shift_facts = SHIFT_FACTS[kind] + (stacks if BY_STACK[kind] else [])
         self.theta = [BASE[kind]] + [0.0] * (len(self.facts) + 1)

@@ -8,6 +8,8 @@
 #include <array>
 #include <cmath>
 
+#include "sim/spec/checks/plan_check.h"
+
 namespace foreshard {
 namespace {
 
@@ -52,8 +54,8 @@ bool shards_parameters(const Plan& plan) {
 std::vector<MemoryAlternative> memory_alternatives(const ModelSpec& model, const Plan& plan) {
   const Mesh& mesh = plan.mesh;
   const double parameters = parameters_of_rank(model, mesh);
-  const double tokens =
-      as_double(plan.batch.micro_batch * plan.batch.sequence) / as_double(mesh.cp);
+  const std::int64_t scored = takes_labelled_rows(plan) ? plan.batch.labelled : plan.batch.sequence;
+  const double tokens = as_double(plan.batch.micro_batch * scored) / as_double(mesh.cp);
   const double vocabulary =
       as_double(model.vocabulary) / as_double(plan.tensor_parallel.loss ? mesh.tp : 1);
   std::vector<MemoryAlternative> list;

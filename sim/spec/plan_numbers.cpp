@@ -45,6 +45,16 @@ bool gathers_own_head(const Plan& plan) {
          plan.loss.kind == Loss::Kind::kTiledLinear && plan.lora.rank > 0 && !plan.lora.trains_head;
 }
 
+bool takes_labelled_rows(const Plan& plan) {
+  using enum Loss::Kind;
+  const bool of_all = plan.loss.kind == kTiledLinear || plan.loss.kind == kSmoothed ||
+                      plan.loss.kind == kLogProbabilities || plan.reference != Reference::kNone;
+  const bool is_module = plan.runtime.kind != RuntimeKind::kNative &&
+                         plan.runtime.kind != RuntimeKind::kMegatron &&
+                         plan.host != HostKind::kComputes;
+  return plan.batch.labelled > 0 && !of_all && is_module && plan.mesh.tp == 1 && plan.mesh.cp == 1;
+}
+
 bool has_wide_adapters(const Plan& plan) {
   const RuntimeKind kind = plan.runtime.kind;
   // Under zero.Init a base is made in 16 bits, and what comes later is not cast.

@@ -80,6 +80,10 @@ bool parts_tied(const Units& units);
 // of its own. Of a head that is not trained.
 bool gathers_own_head(const Plan& plan);
 
+// Whether batch.labelled shortens all from the head on, not a loss in tiles alone: what a trainer
+// of PyTorch does that takes hidden_states[mask].
+bool takes_labelled_rows(const Plan& plan);
+
 // Whether adapters are in fp32 beside a base in 16 bits, as
 // PEFT makes them.
 bool has_wide_adapters(const Plan& plan);

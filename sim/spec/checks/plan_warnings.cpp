@@ -116,9 +116,11 @@ std::vector<std::string> warnings(const Plan& plan, const ModelSpec& model,
     texts.emplace_back(
         "accumulation.mode keep_unsharded has no effect while batch.accumulation is 1");
   }
-  if (plan.batch.labelled > 0 && plan.loss.kind != Loss::Kind::kTiledLinear) {
+  if (plan.batch.labelled > 0 && plan.loss.kind != Loss::Kind::kTiledLinear &&
+      !takes_labelled_rows(plan)) {
     texts.emplace_back(
-        "batch.labelled has no effect but with loss tiled-linear: logits of every token are made");
+        "batch.labelled has no effect here: logits of every token are made (so of runtimes native "
+        "and megatron, over mesh.tp and mesh.cp, of a loss with smoothing or a reference)");
   }
   if (plan.compute_dtype() == DType::kBf16 && generation_of(cluster.gpu).is_before_ampere()) {
     texts.push_back(fmt::format(

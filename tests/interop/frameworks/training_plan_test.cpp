@@ -47,7 +47,9 @@ TEST(TrainingRows, AColumnStandsOverTheStack) {
   cells["gather_dtype"] = "bf16";
   cells["residual_dtype"] = "bf16";
   cells["norm_impl"] = "layer_norm_low_precision";
+  cells["labelled"] = "300";
   const Plan plan = training_job(row_of(cells)).resolved.plan;
+  EXPECT_EQ(plan.batch.labelled, 300);
   EXPECT_EQ(plan.attention, AttentionKernel::kFa2);
   EXPECT_EQ(plan.param_dtype, DType::kBf16);
   EXPECT_FALSE(plan.autocast.has_value());

@@ -403,6 +403,32 @@ TEST(Variants, ALossInTilesAddsItsGradientsUpInFp32) {
             (head.backward.swing.peak - kVocabulary * kWide * 3) / 4 * 3);
 }
 
+// Products from the head (an encoder's transform) on and the loss are of a quarter of the rows.
+TEST(Variants, LogitsAreOfTheTokensWithLabelsAlone) {
+  constexpr std::int64_t kLabelled = kTokens / 4;
+  Plan plan = plan_with(Compile::kNone);
+  plan.batch.labelled = kLabelled;
+  const auto flops = [&](const ModelSpec& model) {
+    double sum = 0;
+    for (const LayerSpec& layer : model.kinds) {
+      if (layer.role == LayerRole::kBlock || layer.role == LayerRole::kEmbedding) continue;
+      for (const Operation& op : layer.operations) {
+        if (op.kind != OperationKind::kGemm) continue;
+        sum += forward_flops(op, 1, layer.domain.length(kTokens)).count();
+      }
+    }
+    return sum;
+  };
+  const ModelSpec llama = variant(plan);
+  EXPECT_DOUBLE_EQ(flops(llama), 2.0 * kLabelled * 4096 * 128256);
+  EXPECT_EQ(llama.kinds.back().domain.positions, kLabelled);
+  EXPECT_EQ(program(llama, LayerRole::kHead).forward.swing.peak, kLabelled * (kWide + 2 * 128256));
+  EXPECT_DOUBLE_EQ(flops(with_variants(load_zoo_model("bert-base"), plan)),
+                   2.0 * kLabelled * 768 * (768 + 30522));
+  plan.loss.kind = Loss::Kind::kSmoothed;
+  EXPECT_EQ(variant(plan).kinds.back().domain.positions, 0);
+}
+
 // 8 heads of keys and values, rotated or not, are copied for all 32; they go with the attention.
 TEST(Variants, RepeatedHeadsAreSaved) {
   Plan plan = plan_with(Compile::kNone);

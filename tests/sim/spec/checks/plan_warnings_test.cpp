@@ -43,14 +43,19 @@ void freezes(Plan& p) { p.frozen.blocks.ranges = {{0, 15, true}}; }
 
 TEST(PlanWarnings, TellOfLabelsThatTheLossDoesNotRead) {
   const char* const words = "batch.labelled has no effect";
-  const auto counts = [](Plan& p) { p.batch.labelled = 100; };
+  const auto counts = [](Plan& p) {
+    p.batch.labelled = 100;
+    p.loss.kind = Loss::Kind::kSmoothed;
+  };
   EXPECT_EQ(versions_that_say(words, counts), from_to(kOldestFsdp2, kNewestFsdp2));
-  EXPECT_EQ(versions_that_say(words,
-                              [&](Plan& p) {
-                                counts(p);
-                                p.loss.kind = Loss::Kind::kTiledLinear;
-                              }),
-            Minors{});
+  for (const auto loss : {Loss::Kind::kTiledLinear, Loss::Kind::kEager}) {
+    EXPECT_EQ(versions_that_say(words,
+                                [&](Plan& p) {
+                                  counts(p);
+                                  p.loss.kind = loss;
+                                }),
+              Minors{});
+  }
   EXPECT_EQ(versions_that_say(words, nothing), Minors{});
 }
 
