@@ -47,4 +47,4 @@ std::string chip_of_key(std::string_view key) {
   return std::string(card);
 }
 
-}  // namespace foreshard
+}

@@ -26,4 +26,4 @@ ComputeCapability capability_of(const Gpu& gpu);
 // "a100" of "a100-80gb" and of "a800": cards of one chip share their kernels.
 std::string chip_of_key(std::string_view key);
 
-}  // namespace foreshard
+}

@@ -22,7 +22,7 @@ const char* line_end(const char* at, const char* end) {
   return at + (*at == '\r' && at + 1 != end && at[1] == '\n' ? 2 : 1);
 }
 
-}  // namespace
+}
 
 CsvFile::CsvFile(std::string_view text, std::string name)
     : name_(std::move(name)), text_(text.begin(), text.end()) {
@@ -169,4 +169,4 @@ CsvFile read_csv_file(const std::filesystem::path& path) {
   return CsvFile(text, path.string());
 }
 
-}  // namespace foreshard
+}

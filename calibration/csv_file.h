@@ -98,4 +98,4 @@ std::filesystem::path csv_path(const std::filesystem::path& folder, std::string_
 // Reads the file, unpacking what gzip packed. Throws ConfigError where that fails.
 CsvFile read_csv_file(const std::filesystem::path& path);
 
-}  // namespace foreshard
+}

@@ -20,7 +20,7 @@ namespace {
 constexpr std::ptrdiff_t kMostCells = 2'000'000;
 constexpr std::size_t kMostColumns = 1'000;
 
-}  // namespace
+}
 
 CsvTable::CsvTable(std::string_view text, std::string file_name)
     : file_name_(std::move(file_name)) {
@@ -71,4 +71,4 @@ double CsvTable::number(std::size_t row, std::string_view name) const {
   return *value;
 }
 
-}  // namespace foreshard
+}

@@ -39,4 +39,4 @@ class CsvTable {
   std::vector<int> lines_;
 };
 
-}  // namespace foreshard
+}

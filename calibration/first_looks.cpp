@@ -39,7 +39,7 @@ const FirstLookFit& fit_for(const FirstLooks& looks, const std::vector<FirstLook
   return *fit;
 }
 
-}  // namespace
+}
 
 template <typename Io>
 void fields(Io& io, FirstLookFit& fit) {
@@ -100,4 +100,4 @@ LogReach code_reach(const FirstLooks& looks, const std::vector<FirstLookFit>& fi
   return {kNinetyFive * scale / skew, kNinetyFive * scale * skew};
 }
 
-}  // namespace foreshard
+}

@@ -62,4 +62,4 @@ double code_shift(const FirstLooks& looks, const std::vector<FirstLookFit>& fits
 LogReach code_reach(const FirstLooks& looks, const std::vector<FirstLookFit>& fits,
                     const CodeFacts& facts, std::string_view family);
 
-}  // namespace foreshard
+}

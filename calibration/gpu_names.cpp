@@ -64,7 +64,7 @@ const Machine* best_match(std::string_view text, const std::vector<Machine>& mac
   return best;
 }
 
-}  // namespace
+}
 
 std::vector<std::string> words_of(std::string_view text) {
   static constexpr std::array<std::string_view, 9> kVendors = {
@@ -138,4 +138,4 @@ std::string protocol_of(std::string_view source, const std::vector<Machine>& mac
   return protocol;
 }
 
-}  // namespace foreshard
+}

@@ -28,4 +28,4 @@ std::vector<std::string> words_of(std::string_view text);
 // source without the words that name a GPU or a version.
 std::string protocol_of(std::string_view source, const std::vector<Machine>& machines);
 
-}  // namespace foreshard
+}

@@ -82,7 +82,7 @@ std::string for_file_name(std::string text) {
   return text;
 }
 
-}  // namespace
+}
 
 std::string profile_id(const Measurements& measurements) {
   return for_file_name(measurements.host.name) + "-" + for_file_name(measurements.created);
@@ -215,4 +215,4 @@ LocalMachine local_machine(const LocalProfile& profile, std::int64_t ranks) {
   return machine;
 }
 
-}  // namespace foreshard
+}

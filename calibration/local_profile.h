@@ -60,4 +60,4 @@ struct LocalMachine {
 // exceed cores. A rank has memory / ranks. Precondition: ranks >= 1.
 LocalMachine local_machine(const LocalProfile& profile, std::int64_t ranks);
 
-}  // namespace foreshard
+}

@@ -324,7 +324,7 @@ void check_power(const ConfigNode& root, const Cluster& cluster, const Cluster* 
                       fmt::format("at least {:.0f}W, usually {:.0f}W", kLeastPower * own, own));
 }
 
-}  // namespace
+}
 
 void read_figures(const ConfigNode& root, MissingFigures missing, Cluster& cluster) {
   FigureReader reader(cluster, missing);
@@ -420,4 +420,4 @@ void add_figures(Json& schema) {
       with_source({{"$ref", "#/definitions/bytes"}});
 }
 
-}  // namespace foreshard
+}

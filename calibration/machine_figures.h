@@ -43,4 +43,4 @@ std::vector<ShownFigure> shown_figures(const Cluster& cluster);
 // the rest.
 void add_figures(Json& schema);
 
-}  // namespace foreshard
+}

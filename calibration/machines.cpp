@@ -348,7 +348,7 @@ Cluster from_file(const ConfigNode& root, std::string_view file_name) {
   return with_routes(std::move(cluster));
 }
 
-}  // namespace
+}
 
 std::vector<Machine> list_machines() {
   std::vector<Machine> machines;
@@ -422,4 +422,4 @@ Cluster parse_cluster(std::string_view yaml, std::string_view file_name) {
   return from_file(parse_yaml(yaml, file_name), file_name);
 }
 
-}  // namespace foreshard
+}

@@ -54,4 +54,4 @@ Cluster load_cluster(std::string_view spec);
 // The same for the text of a cluster file; `file_name` is what errors call it.
 Cluster parse_cluster(std::string_view yaml, std::string_view file_name);
 
-}  // namespace foreshard
+}

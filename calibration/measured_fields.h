@@ -117,4 +117,4 @@ void fields(Io& io, MeasuredHost& host) {
   io("kernel", host.kernel);
 }
 
-}  // namespace foreshard
+}

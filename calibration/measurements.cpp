@@ -162,7 +162,7 @@ Measurements read(const ConfigNode& root, std::string_view file_name) {
   return out;
 }
 
-}  // namespace
+}
 
 Measurements parse_measurements(std::string_view json, std::string_view file_name) {
   return read(parse_json(json, file_name), file_name);
@@ -200,4 +200,4 @@ Measurements joined(const std::vector<Measurements>& parts) {
   return all;
 }
 
-}  // namespace foreshard
+}

@@ -106,4 +106,4 @@ Measurements read_measurements(const std::filesystem::path& path);
 // different machines or numbers of threads. Precondition: at least one.
 Measurements joined(const std::vector<Measurements>& parts);
 
-}  // namespace foreshard
+}

@@ -74,7 +74,7 @@ double read_usd(const CsvTable& table, std::size_t row, std::string_view column)
   return usd;
 }
 
-}  // namespace
+}
 
 PriceList parse_prices(std::string_view csv, const std::string& file_name) {
   const CsvTable table(csv, file_name);
@@ -142,4 +142,4 @@ Price listed_price(const Cluster& cluster) {
   return price;
 }
 
-}  // namespace foreshard
+}

@@ -38,4 +38,4 @@ PriceList parse_prices(std::string_view csv, const std::string& file_name);
 // says.
 Price listed_price(const Cluster& cluster);
 
-}  // namespace foreshard
+}

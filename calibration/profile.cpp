@@ -52,7 +52,7 @@ bool is_empty(const MeasuredPoints& points) {
          points.collectives.empty();
 }
 
-}  // namespace
+}
 
 template <typename Io>
 void source_fields(Io& io, Evidence& evidence, std::string& source) {
@@ -317,10 +317,10 @@ HostCurve read(const EmbeddedFile& file, std::string_view machine) {
   throw processors.error("names no processor for other machines", "one with machines: []");
 }
 
-}  // namespace
+}
 
 HostCurve published_host_calls(std::string_view machine) {
   return read(file_named(kPath, calibration_files()), machine);
 }
 
-}  // namespace foreshard
+}

@@ -27,4 +27,4 @@ Calibration read_calibration(const ConfigNode& root);
 // engine's own numbers are zero.
 HostCurve published_host_calls(std::string_view machine);
 
-}  // namespace foreshard
+}

@@ -135,7 +135,7 @@ Json whole_profile(const Entry& entry) {
   return patched(std::move(base), own);
 }
 
-}  // namespace
+}
 
 void borrow_curves(const Borrowing& borrowing, Calibration& calibration) {
   constexpr double kMost = 0.95;
@@ -205,4 +205,4 @@ Json profile_store(const std::vector<WholeProfile>& whole, const std::vector<Cal
   return {{"schema", kStoreSchema}, {"profiles", std::move(profiles)}};
 }
 
-}  // namespace foreshard
+}

@@ -42,4 +42,4 @@ struct WholeProfile {
 };
 Json profile_store(const std::vector<WholeProfile>& whole, const std::vector<Calibration>& others);
 
-}  // namespace foreshard
+}

@@ -93,7 +93,7 @@ class GpuNames {
   std::map<std::string, std::string, std::less<>> keys_, protocols_;
 };
 
-}  // namespace
+}
 
 std::vector<ReadGemm> read_gemm_rows(const CsvTable& table, const std::vector<Machine>& machines) {
   GpuNames names(machines);
@@ -163,7 +163,7 @@ bool is_false(std::string_view text) {
   return low == "0" || low == "0.0" || low == "false" || low == "no";
 }
 
-}  // namespace
+}
 
 std::vector<ReadAttention> read_attention_rows(const CsvTable& table,
                                                const std::vector<Machine>& machines) {
@@ -234,4 +234,4 @@ std::vector<MemoryRow> memory_rows(std::string_view chip) {
   return rows;
 }
 
-}  // namespace foreshard
+}

@@ -84,4 +84,4 @@ struct MemoryRow {
 };
 std::vector<MemoryRow> memory_rows(std::string_view chip);
 
-}  // namespace foreshard
+}

@@ -51,7 +51,7 @@ const EarlyLibrary* early_library(std::string_view architecture) {
   return found == std::end(kEarlyLibraries) ? nullptr : found;
 }
 
-}  // namespace
+}
 
 FactorCauses causes_of(const Cluster& cluster, const Calibration& calibration,
                        const CauseFacts& facts) {
@@ -201,4 +201,4 @@ Calibration informed(Calibration calibration, const TrainingEvidence& evidence,
   return calibration;
 }
 
-}  // namespace foreshard
+}

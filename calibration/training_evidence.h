@@ -87,4 +87,4 @@ Calibration with_kernel_spread(Calibration calibration, std::string_view attenti
 Calibration informed(Calibration calibration, const TrainingEvidence& evidence,
                      const FactorCauses& causes, const std::vector<std::string>& without);
 
-}  // namespace foreshard
+}

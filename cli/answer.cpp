@@ -26,7 +26,7 @@ void answer_by_few(Answer& a, const CostModel& costs) {
   a.report = long_step_report(steps, a.job.model, whole, costs);
 }
 
-}  // namespace
+}
 
 Answer answer(const JobOptions& options, AnswerRows rows) {
   Answer a = {.job = load_job(options)};
@@ -61,4 +61,4 @@ Answer answer(const JobOptions& options, AnswerRows rows) {
   return a;
 }
 
-}  // namespace foreshard
+}

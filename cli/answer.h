@@ -29,4 +29,4 @@ enum class AnswerRows : std::uint8_t { kAll, kFew };
 // Throws as load_job.
 Answer answer(const JobOptions& options, AnswerRows rows = AnswerRows::kAll);
 
-}  // namespace foreshard
+}

@@ -433,7 +433,7 @@ std::vector<std::string> runtime_words() {
   return words;
 }
 
-}  // namespace
+}
 
 void add_job_flags(CLI::App* verb, JobOptions& job) {
   add_model_flags(verb, job);
@@ -492,7 +492,7 @@ std::vector<CommandOption> options_of(CLI::App& app) {
   return options;
 }
 
-}  // namespace
+}
 
 CommandTree command_tree() {
   Tree tree;
@@ -535,4 +535,4 @@ int run_program(CommandLine (*parse)(std::vector<std::string>), int argc, char**
   }
 }
 
-}  // namespace foreshard
+}

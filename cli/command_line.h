@@ -15,7 +15,7 @@
 namespace CLI {
 class App;
 class Option;
-}  // namespace CLI
+}
 
 namespace foreshard {
 
@@ -102,4 +102,4 @@ void add_job_flags(CLI::App* verb, JobOptions& job);
 // Without --cluster.
 void add_model_flags(CLI::App* verb, JobOptions& job);
 
-}  // namespace foreshard
+}

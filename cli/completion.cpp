@@ -288,7 +288,7 @@ std::string json(const CommandTree& tree) {
   return to_text({{"schema", "foreshard.commands/1"}, {"verbs", verbs}});
 }
 
-}  // namespace
+}
 
 std::string completion_script(const CommandTree& tree, std::string_view shell) {
   if (shell == "bash") return bash(tree);
@@ -298,4 +298,4 @@ std::string completion_script(const CommandTree& tree, std::string_view shell) {
   return fish(tree);
 }
 
-}  // namespace foreshard
+}

@@ -59,7 +59,7 @@ void handle(int signal, void (*handler)(int)) {
   if (before.sa_handler != SIG_IGN) ::sigaction(signal, &action, nullptr);
 }
 
-}  // namespace
+}
 
 void handle_signals() {
   std::signal(SIGPIPE, SIG_IGN);
@@ -82,4 +82,4 @@ InterruptGuard::~InterruptGuard() {
 }
 bool InterruptGuard::interrupted() { return requested; }
 
-}  // namespace foreshard
+}

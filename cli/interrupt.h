@@ -24,4 +24,4 @@ class InterruptGuard {
   static bool interrupted();
 };
 
-}  // namespace foreshard
+}

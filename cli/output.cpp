@@ -58,7 +58,7 @@ std::size_t terminal_width() {
 
 thread_local AnswerCapture* capture = nullptr;  // the innermost of this thread
 
-}  // namespace
+}
 
 int write_all(int file, std::string_view text) {
   while (!text.empty()) {
@@ -169,4 +169,4 @@ ExitCode report_failure() {
   }
 }
 
-}  // namespace foreshard
+}

@@ -53,4 +53,4 @@ Json document_json(std::string_view schema, const Json& body);
 // What a program says of the exception being handled: one sentence to standard error.
 ExitCode report_failure();
 
-}  // namespace foreshard
+}

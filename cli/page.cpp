@@ -139,7 +139,7 @@ Json quantity_of(const Quantity& q) {
   return {{"value", q.value}, {"low", q.low}, {"high", q.high}};
 }
 
-}  // namespace
+}
 
 Json page_json(const PageDocument& page) { return document_json("foreshard.page/1", page.json()); }
 
@@ -306,7 +306,7 @@ void add_answer(Json& page, const char* block, Json answer) {
   page[block] = std::move(answer);
 }
 
-}  // namespace
+}
 
 namespace {
 
@@ -366,7 +366,7 @@ Json page_of_document(const Json& json, const std::string& file) {
   return page;
 }
 
-}  // namespace
+}
 
 Json page_of_answer(const Json& json, const std::string& file) {
   try {
@@ -383,4 +383,4 @@ void write_answer_page(const std::string& path, const Json& answer, const std::s
   write_file(path, html_page(page));
 }
 
-}  // namespace foreshard
+}

@@ -47,4 +47,4 @@ Json page_of_answer(const Json& answer, const std::string& file);
 // The file of --html of a verb whose page says what its document does.
 void write_answer_page(const std::string& path, const Json& answer, const std::string& command);
 
-}  // namespace foreshard
+}

@@ -12,7 +12,7 @@
 namespace foreshard {
 namespace {
 constexpr std::int64_t kIntervalMs = 100;
-}  // namespace
+}
 
 Progress::Progress(std::string what)
     : what_(std::move(what)),
@@ -43,4 +43,4 @@ void Progress::show(std::int64_t done, std::int64_t all) {
   std::fputs(line.c_str(), stderr);
 }
 
-}  // namespace foreshard
+}

@@ -32,4 +32,4 @@ class Progress {
   std::atomic<std::int64_t> next_ms_ = 100;  // when the line is due again; short work shows none
 };
 
-}  // namespace foreshard
+}

@@ -136,4 +136,4 @@ Json to_json(const TraceJoin& join) {
           {"collectives", {{"compared", join.compared}, {"differences", join.collectives}}}};
 }
 
-}  // namespace foreshard
+}

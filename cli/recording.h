@@ -59,4 +59,4 @@ Json to_json(const ListedJoin& join);
 std::string trace_text(const TraceJoin& join);
 Json to_json(const TraceJoin& join);
 
-}  // namespace foreshard
+}

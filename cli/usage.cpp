@@ -41,7 +41,7 @@ Cells row_of(std::string_view verb, std::string_view option) {
   return row != kRows.end() ? row->second : Cells(kRows.at({"*", option}));
 }
 
-}  // namespace
+}
 
 CLI::App* add_subcommand(CLI::App& app, const char* name) {
   const Cells cells = row_of(name, "");
@@ -120,7 +120,7 @@ std::string usage_error(CLI::App& app, const CLI::ParseError& error) {
   return fmt::format("{}: {}\n{} --help tells more\n", name, what, name);
 }
 
-}  // namespace
+}
 
 std::string command_text(const std::vector<std::string>& arguments) {
   std::string line = "foreshard";
@@ -157,4 +157,4 @@ CommandLine parse(CLI::App& app, std::vector<std::string> arguments) {
   return result;
 }
 
-}  // namespace foreshard
+}

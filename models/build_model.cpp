@@ -178,7 +178,7 @@ void check_native(const ModelDims& dims) {
                                                 "; nearest plan: runtime: fsdp2");
 }
 
-}  // namespace
+}
 
 bool has_experts(const ModelDims& dims, std::int64_t layer) {
   if (!dims.pattern.empty() && dims.pattern[at(layer)] == 'E') return true;
@@ -203,7 +203,7 @@ FeedForwardKind feed_forward_of(const ModelDims& dims, std::int64_t layer) {
   return has_experts(dims, layer) ? FeedForwardKind::kExperts : FeedForwardKind::kDense;
 }
 
-}  // namespace
+}
 
 BlockKind block_kind(const ModelDims& dims, std::int64_t layer) {
   const std::vector<std::int64_t>& unrotated = dims.unrotated_layers;
@@ -323,7 +323,7 @@ void add_encoder_decoder(const ModelDims& dims, ModelSpec& model) {
   if (dims.final_norm) order.add(decoding_norm(dims), "norm");
 }
 
-}  // namespace
+}
 
 ModelSpec build_model(const ModelDims& dims, Stack stack) {
   check(dims);
@@ -365,4 +365,4 @@ ModelSpec build_model(const ModelDims& dims, Stack stack) {
   return model;
 }
 
-}  // namespace foreshard
+}

@@ -146,7 +146,7 @@ const std::vector<ModelDims>& families() {
   return read;
 }
 
-}  // namespace
+}
 
 std::span<const std::string_view> family_names() {
   static const std::vector<std::string_view> names = [] {
@@ -193,4 +193,4 @@ ModelDims family_dims(std::string_view family, std::string name, const DecoderSi
   return dims;
 }
 
-}  // namespace foreshard
+}

@@ -32,4 +32,4 @@ bool apply_family_word(std::string_view word, ModelDims& dims);
 // Biases in every linear layer and norm of the blocks.
 void add_biases(ModelDims& dims);
 
-}  // namespace foreshard
+}

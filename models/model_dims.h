@@ -299,4 +299,4 @@ bool has_experts(const ModelDims& dims, std::int64_t layer);
 // parameters overflows 64 bits.
 ModelSpec build_model(const ModelDims& dims, Stack stack = Stack::kEager);
 
-}  // namespace foreshard
+}

@@ -117,7 +117,7 @@ std::string beginning(const std::string& name, std::size_t runs) {
   return name.substr(0, end);
 }
 
-}  // namespace
+}
 
 std::optional<PublishedName> published_name(std::string_view text) {
   if (text.empty() || text.size() > kLongestName) return std::nullopt;
@@ -201,4 +201,4 @@ std::string unknown_model(std::string_view text) {
                        similar.family.empty() ? "those that are known" : "them");
 }
 
-}  // namespace foreshard
+}

@@ -35,4 +35,4 @@ SimilarNames similar_names(std::string_view text);
 // "unknown model 'llama-3-9b'; llama-3 comes as llama-3-8b, llama-3-70b; ...": one line.
 std::string unknown_model(std::string_view text);
 
-}  // namespace foreshard
+}

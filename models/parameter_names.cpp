@@ -109,7 +109,7 @@ const std::vector<NamingRow>& naming_rows() {
   return rows;
 }
 
-}  // namespace
+}
 
 Naming naming_of(std::string_view name) { return static_cast<Naming>(row_of(naming_rows(), name)); }
 
@@ -124,4 +124,4 @@ std::string_view name_in(const ParameterNames& names, std::string_view member) {
   return names.*member_named(member);
 }
 
-}  // namespace foreshard
+}

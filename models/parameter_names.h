@@ -49,4 +49,4 @@ std::string_view name_in(const ParameterNames& names, std::string_view member);
 // By its name in parameter_names.txt.
 Naming naming_of(std::string_view name);
 
-}  // namespace foreshard
+}

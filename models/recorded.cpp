@@ -335,7 +335,7 @@ void check(const RecordedSettings& s) {
   if (s.norm != "fused") refuse("norm", s.norm);
 }
 
-}  // namespace
+}
 
 ModelSpec build_recorded_model(const RecordedSettings& s) {
   check(s);
@@ -394,7 +394,7 @@ void nest(LayerSpec& layer, const std::vector<std::string>& names) {
   }
 }
 
-}  // namespace
+}
 
 ModelSpec build_library_model(const LibraryModel& settings) {
   const bool gpt = settings.arch == "gpt";
@@ -435,4 +435,4 @@ ModelSpec build_library_model(const LibraryModel& settings) {
   return model;
 }
 
-}  // namespace foreshard
+}

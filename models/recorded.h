@@ -61,4 +61,4 @@ struct LibraryModel {
 // sizes that make no model.
 ModelSpec build_library_model(const LibraryModel& settings);
 
-}  // namespace foreshard
+}

@@ -339,7 +339,7 @@ ModelSpec build_llava(const VisionDims& dims) {
   return model.finish();
 }
 
-}  // namespace
+}
 
 ModelSpec build_vision_model(const VisionDims& dims, Stack stack) {
   if (stack == Stack::kNative) {
@@ -354,4 +354,4 @@ ModelSpec build_vision_model(const VisionDims& dims, Stack stack) {
   fail(dims, "the family is \"" + dims.family + "\"; expected a classifier's, clip or llava");
 }
 
-}  // namespace foreshard
+}

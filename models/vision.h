@@ -68,4 +68,4 @@ struct VisionDims {
 // Error(kMissingCapability) for the engine's stack, which executes decoders of words only.
 ModelSpec build_vision_model(const VisionDims& dims, Stack stack = Stack::kEager);
 
-}  // namespace foreshard
+}

@@ -307,7 +307,7 @@ std::optional<Line> find_line(std::string_view name) {
   return found;
 }
 
-}  // namespace
+}
 
 std::vector<ZooEntry> parse_zoo(std::string_view text, std::string_view file_name) {
   std::vector<ZooEntry> entries;
@@ -415,7 +415,7 @@ VisionEntry read_entry(const ConfigNode& node) {
   return entry;
 }
 
-}  // namespace
+}
 
 std::vector<VisionEntry> parse_vision_zoo(const ConfigNode& root) {
   std::vector<VisionEntry> entries;
@@ -439,4 +439,4 @@ std::optional<VisionEntry> find_vision_model(std::string_view name) {
   return std::nullopt;
 }
 
-}  // namespace foreshard
+}

@@ -77,4 +77,4 @@ std::optional<VisionEntry> find_vision_model(std::string_view name);
 // Throws ConfigError for an unknown key or family, a missing size, and exact counts that differ.
 std::vector<VisionEntry> parse_vision_zoo(const ConfigNode& root);
 
-}  // namespace foreshard
+}

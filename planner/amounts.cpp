@@ -34,7 +34,7 @@ double scale_of(std::string_view suffix) {
   return 0;
 }
 
-}  // namespace
+}
 
 double parse_amount(const std::string& flag, const std::string& text, const char* example) {
   double number = 0;
@@ -96,4 +96,4 @@ std::vector<std::int64_t> parse_counts(const std::string& flag, const std::strin
   }
 }
 
-}  // namespace foreshard
+}

@@ -21,4 +21,4 @@ std::string sequence_length(const std::string& text);
 // "64,128,256": each at least 1.
 std::vector<std::int64_t> parse_counts(const std::string& flag, const std::string& text);
 
-}  // namespace foreshard
+}

@@ -172,7 +172,7 @@ class Asker {
   bool is_said_ = true;
 };
 
-}  // namespace
+}
 
 double Levels::half_width() const {
   double sum = square(codes) + square(code) + square(run);
@@ -229,4 +229,4 @@ Json to_json(const Questions& q) {
           {"facts", std::move(facts)}};
 }
 
-}  // namespace foreshard
+}

@@ -47,4 +47,4 @@ Questions questions(const Job& job);
 std::string questions_text(const Questions& questions);
 Json to_json(const Questions& questions);
 
-}  // namespace foreshard
+}

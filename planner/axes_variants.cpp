@@ -219,7 +219,7 @@ bool has_room(const Job& job) {
   return state_floor(plan, job.model) <= job.cluster.gpu.memory;
 }
 
-}  // namespace
+}
 
 std::vector<std::string> inner_axis_keys() { return {"mesh.tp", "mesh.cp", "mesh.ep", "mesh.etp"}; }
 
@@ -256,4 +256,4 @@ std::vector<Job> jobs_over_axes(const Job& job, const std::vector<std::string>& 
   return jobs;
 }
 
-}  // namespace foreshard
+}

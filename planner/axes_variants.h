@@ -32,4 +32,4 @@ VariedKeys split_axes(const std::vector<std::string>& vary);
 std::vector<Job> jobs_over_axes(const Job& job, const std::vector<std::string>& keys,
                                 std::int64_t global_batch);
 
-}  // namespace foreshard
+}

@@ -143,7 +143,7 @@ MemoryKnob tensor_parallel(const Job& job) {
   return knob;
 }
 
-}  // namespace
+}
 
 std::optional<Job> changed_job(const Job& job, const Assignments& assignments) {
   JobOptions other = job.options;
@@ -215,4 +215,4 @@ std::vector<MemoryKnob> memory_knobs(const Job& job) {
   return knobs;
 }
 
-}  // namespace foreshard
+}

@@ -36,4 +36,4 @@ struct MemoryKnob {
 };
 std::vector<MemoryKnob> memory_knobs(const Job& job);
 
-}  // namespace foreshard
+}

@@ -207,7 +207,7 @@ double number_of(const std::string& said, const std::string& text, double least)
   return value;
 }
 
-}  // namespace
+}
 
 double log_sd(const Quantity& forecast, double least) {
   if (forecast.low <= 0 || forecast.high <= forecast.low) return 2 * least;
@@ -392,4 +392,4 @@ std::vector<std::string> memory_findings(const Job& job, const Fit& fit,
   return findings;
 }
 
-}  // namespace foreshard
+}

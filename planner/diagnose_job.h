@@ -67,4 +67,4 @@ struct MessageFacts {
 bool is_fragmented(const MessageFacts& facts);
 std::vector<std::string> memory_findings(const Job& job, const Fit& fit, const MessageFacts& facts);
 
-}  // namespace foreshard
+}

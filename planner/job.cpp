@@ -208,7 +208,7 @@ void complete(Job& job) {
   check(job.resolved, job.model, job.cluster);  // what kernels leave is known now
 }
 
-}  // namespace
+}
 
 Job load_job(const JobOptions& options) {
   Job job = {.options = options, .document = read_document(options)};
@@ -320,7 +320,7 @@ Report with_words(Report report, const Job& job, const Forecast& forecast) {
   return report;
 }
 
-}  // namespace
+}
 
 Report report_of(const Job& job, const Forecast& forecast, const CostModel& costs) {
   return with_words(summarize(forecast, costs, kDraws, stack_set(job, costs).of(forecast.plan)),
@@ -361,7 +361,7 @@ bool leaves_nothing_open(const Plan& plan, const Cluster& cluster, std::string_v
   return has_steps(cluster.gpu.key) && contains(kInformed, stack);
 }
 
-}  // namespace
+}
 
 double code_half_width(const Plan& plan, const Cluster& cluster, std::string_view stack,
                        double below) {
@@ -388,4 +388,4 @@ Calibration with_code_term(Calibration calibration, const Plan& plan, const Clus
   return calibration;
 }
 
-}  // namespace foreshard
+}

@@ -115,4 +115,4 @@ double code_half_width(const Plan& plan, const Cluster& cluster, std::string_vie
 Calibration with_code_term(Calibration calibration, const Plan& plan, const Cluster& cluster,
                            std::string_view stack);
 
-}  // namespace foreshard
+}

@@ -240,7 +240,7 @@ class VariantSearch {
   std::optional<Error> failure_;
 };
 
-}  // namespace
+}
 
 JobSearch search_job(const SearchVariants& variants, const SearchOptions& options,
                      const std::function<SearchMemory(std::size_t)>& memory_after) {
@@ -283,7 +283,7 @@ struct Depth {
   SearchOptions how;
 };
 
-}  // namespace
+}
 
 DeepResult search_deep(const JobSearch& found, const SearchOptions& options) {
   const Depth depth(found, options);
@@ -310,7 +310,7 @@ std::optional<Candidate> best_alone(const SearchVariants& variants, SearchOption
   return search_job(variants, search).result.best;
 }
 
-}  // namespace
+}
 
 std::vector<Alternative> find_alternatives(const Job& job, const SpaceRequest& request,
                                            const SearchResult& found, const SearchOptions& search) {
@@ -349,4 +349,4 @@ std::optional<Alternative> find_without_axes(const Job& job, const SpaceRequest&
   return Alternative{without, *best};
 }
 
-}  // namespace foreshard
+}

@@ -48,4 +48,4 @@ std::optional<Alternative> find_without_axes(const Job& job, const SpaceRequest&
                                              const SearchResult& found,
                                              const SearchOptions& search);
 
-}  // namespace foreshard
+}

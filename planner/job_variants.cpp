@@ -131,7 +131,7 @@ void add_by_model(std::vector<JobVariant>& list, JobVariant variant) {
   }
 }
 
-}  // namespace
+}
 
 std::vector<Plan> plans_of(const JobVariant& variant) {
   try {
@@ -224,4 +224,4 @@ std::vector<JobVariant> variants_by_model(Job job, const SpaceRequest& request) 
   return list;
 }
 
-}  // namespace foreshard
+}

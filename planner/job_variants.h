@@ -51,4 +51,4 @@ SearchVariants search_variants(const Job& job, const SpaceRequest& request);
 // The job alone: a variant for each model that its plans run, that of its own plan first.
 std::vector<JobVariant> variants_by_model(Job job, const SpaceRequest& request);
 
-}  // namespace foreshard
+}

@@ -50,7 +50,7 @@ std::string cpu_name() {
   return "this machine";
 }
 
-}  // namespace
+}
 
 std::filesystem::path profile_folder() {
   const std::filesystem::path own = "foreshard/profiles";
@@ -115,7 +115,7 @@ std::string command_for(Factor factor) {
   }
 }
 
-}  // namespace
+}
 
 std::vector<NextMeasurement> next_measurements(const std::string& profile, const std::string& gpu) {
   JobOptions options = {.model = "llama-3.1-8b", .cluster = "64x" + gpu, .profile = profile};
@@ -159,4 +159,4 @@ Json next_json(const std::vector<NextMeasurement>& next) {
   });
 }
 
-}  // namespace foreshard
+}

@@ -41,4 +41,4 @@ std::vector<NextMeasurement> next_measurements(const std::string& profile, const
 std::string next_text(const std::vector<NextMeasurement>& next);
 Json next_json(const std::vector<NextMeasurement>& next);
 
-}  // namespace foreshard
+}

@@ -98,7 +98,7 @@ class Budgets {
   const SearchOptions& search_;
 };
 
-}  // namespace
+}
 
 FittedBudget fit_to_budget(const JobOptions& options, Bytes budget, const SearchOptions& search) {
   const Job job = without_choices(load_job(options));
@@ -155,4 +155,4 @@ FittedBudget fit_to_budget(const JobOptions& options, Bytes budget, const Search
   return fitted;
 }
 
-}  // namespace foreshard
+}

@@ -19,4 +19,4 @@ struct FittedBudget {
 // A budget above what the GPU has is all that it has.
 FittedBudget fit_to_budget(const JobOptions& job, Bytes budget, const SearchOptions& search);
 
-}  // namespace foreshard
+}

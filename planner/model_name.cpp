@@ -63,7 +63,7 @@ ModelName from_path(const fs::path& path) {
   return {.file = config, .title = whole.filename().string()};
 }
 
-}  // namespace
+}
 
 std::vector<fs::path> hub_cache_folders() {
   if (const std::string cache = environment("HF_HUB_CACHE"); !cache.empty()) return {cache};
@@ -162,4 +162,4 @@ LoadedModel load_model(const ModelName& name, Stack stack) {
   return loaded;
 }
 
-}  // namespace foreshard
+}

@@ -48,4 +48,4 @@ bool is_model_yaml(const std::filesystem::path& path);
 // $XDG_CACHE_HOME/huggingface/hub, else ~/.cache/huggingface/hub.
 std::vector<std::filesystem::path> hub_cache_folders();
 
-}  // namespace foreshard
+}

@@ -238,4 +238,4 @@ struct DoctorOptions {
   OutputOptions output;
 };
 
-}  // namespace foreshard
+}

@@ -234,7 +234,7 @@ std::optional<Remedy> another_runtime(const Job& job, const Plan& plan, const Me
   return remedy;
 }
 
-}  // namespace
+}
 
 RemedySearch find_remedy(const Job& job, const Plan& plan, const MemoryTerms& terms) {
   RemedySearch search;
@@ -307,4 +307,4 @@ Json remedy_json(const Fit& fit, const RemedySearch& search) {
   return json;
 }
 
-}  // namespace foreshard
+}

@@ -44,4 +44,4 @@ std::string shortfall_text(const Fit& fit);
 std::string remedy_text(const RemedySearch& search, const Cluster& cluster);
 Json remedy_json(const Fit& fit, const RemedySearch& search);
 
-}  // namespace foreshard
+}

@@ -72,4 +72,4 @@ Job without_choices(Job job) {
   return job;
 }
 
-}  // namespace foreshard
+}

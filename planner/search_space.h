@@ -25,4 +25,4 @@ std::int64_t read_global_batch(const std::string& text);
 // Without what a search chooses: no assumptions.
 Job without_choices(Job job);
 
-}  // namespace foreshard
+}

@@ -45,7 +45,7 @@ std::int64_t take_number(std::string_view& text) {
   return is_number ? value : -1;
 }
 
-}  // namespace
+}
 
 SearchRecord parse_search_state(std::string_view text, const std::string& file,
                                 std::string_view key) {
@@ -157,4 +157,4 @@ SearchMemory SearchState::memory() {
   return memory;
 }
 
-}  // namespace foreshard
+}

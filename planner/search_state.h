@@ -53,4 +53,4 @@ class SearchState {
   std::FILE* file_ = nullptr;
 };
 
-}  // namespace foreshard
+}

@@ -15,7 +15,7 @@
 namespace foreshard {
 namespace {
 constexpr double kDefaultBatchTokens = 4 * 1024 * 1024;
-}  // namespace
+}
 
 std::optional<NamedMachine> find_machine(const std::string& name) {
   std::optional<Machine> machine = machine_named(name);
@@ -137,4 +137,4 @@ Price SizedJobs::price_of(const Job& job) const {
   return price;
 }
 
-}  // namespace foreshard
+}

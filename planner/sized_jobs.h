@@ -56,4 +56,4 @@ class SizedJobs {
   std::shared_ptr<ReservedMemory> replays_ = std::make_shared<ReservedMemory>();
 };
 
-}  // namespace foreshard
+}

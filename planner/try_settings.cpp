@@ -123,7 +123,7 @@ std::string what_differs(const Forecast& before, const Forecast& after) {
   return words.empty() ? "the same events" : fmt::format("{}", fmt::join(words, ", "));
 }
 
-}  // namespace
+}
 
 TriedSetting as_it_is(const Job& job) {
   const Made made = make(job);
@@ -173,4 +173,4 @@ std::vector<TriedSetting> try_settings(const JobOptions& options, const Job& bas
   return list;
 }
 
-}  // namespace foreshard
+}

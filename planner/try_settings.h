@@ -40,4 +40,4 @@ TriedSetting as_it_is(const Job& job);
 std::vector<TriedSetting> try_settings(const JobOptions& options, const Job& base,
                                        const std::function<Job(const JobOptions&)>& load);
 
-}  // namespace foreshard
+}

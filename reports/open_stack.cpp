@@ -173,7 +173,7 @@ Json besides_json(const Fit& fit) {
   return list;
 }
 
-}  // namespace
+}
 
 std::string open_stack_text(const OpenStack& open) {
   if (open.outcomes.empty()) return "";
@@ -203,4 +203,4 @@ Json open_json(const OpenStack& open) {
   return list;
 }
 
-}  // namespace foreshard
+}

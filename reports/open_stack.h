@@ -103,4 +103,4 @@ std::string open_stack_text(const OpenStack& open);
 // is told.
 Json open_json(const OpenStack& open);
 
-}  // namespace foreshard
+}

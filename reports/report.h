@@ -121,4 +121,4 @@ Report summarize(const Forecast& forecast, const CostModel& costs, int draws,
                  const std::vector<StackCase>& cases = {});
 Json to_json(const Report& report);
 
-}  // namespace foreshard
+}

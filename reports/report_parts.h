@@ -22,4 +22,4 @@ Quantity total_memory(const Report& report);
 // Categories that hold something at the peak, the largest first.
 std::vector<std::pair<std::string, Bytes>> categories_at_peak(const MemoryProfile& memory);
 
-}  // namespace foreshard
+}

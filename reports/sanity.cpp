@@ -124,7 +124,7 @@ std::string beyond_bounds(const Bounded& is) {
   return "";
 }
 
-}  // namespace
+}
 
 std::string find_nonsense(const Report& report, const Forecast& forecast) {
   if (std::string text = nonsense_of_figures(report); !text.empty()) return text;
@@ -151,4 +151,4 @@ NonsenseError::NonsenseError(std::string nonsense)
                         nonsense)),
       nonsense_(std::move(nonsense)) {}
 
-}  // namespace foreshard
+}

@@ -30,4 +30,4 @@ class NonsenseError : public Error {
   std::string nonsense_;
 };
 
-}  // namespace foreshard
+}

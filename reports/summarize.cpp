@@ -279,7 +279,7 @@ std::vector<std::pair<std::string, std::string>> assumed_figures(const CostModel
   return list;
 }
 
-}  // namespace
+}
 
 Quantity rate(double numerator, const Quantity& seconds) {
   const auto over = [&](double divisor) { return divisor > 0 ? numerator / divisor : 0; };
@@ -452,7 +452,7 @@ Report summarize(const Forecast& forecast, const CostModel& costs, int draws,
   return report;
 }
 
-}  // namespace
+}
 
 Report summarize(const Forecast& forecast, const CostModel& costs, int draws,
                  const std::vector<StackCase>& cases) {
@@ -466,4 +466,4 @@ ShortSteps summarize_short(const Forecast& laid_out, const CostModel& costs, int
   return steps;
 }
 
-}  // namespace foreshard
+}

@@ -138,7 +138,7 @@ class Reader {
   bool nodes_ = false, gpus_ = false;
 };
 
-}  // namespace
+}
 
 std::vector<Instance> list_instances() {
   const CsvTable table = calibration_table("machines/instances.csv");
@@ -166,4 +166,4 @@ std::optional<ClusterName> read_cluster_name(std::string_view text,
   return Reader(machines, most).read(text);
 }
 
-}  // namespace foreshard
+}

@@ -44,4 +44,4 @@ std::optional<ClusterName> read_cluster_name(std::string_view text,
                                              std::span<const std::string> machines,
                                              std::int64_t most);
 
-}  // namespace foreshard
+}

@@ -473,7 +473,7 @@ class LayoutReader {
   std::int64_t gpus_ = 0;
 };
 
-}  // namespace
+}
 
 DegradedLink read_degraded_link(const ConfigNode& element, const NodeKind& node) {
   element.allow_only({"node", "nic", "gpu", "fraction"});
@@ -498,4 +498,4 @@ void read_layout(const ConfigNode& root, const KindReader& read_kind, Cluster& c
   LayoutReader(root, read_kind, cluster).read();
 }
 
-}  // namespace foreshard
+}

@@ -33,4 +33,4 @@ DegradedLink read_degraded_link(const ConfigNode& element, const NodeKind& node)
 // what the file says of its usual nodes. Throws ConfigError.
 void read_layout(const ConfigNode& root, const KindReader& read_kind, Cluster& cluster);
 
-}  // namespace foreshard
+}

@@ -68,7 +68,7 @@ void append_part(std::string_view part, std::size_t most, std::vector<std::strin
   append(names, grown);
 }
 
-}  // namespace
+}
 
 std::vector<std::string> expand_host_list(std::string_view text, std::size_t most) {
   std::vector<std::string> names;
@@ -88,4 +88,4 @@ std::vector<std::string> expand_host_list(std::string_view text, std::size_t mos
   return names;
 }
 
-}  // namespace foreshard
+}

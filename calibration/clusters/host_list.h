@@ -15,4 +15,4 @@ inline constexpr std::size_t kMostHosts = 100'000;    // the largest clusters ha
 // std::invalid_argument, whose text says what is wrong in it, in a few words.
 std::vector<std::string> expand_host_list(std::string_view text, std::size_t most = kMostHosts);
 
-}  // namespace foreshard
+}

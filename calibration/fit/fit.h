@@ -98,4 +98,4 @@ double gemm_seconds(const GemmCurve& curve, const GemmRow& row, const Gpu& gpu);
 double memory_seconds(const MemoryCurve& curve, double bytes, const Gpu& gpu);
 MemoryCurve fit_memory(const std::vector<MemoryRow>& rows, const Gpu& gpu);
 
-}  // namespace foreshard
+}

@@ -84,7 +84,7 @@ FitError left_out(const std::vector<GemmRow>& rows, const Gpu& gpu, const GemmFi
   return fit_error("every sixth row left out", predicted, measured);
 }
 
-}  // namespace
+}
 
 bool is_gemm_table(const CsvTable& table) {
   return table.has("m") && table.has("n") && table.has("k") &&
@@ -167,4 +167,4 @@ CsvFit fit_gemm_csv(const std::vector<CsvTable>& tables, const std::string& id) 
   return fit;
 }
 
-}  // namespace foreshard
+}

@@ -107,7 +107,7 @@ std::vector<CollectiveSweep> sweeps_of(const Measurements& measurements) {
   return sweeps;
 }
 
-}  // namespace
+}
 
 DeviceFit fit_device(const Measurements& measurements) {
   FORESHARD_CHECK(measurements.device.has_value(), "no measurements of a device");
@@ -159,4 +159,4 @@ DeviceFit fit_device(const Measurements& measurements) {
   return fit;
 }
 
-}  // namespace foreshard
+}

@@ -40,4 +40,4 @@ bool is_gemm_table(const CsvTable& table);
 // faster than its peak, or no curve fits them.
 CsvFit fit_gemm_csv(const std::vector<CsvTable>& tables, const std::string& id);
 
-}  // namespace foreshard
+}

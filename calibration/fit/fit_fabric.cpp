@@ -159,7 +159,7 @@ Fitted fit_kind(FabricKind kind, GpuGeneration generation, const Samples& sample
   return fitted;
 }
 
-}  // namespace
+}
 
 const std::vector<NcclRow>& published_nccl_rows() {
   static const std::vector<NcclRow> kRows = [] {
@@ -226,4 +226,4 @@ std::vector<double> fabric_log_biases(FabricKind kind, const std::vector<NcclRow
   return biases;
 }
 
-}  // namespace foreshard
+}

@@ -22,4 +22,4 @@ std::vector<FabricCurve> fit_fabrics(GpuGeneration generation, const std::vector
 // up, each by fits that leave its source out. NVLink, or networks with RDMA.
 std::vector<double> fabric_log_biases(FabricKind kind, const std::vector<NcclRow>& rows);
 
-}  // namespace foreshard
+}

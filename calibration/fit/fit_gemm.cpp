@@ -200,7 +200,7 @@ double sorted_quantile(std::vector<double> values, double q) {
   return quantile(values, q);
 }
 
-}  // namespace
+}
 
 // --- protocols ---
 
@@ -365,4 +365,4 @@ GemmFit fit_gemm(const std::vector<GemmRow>& rows, const Gpu& gpu, const GemmFit
   return fit;
 }
 
-}  // namespace foreshard
+}

@@ -288,7 +288,7 @@ class VariantFitter {
   VariantReport report_;
 };
 
-}  // namespace
+}
 
 std::vector<FunctionPoints> by_function(const std::vector<MeasuredRow<FunctionTime>>& rows) {
   std::vector<FunctionPoints> curves;
@@ -324,4 +324,4 @@ LocalFit fit_local(const Measurements& measurements) {
   return fit;
 }
 
-}  // namespace foreshard
+}

@@ -78,4 +78,4 @@ std::vector<FunctionPoints> by_function(const std::vector<MeasuredRow<FunctionTi
 // that would are pooled to their geometric mean.
 std::vector<SizePoint> smoothed(std::vector<SizePoint> rows);
 
-}  // namespace foreshard
+}

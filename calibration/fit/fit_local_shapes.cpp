@@ -186,7 +186,7 @@ std::vector<Point> picked(const std::vector<Point>& rows, Wanted&& wanted) {
   return result;
 }
 
-}  // namespace
+}
 
 LocalGemm fit_local_gemm(const std::vector<GemmPoint>& rows, const Gpu& gpu) {
   LocalGemm result;
@@ -243,4 +243,4 @@ LocalAttention fit_local_attention(const std::vector<AttentionPoint>& rows, cons
   return result;
 }
 
-}  // namespace foreshard
+}

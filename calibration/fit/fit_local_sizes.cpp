@@ -76,7 +76,7 @@ MemoryCurve fit_class(const std::vector<SizePoint>& rows, const Gpu& gpu) {
   return curve;
 }
 
-}  // namespace
+}
 
 std::vector<SizePoint> smoothed(std::vector<SizePoint> rows) {
   std::ranges::stable_sort(rows, {}, &SizePoint::bytes);
@@ -156,4 +156,4 @@ LocalCollectives fit_local_collectives(const std::vector<CollectivePoints>& rows
   return result;
 }
 
-}  // namespace foreshard
+}

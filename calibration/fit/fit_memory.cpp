@@ -30,4 +30,4 @@ MemoryCurve fit_memory(const std::vector<MemoryRow>& rows, const Gpu& gpu) {
   return with(solve(problem));
 }
 
-}  // namespace foreshard
+}

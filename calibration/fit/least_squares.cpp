@@ -143,7 +143,7 @@ Found descend(const Search& search, Eigen::VectorXd x) {
   return {x, cost};
 }
 
-}  // namespace
+}
 
 std::vector<double> solve(const LeastSquares& problem) {
   FORESHARD_CHECK(problem.rows > 0 && !problem.starts.empty(), "a fit without rows or starts");
@@ -183,4 +183,4 @@ FitError fit_error(std::string what, const std::vector<double>& predicted,
   return error;
 }
 
-}  // namespace foreshard
+}

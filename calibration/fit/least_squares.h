@@ -39,4 +39,4 @@ void log_errors(const std::vector<Row>& rows, const Predicted& predicted, std::s
 // Rounded to eight significant digits, so that a profile reads well and refits compare.
 double rounded(double value);
 
-}  // namespace foreshard
+}

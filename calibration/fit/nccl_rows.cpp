@@ -200,7 +200,7 @@ std::string problem_of(const NcclRow& row, double ranks, double nodes) {
   return "";
 }
 
-}  // namespace
+}
 
 // Copies through the host's kernel bind before the ports do; an assumption, of its order of size.
 constexpr double kSockets = 10;  // GB/s of a node
@@ -300,4 +300,4 @@ std::vector<NcclRow> nccl_rows(const CsvTable& table) {
   return rows;
 }
 
-}  // namespace foreshard
+}

@@ -47,4 +47,4 @@ struct PlacedSystem {
 };
 PlacedSystem place_system(const NcclPlace& place);
 
-}  // namespace foreshard
+}

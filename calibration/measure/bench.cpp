@@ -35,7 +35,7 @@ double seconds_of(const std::function<void()>& once) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
 }
 
-}  // namespace
+}
 
 Json BenchResult::to_json() const { return {{"median", median}, {"low", low}, {"high", high}}; }
 
@@ -71,4 +71,4 @@ BenchResult Bench::run(const std::string& name, const std::function<void()>& onc
   return summary_of(std::move(collector.seconds));
 }
 
-}  // namespace foreshard
+}

@@ -35,4 +35,4 @@ class Bench {
   std::size_t meetings_ = 0;
 };
 
-}  // namespace foreshard
+}

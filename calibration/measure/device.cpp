@@ -405,10 +405,10 @@ class DeviceMeasuring {
   Json extra_ = Json::array();
 };
 
-}  // namespace
+}
 
 DeviceMeasurements measure_device(Accelerator& accelerator, const DeviceMeasureRequest& request) {
   return DeviceMeasuring(accelerator, request).run();
 }
 
-}  // namespace foreshard
+}

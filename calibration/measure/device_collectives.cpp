@@ -107,7 +107,7 @@ class Curves {
   Json rows_ = Json::array();
 };
 
-}  // namespace
+}
 
 std::vector<int> measured_groups(int ranks) {
   std::vector<int> sizes;
@@ -123,4 +123,4 @@ Json measure_device_collectives(Accelerator& accelerator, World& world,
   return Curves(accelerator, world, request).rows();
 }
 
-}  // namespace foreshard
+}

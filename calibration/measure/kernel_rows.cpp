@@ -81,4 +81,4 @@ Json kernel_row(const KernelSamples& samples, int ranks, DType dtype, const Meas
   return row;
 }
 
-}  // namespace foreshard
+}

@@ -93,7 +93,7 @@ struct HostGaps {
   }
 };
 
-}  // namespace
+}
 
 Turns turns_of(int ranks, int threads, int cores) {
   const int busy = std::min(threads, cores);
@@ -173,4 +173,4 @@ void measure_kernels(const MeasuredJob& job, const MeasureRequest& request, Benc
   host("collective", std::move(gaps.collective));
 }
 
-}  // namespace foreshard
+}

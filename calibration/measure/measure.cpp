@@ -193,7 +193,7 @@ std::size_t largest_unit(const std::vector<MeasuredJob>& jobs) {
   return at(largest) * sizeof(float);
 }
 
-}  // namespace
+}
 
 Json measure_machine(World& world, const MeasureRequest& request) {
   install_allocator();
@@ -220,4 +220,4 @@ Json measure_machine(World& world, const MeasureRequest& request) {
   return rows;
 }
 
-}  // namespace foreshard
+}

@@ -136,4 +136,4 @@ std::vector<int> measured_groups(int ranks);
 Json measure_device_collectives(Accelerator& accelerator, World& world,
                                 const DeviceCollectivesRequest& request);
 
-}  // namespace foreshard
+}

@@ -130,7 +130,7 @@ class ExecTree {
   std::function<ExitCode()> verb_;
 };
 
-}  // namespace
+}
 
 CommandLine parse_exec_command_line(std::vector<std::string> arguments) {
   ExecTree tree(arguments);
@@ -139,4 +139,4 @@ CommandLine parse_exec_command_line(std::vector<std::string> arguments) {
   return result;
 }
 
-}  // namespace foreshard
+}

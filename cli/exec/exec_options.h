@@ -75,4 +75,4 @@ ExitCode run_self_check(const SelfCheckOptions& options);
 // `arguments` without the program's name.
 CommandLine parse_exec_command_line(std::vector<std::string> arguments);
 
-}  // namespace foreshard
+}

@@ -205,7 +205,7 @@ ExitCode measure_gpus(const MeasureOptions& options) {
   return ExitCode::kOk;
 }
 
-}  // namespace
+}
 
 ExitCode run_measure(const MeasureOptions& options) {
   if (options.device != "cpu") {
@@ -248,4 +248,4 @@ ExitCode run_measure(const MeasureOptions& options) {
   return ExitCode::kOk;
 }
 
-}  // namespace foreshard
+}

@@ -65,4 +65,4 @@ std::string utc_now() {
   return fmt::format("{:%Y-%m-%dT%H:%M:%SZ}", fmt::gmtime(seconds));
 }
 
-}  // namespace foreshard
+}

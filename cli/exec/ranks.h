@@ -26,4 +26,4 @@ std::vector<std::pair<std::string, std::string>> engine_versions();
 // UTC, SOURCE_DATE_EPOCH honoured: 2026-01-31T12:00:00Z.
 std::string utc_now();
 
-}  // namespace foreshard
+}

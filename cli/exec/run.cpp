@@ -390,7 +390,7 @@ ExitCode run_rank(const RunCommandOptions& options, const Launch& launch, World&
   if (code != ExitCode::kOk) world.gather("ended", "");
   return code;
 }
-}  // namespace
+}
 
 ExitCode run_run(const RunCommandOptions& options) {
   if (options.graph && options.debug) {
@@ -417,4 +417,4 @@ ExitCode run_run(const RunCommandOptions& options) {
   }
 }
 
-}  // namespace foreshard
+}

@@ -72,4 +72,4 @@ ExitCode run_self_check(const SelfCheckOptions& options) {
   return failed == 0 ? ExitCode::kOk : ExitCode::kOutsideTolerance;
 }
 
-}  // namespace foreshard
+}

@@ -71,7 +71,7 @@ void isolate(int output) {
   ::_exit(status);
 }
 
-}  // namespace
+}
 
 Child start_child(const ChildBounds& bounds, const std::filesystem::path& folder,
                   const std::function<std::string()>& work) {
@@ -104,4 +104,4 @@ ChildEnd end_of(const Child& child) {
                                                                     : ChildEnd::kFailed;
 }
 
-}  // namespace foreshard
+}

@@ -31,4 +31,4 @@ Child start_child(const ChildBounds& bounds, const std::filesystem::path& folder
 enum class ChildEnd : std::uint8_t { kDone, kOutOfTime, kOutOfMemory, kFailed };
 ChildEnd end_of(const Child& child);
 
-}  // namespace foreshard
+}

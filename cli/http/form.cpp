@@ -98,7 +98,7 @@ HttpForm read_multipart(std::string_view boundary, std::string_view body) {
   return form;
 }
 
-}  // namespace
+}
 
 HttpWords read_query(std::string_view text) {
   HttpWords words;
@@ -146,4 +146,4 @@ std::string plain_file_name(std::string_view name, const std::string& otherwise)
   return plain.empty() ? otherwise : plain;
 }
 
-}  // namespace foreshard
+}

@@ -36,4 +36,4 @@ bool is_multipart(std::string_view content_type);
 // digits and ._- are left; `otherwise` where nothing of it is.
 std::string plain_file_name(std::string_view name, const std::string& otherwise);
 
-}  // namespace foreshard
+}

@@ -50,7 +50,7 @@ bool holds_token(const HttpGate& gate, const HttpCaller& caller) {
   return false;
 }
 
-}  // namespace
+}
 
 bool is_loopback_name(std::string_view host) {
   const std::string name = name_of(host);
@@ -89,4 +89,4 @@ std::string random_token() {
   return token;
 }
 
-}  // namespace foreshard
+}

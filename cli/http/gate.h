@@ -33,4 +33,4 @@ bool is_loopback_name(std::string_view host);  // localhost, 127.0.0.1, ::1, [::
 // 192 bits of the operating system's, as 48 hexadecimal digits.
 std::string random_token();
 
-}  // namespace foreshard
+}

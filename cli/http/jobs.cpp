@@ -33,7 +33,7 @@ std::optional<HttpAnswer> unpacked(std::string text) {
                     head.value("command", "")};
 }
 
-}  // namespace
+}
 
 Jobs::Jobs(boost::asio::io_context& io, const HttpService& service) : io_(io), service_(service) {
   const HttpBounds& b = service.bounds;
@@ -177,4 +177,4 @@ HttpAnswer Jobs::too_much(HttpLane lane) {
                        bounds.cpu_seconds, bounds.memory_bytes >> 20));
 }
 
-}  // namespace foreshard
+}

@@ -76,4 +76,4 @@ class Jobs {
   bool is_ending_ = false;
 };
 
-}  // namespace foreshard
+}

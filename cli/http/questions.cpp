@@ -312,7 +312,7 @@ HttpAnswer answer_of(const Way& way, const std::vector<std::string>& asked, int 
   return {200, "application/json", std::move(text), ""};
 }
 
-}  // namespace
+}
 
 bool is_question(const std::string& path) { return way_of(path).verb != nullptr; }
 
@@ -380,4 +380,4 @@ Json words_json() {
   return verbs;
 }
 
-}  // namespace foreshard
+}

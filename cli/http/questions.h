@@ -29,4 +29,4 @@ HttpAnswer http_refusal(int status, const std::string& what, ExitCode code);
 // What may be asked, with what completes it: {verb: {word: {help, words}}}.
 Json words_json();
 
-}  // namespace foreshard
+}

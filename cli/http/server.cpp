@@ -103,7 +103,7 @@ class Server {
   asio::steady_timer timer_{io_};
 };
 
-}  // namespace
+}
 
 bool serve_http(const HttpService& service) {
   Server server(service);
@@ -112,4 +112,4 @@ bool serve_http(const HttpService& service) {
   return true;
 }
 
-}  // namespace foreshard
+}

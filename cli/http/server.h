@@ -71,4 +71,4 @@ struct HttpService {
 // second. False: the port cannot be listened on. This process must have one thread.
 bool serve_http(const HttpService& service);
 
-}  // namespace foreshard
+}

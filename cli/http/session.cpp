@@ -31,7 +31,7 @@ void remove_file(const std::filesystem::path& path) {
   if (!path.empty()) std::filesystem::remove(path, kept);
 }
 
-}  // namespace
+}
 
 Session::Session(SessionHost& host, tcp::socket socket)
     : host_(host), stream_(std::move(socket)), id_(0) {
@@ -238,4 +238,4 @@ void Session::linger() {
   drop(drop, shared_from_this());
 }
 
-}  // namespace foreshard
+}

@@ -63,4 +63,4 @@ class Session : public std::enable_shared_from_this<Session> {
   bool keep_alive_ = false;
 };
 
-}  // namespace foreshard
+}

@@ -220,7 +220,7 @@ int exit_status(const NullOptions& options, int status) {
   return 128 + WTERMSIG(status);
 }
 
-}  // namespace
+}
 
 NullCommandLine parse_null_command_line(std::vector<std::string> arguments) {
   NullCommandLine line;
@@ -357,4 +357,4 @@ int run_on_null_gpu(const NullOptions& told) {
   return status;
 }
 
-}  // namespace foreshard
+}

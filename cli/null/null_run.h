@@ -36,4 +36,4 @@ NullCommandLine parse_null_command_line(std::vector<std::string> arguments);
 // null GPU's library is not beside the program.
 int run_on_null_gpu(const NullOptions& options);
 
-}  // namespace foreshard
+}

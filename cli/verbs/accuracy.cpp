@@ -65,7 +65,7 @@ void write(const std::vector<AccuracyRow>& rows, const std::string& title, Shown
   }
 }
 
-}  // namespace
+}
 
 ExitCode run_accuracy(const AccuracyOptions& options) {
   if (options.history) {
@@ -113,4 +113,4 @@ ExitCode run_accuracy(const AccuracyOptions& options) {
   return outside ? ExitCode::kOutsideTolerance : ExitCode::kOk;
 }
 
-}  // namespace foreshard
+}

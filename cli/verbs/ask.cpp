@@ -19,4 +19,4 @@ ExitCode run_ask(const AskOptions& options) {
   return ExitCode::kOk;
 }
 
-}  // namespace foreshard
+}

@@ -200,7 +200,7 @@ ExitCode calibrate_device(const CalibrateOptions& options, const DeviceFit& fit)
   return ExitCode::kOk;
 }
 
-}  // namespace
+}
 
 ExitCode run_calibrate(const CalibrateOptions& options) {
   if (std::ranges::all_of(options.files, is_csv)) {
@@ -222,4 +222,4 @@ ExitCode run_calibrate(const CalibrateOptions& options) {
   return ExitCode::kOk;
 }
 
-}  // namespace foreshard
+}

@@ -108,7 +108,7 @@ std::string machine_of(const std::string& device, const std::string& asked) {
                           device.empty() ? "" : fmt::format(" ('{}')", device)));
 }
 
-}  // namespace
+}
 
 bool are_nccl_tests(const std::vector<std::string>& files) {
   std::size_t logs = 0;
@@ -186,4 +186,4 @@ ExitCode calibrate_sweeps(const CalibrateOptions& options) {
   return ExitCode::kOk;
 }
 
-}  // namespace foreshard
+}

@@ -77,7 +77,7 @@ Json body_of(const CapturedAnswer& a, Json body) {
   return body;
 }
 
-}  // namespace
+}
 
 ExitCode predict_capture(const PredictOptions& options) {
   const CapturedAnswer a = answer_capture(options.job);
@@ -134,4 +134,4 @@ ExitCode report_capture(const ReportOptions& options) {
   return a.exit_code();
 }
 
-}  // namespace foreshard
+}

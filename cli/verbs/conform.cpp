@@ -43,7 +43,7 @@ std::vector<std::filesystem::path> recordings_of(const std::filesystem::path& pa
   }
 }
 
-}  // namespace
+}
 
 ExitCode run_conform(const ConformOptions& options) {
   RecordingLibrary library;
@@ -79,4 +79,4 @@ ExitCode run_conform(const ConformOptions& options) {
   return summarize(results).passed ? ExitCode::kOk : ExitCode::kOutsideTolerance;
 }
 
-}  // namespace foreshard
+}

@@ -181,7 +181,7 @@ std::vector<SnapshotMemory> take_snapshots(const std::vector<std::string>& files
   return snapshots;
 }
 
-}  // namespace
+}
 
 ExitCode run_diagnose(const DiagnoseOptions& options) {
   if (!options.threads.empty()) return score(options);
@@ -229,4 +229,4 @@ ExitCode run_diagnose(const DiagnoseOptions& options) {
   return ExitCode::kOk;
 }
 
-}  // namespace foreshard
+}

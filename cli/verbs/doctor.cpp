@@ -75,7 +75,7 @@ std::vector<Finding> findings() {
   return list;
 }
 
-}  // namespace
+}
 
 ExitCode run_doctor(const DoctorOptions& options) {
   const std::vector<Finding> list = findings();
@@ -95,4 +95,4 @@ ExitCode run_doctor(const DoctorOptions& options) {
   return ExitCode::kOk;
 }
 
-}  // namespace foreshard
+}

@@ -254,7 +254,7 @@ ExitCode explain_trace(const ExplainOptions& options) {
   return ExitCode::kOk;
 }
 
-}  // namespace
+}
 
 ExitCode explain_run(const ExplainOptions& options) {
   if (!options.job.plan && is_traced(options.run)) return explain_trace(options);
@@ -268,4 +268,4 @@ ExitCode explain_run(const ExplainOptions& options) {
   return ExitCode::kOk;
 }
 
-}  // namespace foreshard
+}

@@ -88,7 +88,7 @@ Exported exported(const ExportOptions& options, const Job& job) {
                                                   : export_nearest(job, "fsdp2", write);
 }
 
-}  // namespace
+}
 
 ExitCode run_export(const ExportOptions& options) {
   const Job job = load_job(options.job);
@@ -123,4 +123,4 @@ ExitCode run_launch(const ExportOptions& options) {
   return ExitCode::kOk;
 }
 
-}  // namespace foreshard
+}

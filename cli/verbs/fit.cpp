@@ -24,7 +24,7 @@ Bytes budget_of(const std::string& text) {
   throw Error(ExitCode::kUsage, "--budget: expected more than nothing, such as 60GiB");
 }
 
-}  // namespace
+}
 
 ExitCode run_fit(const FitOptions& options) {
   const Bytes budget = budget_of(options.budget);
@@ -54,4 +54,4 @@ ExitCode run_fit(const FitOptions& options) {
   return curve.best ? ExitCode::kOk : ExitCode::kInfeasible;
 }
 
-}  // namespace foreshard
+}

@@ -108,4 +108,4 @@ Cluster cluster_of_file(const std::string& file, const std::string& machine) {
   return parse_cluster(cluster_file(joined({read_topology(file)}), machine, 0), file);
 }
 
-}  // namespace foreshard
+}

@@ -178,7 +178,7 @@ Import read_all(const ImportOptions& options) {
 // The model that its name means.
 ModelSpec named_model(const std::string& name) { return load_model(find_model(name, name)).model; }
 
-}  // namespace
+}
 
 bool is_training_file(const std::string& path) { return kind_of(path) != Kind::kNone; }
 
@@ -236,4 +236,4 @@ ExitCode import_training_files(const ImportOptions& options) {
   return ExitCode::kOk;
 }
 
-}  // namespace foreshard
+}

@@ -101,7 +101,7 @@ constexpr const char* kHowToName =
     "p5.48xlarge\", or a file (foreshard schema cluster).\nEvery figure with its source: foreshard "
     "machines h100-sxm\n";
 
-}  // namespace
+}
 
 ExitCode run_machines(const MachinesOptions& options) {
   const bool is_json = options.output.form == Form::kJson;
@@ -152,4 +152,4 @@ ExitCode run_machines(const MachinesOptions& options) {
   return ExitCode::kOk;
 }
 
-}  // namespace foreshard
+}

@@ -235,7 +235,7 @@ std::string model_text(const OneModel& one) {
   return text;
 }
 
-}  // namespace
+}
 
 ExitCode run_models(const ModelsOptions& options) {
   const bool is_json = options.output.form == Form::kJson;
@@ -272,4 +272,4 @@ ExitCode run_models(const ModelsOptions& options) {
   return ExitCode::kOk;
 }
 
-}  // namespace foreshard
+}

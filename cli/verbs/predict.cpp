@@ -25,7 +25,7 @@ ExitCode write_json(const Answer& answer, std::string_view schema, Json body) {
   return answer.exit_code();
 }
 
-}  // namespace
+}
 
 ExitCode run_predict(const PredictOptions& options) {
   if (options.asks) return run_ask({options.job, options.output});
@@ -127,7 +127,7 @@ ExitCode compare_runtimes(const CompareOptions& options) {
   return any ? ExitCode::kOk : ExitCode::kInfeasible;
 }
 
-}  // namespace
+}
 
 ExitCode run_compare(const CompareOptions& options) {
   if (!options.runtimes.empty()) return compare_runtimes(options);
@@ -154,4 +154,4 @@ ExitCode run_compare(const CompareOptions& options) {
   return a.exit_code() == ExitCode::kOk ? b.exit_code() : a.exit_code();
 }
 
-}  // namespace foreshard
+}

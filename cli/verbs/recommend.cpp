@@ -126,7 +126,7 @@ class Chooser {
   std::optional<Error> failure_;
 };
 
-}  // namespace
+}
 
 ExitCode run_recommend(const RecommendCommandOptions& options) {
   const RunTerms terms = terms_of(options);
@@ -169,4 +169,4 @@ ExitCode run_recommend(const RecommendCommandOptions& options) {
   return answer.meets_terms() ? ExitCode::kOk : ExitCode::kInfeasible;
 }
 
-}  // namespace foreshard
+}

@@ -45,7 +45,7 @@ void add_full_report(PageDocument& page, const Answer& a, const JobOptions& opti
   add_search(page, without_choices(found.chosen.job), found);
 }
 
-}  // namespace
+}
 
 ExitCode run_report(const ReportOptions& asked) {
   if (!asked.job.capture.empty()) return report_capture(asked);
@@ -91,4 +91,4 @@ ExitCode run_report(const ReportOptions& asked) {
   return code;
 }
 
-}  // namespace foreshard
+}

@@ -30,7 +30,7 @@ Json body_of(const ScalingCurve& curve) {
   return body;
 }
 
-}  // namespace
+}
 
 ExitCode run_scale(const ScaleOptions& options) {
   const auto machine = find_machine(options.cluster);
@@ -82,4 +82,4 @@ ExitCode run_scale(const ScaleOptions& options) {
   return curve.points.empty() ? ExitCode::kInfeasible : ExitCode::kOk;
 }
 
-}  // namespace foreshard
+}

@@ -31,4 +31,4 @@ ExitCode run_schema(const SchemaOptions& options) {
   return ExitCode::kOk;
 }
 
-}  // namespace foreshard
+}

@@ -78,7 +78,7 @@ const Plan* chosen_plan(const Timed& timed, const std::optional<RobustChoice>& r
   return timed.found.result.best ? &timed.found.result.best->plan : nullptr;
 }
 
-}  // namespace
+}
 
 ExitCode run_search(const SearchCommandOptions& options) {
   if (options.deep && (options.robust || options.objective == "memory")) {
@@ -193,4 +193,4 @@ ExitCode run_search(const SearchCommandOptions& options) {
   return best ? ExitCode::kOk : ExitCode::kInfeasible;
 }
 
-}  // namespace foreshard
+}

@@ -39,4 +39,4 @@ Json search_body(const Job& job, const SearchStory& story, const BestPlan* best,
   return body;
 }
 
-}  // namespace foreshard
+}

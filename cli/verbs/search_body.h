@@ -26,4 +26,4 @@ double dollars_per_million_tokens(const Job& job, const Report& report);
 Json search_body(const Job& job, const SearchStory& story, const BestPlan* best,
                  const CostModel& costs);
 
-}  // namespace foreshard
+}

@@ -90,7 +90,7 @@ std::string link(const ServeOptions& options, const std::string& token, int port
   return fmt::format("http://{}:{}/{}\n", name, port, token.empty() ? "" : "?token=" + token);
 }
 
-}  // namespace
+}
 
 ExitCode run_serve(const ServeOptions& options) {
   if (options.no_token && !is_loopback_name(options.address)) {
@@ -119,4 +119,4 @@ ExitCode run_serve(const ServeOptions& options) {
                           options.address, options.port));
 }
 
-}  // namespace foreshard
+}

@@ -23,7 +23,7 @@ double step_seconds(const Job& job, const Calibration& calibration) {
   return period_of(simulator, costs, whole, step).seconds();
 }
 
-}  // namespace
+}
 
 std::string stack_sentence(const JobOptions& options, const Job& job, const CostModel& costs,
                            const OpenStack& open) {
@@ -57,4 +57,4 @@ std::string stack_sentence(const JobOptions& options, const Job& job, const Cost
                      effects.empty() ? "" : "; with ", effects);
 }
 
-}  // namespace foreshard
+}

@@ -73,7 +73,7 @@ ExitCode validate_listed(const ValidateOptions& options, const Forecast& made) {
   return join.passed ? ExitCode::kOk : ExitCode::kOutsideTolerance;
 }
 
-}  // namespace
+}
 
 ExitCode run_validate(const ValidateOptions& options) {
   if (options.run.empty() && options.trace.empty()) {
@@ -125,4 +125,4 @@ ExitCode run_validate(const ValidateOptions& options) {
   return v.passed ? ExitCode::kOk : ExitCode::kOutsideTolerance;
 }
 
-}  // namespace foreshard
+}

@@ -114,4 +114,4 @@ Cluster cluster_of_file(const std::string& file, const std::string& machine);
 std::string stack_sentence(const JobOptions& options, const Job& job, const CostModel& costs,
                            const OpenStack& open);
 
-}  // namespace foreshard
+}

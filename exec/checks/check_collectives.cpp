@@ -152,4 +152,4 @@ std::unique_ptr<DeviceCommunicator> Checks::paced(int ctas) {
   return communicator;
 }
 
-}  // namespace foreshard
+}

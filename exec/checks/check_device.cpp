@@ -13,7 +13,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-}  // namespace
+}
 
 std::string Checks::identity() {
   const AcceleratorInfo info = device_.info();
@@ -202,4 +202,4 @@ std::string Checks::clocks() {
                      c.memory_mhz, c.temperature_c, c.watts, c.throttle_mask);
 }
 
-}  // namespace foreshard
+}

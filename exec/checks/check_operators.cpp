@@ -288,4 +288,4 @@ std::string Checks::fused_adamw(const at::Tensor& p, const at::Tensor& g,
          near("shadow", shadow, wanted, 1e-2);
 }
 
-}  // namespace foreshard
+}

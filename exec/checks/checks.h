@@ -94,4 +94,4 @@ class Checks {
   std::unique_ptr<World> world_;
 };
 
-}  // namespace foreshard
+}

@@ -128,4 +128,4 @@ void self_check(Accelerator& accelerator, const std::vector<std::string>& skippe
   }
 }
 
-}  // namespace foreshard
+}

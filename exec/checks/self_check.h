@@ -47,4 +47,4 @@ void self_check(Accelerator& accelerator, const std::vector<std::string>& skippe
 // Largest |a - b| over the largest |b|, in double, wherever they live.
 double largest_error(const at::Tensor& a, const at::Tensor& b);
 
-}  // namespace foreshard
+}

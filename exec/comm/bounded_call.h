@@ -39,4 +39,4 @@ auto call_within(std::chrono::milliseconds limit, Call call,
   return std::nullopt;
 }
 
-}  // namespace foreshard
+}

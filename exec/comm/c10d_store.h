@@ -16,4 +16,4 @@ struct JobStore::Connection {
 // The first line of what an exception of LibTorch says, without its stack trace.
 std::string first_line(const std::exception& error);
 
-}  // namespace foreshard
+}

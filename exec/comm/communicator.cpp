@@ -25,7 +25,7 @@ Range range_of(std::size_t total, std::size_t parts, std::size_t part) {
   return {part * least + std::min(part, longer), least + (part < longer ? 1 : 0)};
 }
 
-}  // namespace
+}
 
 GroupCommunicator::GroupCommunicator(std::unique_ptr<Transport> transport)
     : transport_(std::move(transport)) {}
@@ -184,4 +184,4 @@ void GroupCommunicator::all_reduce(std::span<std::int64_t> values) {
   }
 }
 
-}  // namespace foreshard
+}

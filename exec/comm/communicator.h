@@ -82,4 +82,4 @@ void add_in_order(std::span<const void* const> pieces, DType wire, std::size_t e
 // every sum rounded to `wire`, in which `sum` is, too. None overlaps it.
 void add_in_pairs(std::span<const void* const> pieces, DType wire, std::size_t elements, void* sum);
 
-}  // namespace foreshard
+}

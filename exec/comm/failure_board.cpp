@@ -13,7 +13,7 @@ constexpr milliseconds kAnswer{1000};  // a store that is well answers in less t
 constexpr milliseconds kPoll{10};
 constexpr milliseconds kLauncher{300};  // from a rank's death to the launcher's word
 
-}  // namespace
+}
 
 FailureBoard::FailureBoard(std::shared_ptr<JobStore> store, bool launcher_tells)
     : store_(std::move(store)), launcher_tells_(launcher_tells) {}
@@ -53,4 +53,4 @@ std::optional<std::string> FailureBoard::announced(milliseconds patience) const 
   }
 }
 
-}  // namespace foreshard
+}

@@ -31,4 +31,4 @@ class FailureBoard {
   bool launcher_tells_;
 };
 
-}  // namespace foreshard
+}

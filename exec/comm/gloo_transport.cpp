@@ -118,7 +118,7 @@ class GlooTransport : public Transport {
   std::atomic<bool> aborted_ = false;
 };
 
-}  // namespace
+}
 
 std::unique_ptr<Transport> connect_gloo(const std::shared_ptr<JobStore>& store,
                                         const GlooGroup& group) {
@@ -139,4 +139,4 @@ std::unique_ptr<Transport> connect_gloo(const std::shared_ptr<JobStore>& store,
   }
 }
 
-}  // namespace foreshard
+}

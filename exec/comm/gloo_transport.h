@@ -25,4 +25,4 @@ struct GlooGroup {
 std::unique_ptr<Transport> connect_gloo(const std::shared_ptr<JobStore>& store,
                                         const GlooGroup& group);
 
-}  // namespace foreshard
+}

@@ -44,7 +44,7 @@ std::shared_ptr<JobStore::Connection> open(const StoreAddress& address, const st
   });
 }
 
-}  // namespace
+}
 
 std::string first_line(const std::exception& error) {
   const auto* torch_error = dynamic_cast<const c10::Error*>(&error);
@@ -128,4 +128,4 @@ bool JobStore::wait(const std::string& key, std::chrono::milliseconds timeout) {
   }
 }
 
-}  // namespace foreshard
+}

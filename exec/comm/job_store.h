@@ -55,4 +55,4 @@ class JobStore {
   std::shared_ptr<Connection> connection_;
 };
 
-}  // namespace foreshard
+}

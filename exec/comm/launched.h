@@ -25,4 +25,4 @@ using Environment = std::function<std::optional<std::string>(const std::string&)
 // The launcher of ranks started by --spawn.
 inline constexpr const char* kSpawnLauncher = "--spawn";
 
-}  // namespace foreshard
+}

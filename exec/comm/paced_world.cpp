@@ -58,8 +58,8 @@ class PacedWorld final : public World {
   int size_;
 };
 
-}  // namespace
+}
 
 std::unique_ptr<World> paced_world(int size) { return std::make_unique<PacedWorld>(size); }
 
-}  // namespace foreshard
+}

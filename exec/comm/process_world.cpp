@@ -214,7 +214,7 @@ class ProcessWorld : public World {
   std::map<std::string, int> gathered_;   // by topic
 };
 
-}  // namespace
+}
 
 ConnectOptions connect_options(const Environment& environment) {
   ConnectOptions options;
@@ -245,4 +245,4 @@ std::unique_ptr<World> connect_processes(const Launch& launch, const ConnectOpti
   return std::make_unique<ProcessWorld>(launch, options, meet(launch, options));
 }
 
-}  // namespace foreshard
+}

@@ -37,4 +37,4 @@ ConnectOptions connect_options(const Environment& environment);
 // the loopback only, when all ranks are on one machine.
 std::unique_ptr<World> connect_processes(const Launch& launch, const ConnectOptions& options);
 
-}  // namespace foreshard
+}

@@ -33,4 +33,4 @@ void for_each_rank(int size, const std::function<void(World&)>& body) {
   }
 }
 
-}  // namespace foreshard
+}

@@ -15,4 +15,4 @@ std::vector<int> first_ranks(int count);
 // A rank's world ends with it, so that the others hear of a failure.
 void for_each_rank(int size, const std::function<void(World&)>& body);
 
-}  // namespace foreshard
+}

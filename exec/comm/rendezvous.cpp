@@ -168,7 +168,7 @@ std::vector<RankProcess> introduce(const std::shared_ptr<JobStore>& shared, cons
   return members;
 }
 
-}  // namespace
+}
 
 std::string name_ranks(const std::vector<int>& ranks) {
   std::vector<std::string> runs;
@@ -225,4 +225,4 @@ void part(const Launch& launch, const Meeting& meeting) noexcept {
   }
 }
 
-}  // namespace foreshard
+}

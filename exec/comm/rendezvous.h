@@ -39,4 +39,4 @@ std::string name_ranks(const std::vector<int>& ranks);
   throw Error(ExitCode::kLaunchFailure, what);
 }
 
-}  // namespace foreshard
+}

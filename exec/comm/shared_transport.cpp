@@ -372,7 +372,7 @@ class SharedTransport : public Transport {
   std::atomic<bool> aborted_ = false;
 };
 
-}  // namespace
+}
 
 std::string shared_memory_domain() {
   const auto pidfd = static_cast<int>(::syscall(SYS_pidfd_open, ::getpid(), 0));
@@ -427,4 +427,4 @@ std::unique_ptr<Transport> shared_transport(std::shared_ptr<SharedMemory> memory
   return std::make_unique<SharedTransport>(std::move(memory), group);
 }
 
-}  // namespace foreshard
+}

@@ -50,4 +50,4 @@ struct SharedGroup {
 std::unique_ptr<Transport> shared_transport(std::shared_ptr<SharedMemory> memory,
                                             const SharedGroup& group);
 
-}  // namespace foreshard
+}

@@ -68,7 +68,7 @@ sockaddr_in own_name(int socket) {
   return address;
 }
 
-}  // namespace
+}
 
 int listen_socket(ListenOn where, int port) {
   Socket socket(SOCK_STREAM);
@@ -122,4 +122,4 @@ std::string own_address_towards(const std::string& host) {
   return text;
 }
 
-}  // namespace foreshard
+}

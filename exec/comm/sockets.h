@@ -23,4 +23,4 @@ bool is_interface(const std::string& name);
 // `host` has no address.
 std::string own_address_towards(const std::string& host);
 
-}  // namespace foreshard
+}

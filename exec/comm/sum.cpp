@@ -110,7 +110,7 @@ void halve(std::span<const void* const> pieces, std::size_t begin, std::size_t c
   if constexpr (Wire::kBytes == 2) round_to_bf16(sum, count);
 }
 
-}  // namespace
+}
 
 void add_in_pairs(std::span<const void* const> pieces, DType wire, std::size_t elements,
                   void* sum) {
@@ -144,4 +144,4 @@ void add_in_order(std::span<const void* const> pieces, DType wire, std::size_t e
   }
 }
 
-}  // namespace foreshard
+}

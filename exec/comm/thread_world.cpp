@@ -236,7 +236,7 @@ class ThreadWorld : public World {
   std::map<std::string, int> gathered_;   // by topic
 };
 
-}  // namespace
+}
 
 std::vector<std::unique_ptr<World>> thread_worlds(int size) {
   const auto hall = std::make_shared<Hall>(size);
@@ -247,4 +247,4 @@ std::vector<std::unique_ptr<World>> thread_worlds(int size) {
   return worlds;
 }
 
-}  // namespace foreshard
+}

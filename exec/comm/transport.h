@@ -48,4 +48,4 @@ class Transport {
   virtual void abort() = 0;
 };
 
-}  // namespace foreshard
+}

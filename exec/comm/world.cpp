@@ -18,4 +18,4 @@ std::string explain(World& world, const PeerFailure& failure) {
   return seen;
 }
 
-}  // namespace foreshard
+}

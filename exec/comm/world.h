@@ -49,4 +49,4 @@ std::vector<std::unique_ptr<World>> thread_worlds(int size);
 // over ranks is a sum over this rank's own pieces.
 std::unique_ptr<World> paced_world(int size);
 
-}  // namespace foreshard
+}

@@ -13,7 +13,7 @@ at::Tensor no_seed(const at::Tensor& like) {
   return at::empty({2}, at::TensorOptions().dtype(at::kLong).device(like.device()));
 }
 
-}  // namespace
+}
 
 DeviceAttention attention_kernel(const AttentionNeed& need, const AcceleratorInfo& device) {
   if (device.capability == 0) return DeviceAttention::kCpu;
@@ -192,4 +192,4 @@ void device_cross_entropy(Accelerator& device, const at::Tensor& logits, const a
   }
 }
 
-}  // namespace foreshard
+}

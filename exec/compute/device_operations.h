@@ -62,4 +62,4 @@ void device_add_rows(Accelerator& device, const at::Tensor& table, const at::Ten
 void device_cross_entropy(Accelerator& device, const at::Tensor& logits, const at::Tensor& labels,
                           double scale, const at::Tensor& loss_sum);
 
-}  // namespace foreshard
+}

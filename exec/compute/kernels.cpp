@@ -211,7 +211,7 @@ bool is_fp32(DType dtype) {
   return dtype == DType::kFp32;
 }
 
-}  // namespace
+}
 
 void rms_norm(DType dtype, RowShape rows, const void* x, const void* weight, double epsilon,
               void* y, float* rstd) {
@@ -272,4 +272,4 @@ double negative_log_likelihood(RowShape rows, const float* log_probabilities,
   return sum;
 }
 
-}  // namespace foreshard
+}

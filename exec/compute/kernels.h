@@ -50,4 +50,4 @@ void add_to_fp32(DType dtype, std::int64_t count, const void* source, float* tar
 double negative_log_likelihood(RowShape rows, const float* log_probabilities,
                                const std::int64_t* labels);
 
-}  // namespace foreshard
+}

@@ -105,4 +105,4 @@ std::int64_t LayerRunner::held() const {
   return std::ranges::count_if(slots_, &at::Tensor::defined);
 }
 
-}  // namespace foreshard
+}

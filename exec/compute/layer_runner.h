@@ -61,4 +61,4 @@ class LayerRunner {
   std::vector<at::Tensor> slots_;
 };
 
-}  // namespace foreshard
+}

@@ -686,7 +686,7 @@ double rescaled(double frequency, const RopeScaling& s) {
   return frequency * (kept + (1 - kept) / s.factor);
 }
 
-}  // namespace
+}
 
 RotaryTable rotary_table(std::int64_t positions, std::int64_t head_dim, double theta,
                          const RopeScaling& scaling) {
@@ -801,4 +801,4 @@ std::vector<at::Tensor> run_backward(const Operation& operation, const Operation
   return {};
 }
 
-}  // namespace foreshard
+}

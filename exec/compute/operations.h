@@ -84,4 +84,4 @@ std::vector<at::Tensor> run_backward(const Operation& operation, const Operation
                                      std::span<const Parameter> parameters,
                                      const at::Tensor& gradient, std::span<const at::Tensor> saved);
 
-}  // namespace foreshard
+}

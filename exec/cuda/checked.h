@@ -22,7 +22,7 @@ inline void check(ncclResult_t code, const char* call, ncclComm_t communicator =
                            (last == nullptr || *last == '\0' ? "" : std::string("; ") + last));
 }
 
-}  // namespace foreshard::cuda
+}
 
 // The text of the call is its name in messages.
 #define FORESHARD_CUDA(call) ::foreshard::cuda::check((call), #call)

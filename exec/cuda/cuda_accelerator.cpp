@@ -607,8 +607,8 @@ class CudaAccelerator final : public Accelerator {
   std::unique_ptr<Nvml> nvml_;
 };
 
-}  // namespace
-}  // namespace foreshard::cuda
+}
+}
 
 extern "C" __attribute__((visibility("default"))) foreshard::Accelerator* foreshard_accelerator(
     int version, int device, char* reason, std::size_t reason_bytes) {

@@ -49,4 +49,4 @@ __device__ __forceinline__ float sum_over_block(float value) {
       value, [](float a, float b) { return a + b; }, 0.0F);
 }
 
-}  // namespace foreshard::cuda
+}

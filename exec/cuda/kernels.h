@@ -125,4 +125,4 @@ cudaError_t adamw(const AdamWPiece* pieces, const AdamWChunk* chunks, unsigned c
                   const AdamWNumbers& numbers, const float* number, const float* rate,
                   const float* factor, cudaStream_t stream);
 
-}  // namespace foreshard::cuda
+}

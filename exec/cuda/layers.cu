@@ -190,7 +190,7 @@ cudaError_t silu_backward(std::int64_t count, const void* dy, const void* gate, 
   return cudaGetLastError();
 }
 
-}  // namespace
+}
 
 cudaError_t rotate(Type type, const Rotation& r, const float* cos, const float* sin, void* values,
                    cudaStream_t stream) {
@@ -259,4 +259,4 @@ cudaError_t cross_entropy(Type type, std::int64_t rows, std::int64_t width, void
   return cudaGetLastError();
 }
 
-}  // namespace foreshard::cuda
+}

@@ -201,7 +201,7 @@ class NcclCommunicator final : public DeviceCommunicator {
   std::atomic<bool> aborted_ = false;
 };
 
-}  // namespace
+}
 
 std::string nccl_unique_id() {
   ncclUniqueId id;
@@ -220,4 +220,4 @@ std::unique_ptr<DeviceCommunicator> make_nccl_communicator(const NcclGroup& grou
   return std::make_unique<NcclCommunicator>(group);
 }
 
-}  // namespace foreshard::cuda
+}

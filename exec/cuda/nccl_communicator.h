@@ -15,4 +15,4 @@ std::string nccl_version();
 // calls of one communicator come from the thread that made it, but abort().
 std::unique_ptr<DeviceCommunicator> make_nccl_communicator(const NcclGroup& group);
 
-}  // namespace foreshard::cuda
+}

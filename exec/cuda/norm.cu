@@ -181,7 +181,7 @@ cudaError_t backward(const NormRows& rows, const NormInputs& in, void* dx, void*
   return cudaGetLastError();
 }
 
-}  // namespace
+}
 
 bool takes_norm(Type type, const NormRows& rows) {
   const int count = type == Type::kFp32 ? Pack<float>::kCount : Pack<__nv_bfloat16>::kCount;
@@ -211,4 +211,4 @@ cudaError_t rms_norm_backward(Type type, const NormRows& rows, const NormInputs&
                              : backward<__nv_bfloat16>(rows, in, dx, dw, parts, stream);
 }
 
-}  // namespace foreshard::cuda
+}

@@ -227,7 +227,7 @@ unsigned long long duration(const PacedLaunch& launch) {
   return launch.nanoseconds < 0 ? 0ULL : static_cast<unsigned long long>(launch.nanoseconds);
 }
 
-}  // namespace
+}
 
 cudaError_t paced_gather(const PacedLaunch& launch, void* whole, std::size_t bytes, int ranks,
                          int index, cudaStream_t stream) {
@@ -296,4 +296,4 @@ cudaError_t clock_step(unsigned long long* step, cudaStream_t stream) {
   return cudaGetLastError();
 }
 
-}  // namespace foreshard::cuda
+}

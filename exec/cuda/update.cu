@@ -67,7 +67,7 @@ __global__ void __launch_bounds__(kGradientPlaces)
   if (i < places.count) pieces[places.first + i].gradient = places.gradients[i];
 }
 
-}  // namespace
+}
 
 cudaError_t place_gradients(AdamWPiece* pieces, const GradientPlaces& places, cudaStream_t stream) {
   place_gradients_kernel<<<1, kGradientPlaces, 0, stream>>>(pieces, places);
@@ -82,4 +82,4 @@ cudaError_t adamw(const AdamWPiece* pieces, const AdamWChunk* chunks, unsigned c
   return cudaGetLastError();
 }
 
-}  // namespace foreshard::cuda
+}

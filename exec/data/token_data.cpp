@@ -86,7 +86,7 @@ namespace {
 
 constexpr std::int64_t kRounds = 6;
 
-}  // namespace
+}
 
 std::int64_t shuffled(std::int64_t index, std::int64_t count, std::uint64_t key) {
   FORESHARD_CHECK(index >= 0 && index < count, "a position outside the order");
@@ -112,4 +112,4 @@ std::int64_t shuffled(std::int64_t index, std::int64_t count, std::uint64_t key)
   return static_cast<std::int64_t>(value);
 }
 
-}  // namespace foreshard
+}

@@ -67,4 +67,4 @@ class TokenData {
 // every machine, about 20 ns.
 std::int64_t shuffled(std::int64_t index, std::int64_t count, std::uint64_t key);
 
-}  // namespace foreshard
+}

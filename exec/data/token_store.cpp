@@ -83,7 +83,7 @@ std::string append_text(const fs::path& path, std::string& image) {
   return "";
 }
 
-}  // namespace
+}
 
 const char* to_string(TokenFormat format) {
   return word_at(format, {"auto", "bytes", "u16", "u32"});
@@ -240,4 +240,4 @@ void TokenStore::fail(const std::string& what) const {
   throw Error(ExitCode::kInvalidInput, fmt::format("training data {}: {}", path_.string(), what));
 }
 
-}  // namespace foreshard
+}

@@ -64,4 +64,4 @@ class TokenStore {
   std::shared_ptr<const int> descriptor_;     // of a file
 };
 
-}  // namespace foreshard
+}

@@ -236,4 +236,4 @@ class Accelerator : public RankMemory {
 using AcceleratorFactory = Accelerator* (*)(int version, int device, char* reason,
                                             std::size_t reason_bytes);
 
-}  // namespace foreshard
+}

@@ -17,4 +17,4 @@ struct AdamWPiece {
   float decay = 0;
 };
 
-}  // namespace foreshard
+}

@@ -227,7 +227,7 @@ int place_in(const DeviceGroup& group) {
   return static_cast<int>(place - group.ranks.begin());
 }
 
-}  // namespace
+}
 
 double paced_overhead(Accelerator& accelerator, int ctas) {
   constexpr double kRequest = 50'000;  // ns
@@ -287,4 +287,4 @@ std::vector<std::unique_ptr<DeviceCommunicator>> make_device_communicators(
   return made;
 }
 
-}  // namespace foreshard
+}

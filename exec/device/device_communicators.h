@@ -48,4 +48,4 @@ std::vector<std::unique_ptr<DeviceCommunicator>> split_world(DeviceCommunicator&
 // least of several.
 double paced_overhead(Accelerator& accelerator, int ctas);
 
-}  // namespace foreshard
+}

@@ -27,4 +27,4 @@ double device_seconds(Accelerator& device, Work work) {
   return seconds;
 }
 
-}  // namespace foreshard
+}

@@ -102,7 +102,7 @@ class HostAccelerator final : public Accelerator {
   Lane lanes_ = 0;
 };
 
-}  // namespace
+}
 
 std::unique_ptr<Accelerator> host_accelerator() { return std::make_unique<HostAccelerator>(); }
 
@@ -130,4 +130,4 @@ void paced_move(const PacedCollective& c) {
   }
 }
 
-}  // namespace foreshard
+}

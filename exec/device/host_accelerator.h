@@ -17,4 +17,4 @@ std::unique_ptr<Accelerator> host_accelerator();
 
 void paced_move(const PacedCollective& collective);
 
-}  // namespace foreshard
+}

@@ -74,7 +74,7 @@ void load_cuda_half() {
   }
 }
 
-}  // namespace
+}
 
 DeviceChoice parse_device_choice(const std::string& text) {
   if (text == "auto") return DeviceChoice::kAutomatic;
@@ -115,4 +115,4 @@ std::unique_ptr<Accelerator> load_accelerator(int device) {
   return std::unique_ptr<Accelerator>(accelerator);
 }
 
-}  // namespace foreshard
+}

@@ -21,4 +21,4 @@ std::unique_ptr<Accelerator> load_accelerator(int device);
 // Why there is none on this machine; empty where the driver shows a GPU. Loads nothing big.
 std::string why_no_gpu();
 
-}  // namespace foreshard
+}

@@ -127,11 +127,11 @@ class WatchedCommunicator final : public DeviceCommunicator {
   CallWatch watch_;  // goes before the part it aborts
 };
 
-}  // namespace
+}
 
 std::unique_ptr<DeviceCommunicator> watched(std::unique_ptr<DeviceCommunicator> part,
                                             const std::string& name, double limit_s) {
   return std::make_unique<WatchedCommunicator>(std::move(part), name, limit_s);
 }
 
-}  // namespace foreshard
+}

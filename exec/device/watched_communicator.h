@@ -35,4 +35,4 @@ class CallWatch {
 std::unique_ptr<DeviceCommunicator> watched(std::unique_ptr<DeviceCommunicator> part,
                                             const std::string& name, double limit_s);
 
-}  // namespace foreshard
+}

@@ -137,4 +137,4 @@ std::unique_ptr<Backend> make_cpu_backend(const BackendParts& parts);
 // Throws Error(kMissingCapability) for what the device cannot do.
 std::unique_ptr<Backend> make_device_backend(const BackendParts& parts, Accelerator& accelerator);
 
-}  // namespace foreshard
+}

@@ -266,7 +266,7 @@ class CpuBackend final : public Backend {
   std::array<std::unique_ptr<StreamThread>, kStreams> streams_;  // last: their rows use the others
 };
 
-}  // namespace
+}
 
 RankGroup rank_group(const Communicator& c, int rank) {
   const auto size = static_cast<int>(c.group.size);
@@ -282,4 +282,4 @@ std::unique_ptr<Backend> make_cpu_backend(const BackendParts& parts) {
   return std::make_unique<CpuBackend>(parts);
 }
 
-}  // namespace foreshard
+}

@@ -432,10 +432,10 @@ class DeviceBackend final : public Backend {
   EventFailure failure_;
 };
 
-}  // namespace
+}
 
 std::unique_ptr<Backend> make_device_backend(const BackendParts& parts, Accelerator& accelerator) {
   return std::make_unique<DeviceBackend>(parts, accelerator);
 }
 
-}  // namespace foreshard
+}

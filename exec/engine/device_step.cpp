@@ -78,4 +78,4 @@ void DeviceStep::read_back(const Plan& plan, StepResult& result) const {
   }
 }
 
-}  // namespace foreshard
+}

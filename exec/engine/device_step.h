@@ -48,4 +48,4 @@ struct DeviceStep {
   DeviceGraph graph = nullptr;       // the step as it was recorded
 };
 
-}  // namespace foreshard
+}

@@ -121,4 +121,4 @@ at::Tensor step_scalars(const Plan& plan, std::int64_t number) {
   return scalars;
 }
 
-}  // namespace foreshard
+}

@@ -61,4 +61,4 @@ class DeviceUpdate {
 // {number, learning rate} in fp32, on the host.
 at::Tensor step_scalars(const Plan& plan, std::int64_t number);
 
-}  // namespace foreshard
+}

@@ -45,7 +45,7 @@ RankMemory& memory_of(const Engine::Options& options) {
   return options.device != nullptr ? *options.device : host_memory();
 }
 
-}  // namespace
+}
 
 Engine::Engine(const ModelSpec& model, const Plan& plan, const EventGraph& graph, World& world,
                Options options)
@@ -264,4 +264,4 @@ double Engine::evaluate(MicroBatch& host_batch) {
   return batch.loss;
 }
 
-}  // namespace foreshard
+}

@@ -135,4 +135,4 @@ class Engine {
   std::unique_ptr<Backend> backend_;  // last: its threads use the others
 };
 
-}  // namespace foreshard
+}

@@ -144,7 +144,7 @@ std::string compare(const Run& got, const Run& wanted, double tolerance) {
   return text;
 }
 
-}  // namespace
+}
 
 void engine_check(const MakeAccelerator& make, const std::vector<std::string>& skipped,
                   const CheckListener& told) {
@@ -200,4 +200,4 @@ void engine_check(const MakeAccelerator& make, const std::vector<std::string>& s
   });
 }
 
-}  // namespace foreshard
+}

@@ -16,4 +16,4 @@ using MakeAccelerator = std::function<std::unique_ptr<Accelerator>()>;
 void engine_check(const MakeAccelerator& make, const std::vector<std::string>& skipped,
                   const CheckListener& told);
 
-}  // namespace foreshard
+}

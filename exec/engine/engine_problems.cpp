@@ -84,4 +84,4 @@ std::optional<std::string> find_graph_problem(const Plan& plan, const World& wor
   return std::nullopt;
 }
 
-}  // namespace foreshard
+}

@@ -76,4 +76,4 @@ EventFailure Events::failure() const {
   return failure_;
 }
 
-}  // namespace foreshard
+}

@@ -54,4 +54,4 @@ class Events {
   EventFailure failure_;
 };
 
-}  // namespace foreshard
+}

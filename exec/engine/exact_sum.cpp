@@ -12,7 +12,7 @@ namespace {
 constexpr std::uint64_t kDigitMask = 0xffffffffU;
 constexpr std::int64_t kNotANumber = std::int64_t{1} << 55;
 
-}  // namespace
+}
 
 void ExactSum::add(double value) {
   if (value == 0) return;
@@ -50,4 +50,4 @@ double ExactSum::value() const {
   return static_cast<double>(sum);
 }
 
-}  // namespace foreshard
+}

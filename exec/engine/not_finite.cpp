@@ -39,7 +39,7 @@ std::vector<EventId> last_gradient_rows(const EventGraph& graph) {
   return rows;
 }
 
-}  // namespace
+}
 
 EventId Engine::find_not_finite(const StepResult& result) {
   for (std::size_t m = 0; m < result.losses.size(); ++m) {
@@ -81,4 +81,4 @@ std::string Engine::find_not_finite_parameter() {
   return "";
 }
 
-}  // namespace foreshard
+}

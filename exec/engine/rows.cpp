@@ -290,4 +290,4 @@ void Rows::check_gradients(const RowDetail& d) {
                              " was not written, or came from memory that was free");
 }
 
-}  // namespace foreshard
+}

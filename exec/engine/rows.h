@@ -89,4 +89,4 @@ class Rows {
   std::span<MicroBatch> batches_;
 };
 
-}  // namespace foreshard
+}

@@ -46,4 +46,4 @@ inline double mean_loss(const Plan& plan, const std::vector<std::vector<double>>
   return sum / as_double(count);
 }
 
-}  // namespace foreshard
+}

@@ -47,4 +47,4 @@ void StreamThread::run(const std::function<void()>& begin) {
   }
 }
 
-}  // namespace foreshard
+}

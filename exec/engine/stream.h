@@ -33,4 +33,4 @@ class StreamThread {
   std::thread thread_;  // last: it uses the others
 };
 
-}  // namespace foreshard
+}

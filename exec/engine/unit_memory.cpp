@@ -165,4 +165,4 @@ void UnitSet::begin_gradients(UnitMemory& unit, std::byte* memory, bool fill_wit
   zero(end, unit.padded());
 }
 
-}  // namespace foreshard
+}

@@ -91,4 +91,4 @@ class UnitSet {
 std::vector<std::vector<std::int32_t>> layers_of_units(const ModelSpec& model,
                                                        const EventGraph& graph);
 
-}  // namespace foreshard
+}

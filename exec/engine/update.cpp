@@ -143,7 +143,7 @@ void update_converted(UnitMemory& unit, const Plan& plan, const ShardPiece& piec
   }
 }
 
-}  // namespace
+}
 
 std::vector<ShardPiece> pieces_of(const UnitMemory& unit) {
   std::vector<ShardPiece> pieces;
@@ -295,4 +295,4 @@ std::uint64_t hash_shard(const UnitMemory& unit, const std::byte* master, const 
   return sum;
 }
 
-}  // namespace foreshard
+}

@@ -76,4 +76,4 @@ void add_squares(const float* values, std::int64_t count, ExactSum& sum);
 std::uint64_t hash_shard(const UnitMemory& unit, const std::byte* master, const ModelSpec& model,
                          const Plan& plan);
 
-}  // namespace foreshard
+}

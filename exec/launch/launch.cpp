@@ -208,7 +208,7 @@ bool slurm_started_this(const Variables& reader, const std::string& pmi_rank) {
   return reader.has("SLURM_STEP_NODELIST") && reader.text("SLURM_PROCID") == reader.text(pmi_rank);
 }
 
-}  // namespace
+}
 
 Environment process_environment() {
   return [](const std::string& name) -> std::optional<std::string> {
@@ -253,4 +253,4 @@ std::string first_host(const std::string& node_list) {
   return host;
 }
 
-}  // namespace foreshard
+}

@@ -29,4 +29,4 @@ Launch resolve_launch(const Environment& environment);
 // Error(kLaunchFailure) when it is malformed.
 std::string first_host(const std::string& node_list);
 
-}  // namespace foreshard
+}

@@ -341,11 +341,11 @@ class Job {
   std::optional<Clock::time_point> deadline_;
 };
 
-}  // namespace
+}
 
 int spawn_ranks(int ranks, const SpawnOptions& options) {
   FORESHARD_CHECK(ranks > 0 && !options.arguments.empty(), "ranks to start, and argv[0]");
   return Job(ranks, options).run();
 }
 
-}  // namespace foreshard
+}

@@ -32,4 +32,4 @@ struct SpawnOptions {
 // Error(kLaunchFailure) when a rank cannot be started.
 int spawn_ranks(int ranks, const SpawnOptions& options);
 
-}  // namespace foreshard
+}

@@ -130,7 +130,7 @@ class BlockAllocator final : public c10::Allocator {
   std::unordered_map<char*, Block> used_;
 };
 
-}  // namespace
+}
 
 void install_allocator() {
   static const bool done = [] {
@@ -146,4 +146,4 @@ AccountScope::AccountScope(MemoryAccount* account)
     : before_(std::exchange(account_of_thread, account)) {}
 AccountScope::~AccountScope() { account_of_thread = before_; }
 
-}  // namespace foreshard
+}

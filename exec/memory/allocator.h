@@ -34,4 +34,4 @@ class AccountScope {
   MemoryAccount* before_;
 };
 
-}  // namespace foreshard
+}

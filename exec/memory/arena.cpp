@@ -42,7 +42,7 @@ class HostMemory final : public HostSideMemory {
   void release(std::byte* memory, std::size_t bytes) noexcept override { munmap(memory, bytes); }
 };
 
-}  // namespace
+}
 
 RankMemory& host_memory() {
   static HostMemory memory;
@@ -63,4 +63,4 @@ Arena::~Arena() {
   if (base_ != nullptr) memory_.release(base_, bytes_);
 }
 
-}  // namespace foreshard
+}

@@ -26,4 +26,4 @@ class Arena {
   std::size_t bytes_ = 0;
 };
 
-}  // namespace foreshard
+}

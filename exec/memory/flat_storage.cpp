@@ -37,4 +37,4 @@ at::Tensor tensor_over(void* memory, std::int64_t numel, at::ScalarType type, c1
       .make_tensor();
 }
 
-}  // namespace foreshard
+}

@@ -36,4 +36,4 @@ class FlatStorage {
 at::Tensor tensor_over(void* memory, std::int64_t numel, at::ScalarType type,
                        c10::Device device = c10::Device(c10::DeviceType::CPU));
 
-}  // namespace foreshard
+}

@@ -47,4 +47,4 @@ inline PlaceInParts place_in_parts(const ParameterCut& first_part, std::int64_t 
   return {i % whole_row / row, i / whole_row * row + i % row};
 }
 
-}  // namespace foreshard
+}

@@ -59,4 +59,4 @@ class PinnedMemory final : public HostSideMemory {
   RankMemory& device_;
 };
 
-}  // namespace foreshard
+}

@@ -89,4 +89,4 @@ inline constexpr PropertyLayout kProperties12 = {1032, 288, 296, 304, 308, 312, 
                                                  352,  360, 364, 368, 388, 576, 584, 600, 604,
                                                  616,  624, 640, 648, 652, 688, 696, 712, 720};
 
-}  // namespace foreshard::null
+}

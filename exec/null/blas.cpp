@@ -57,8 +57,8 @@ Status product(const char* name, Handle handle, const Shape& s, int a_type, int 
 
 constexpr int kF32 = 0, kF64 = 1, kC32 = 4, kC64 = 5;
 
-}  // namespace
-}  // namespace foreshard::null
+}
+}
 
 using namespace foreshard::null;
 

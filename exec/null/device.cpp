@@ -133,7 +133,7 @@ void remember(State& s, std::uint64_t at, const char* data, std::uint64_t bytes)
   if (bytes <= kKnownBytes) s.known[at].assign(data, data + bytes);
 }
 
-}  // namespace
+}
 
 int current_device() { return current; }
 
@@ -397,4 +397,4 @@ double elapsed_ms(EventHandle from, EventHandle to) {
   return static_cast<double>(std::max<std::int64_t>(ns, 1000)) / 1e6;
 }
 
-}  // namespace foreshard::null
+}

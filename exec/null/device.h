@@ -95,4 +95,4 @@ double elapsed_ms(EventHandle from, EventHandle to);
 
 void* new_handle();  // never the same twice, nothing behind it
 
-}  // namespace foreshard::null
+}

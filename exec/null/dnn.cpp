@@ -305,8 +305,8 @@ Status norm(void* handle, const char* name, std::uint64_t bytes) {
   return kSuccess;
 }
 
-}  // namespace
-}  // namespace foreshard::null
+}
+}
 
 using namespace foreshard::null;
 

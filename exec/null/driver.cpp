@@ -36,8 +36,8 @@ void* context() {
   return c;
 }
 
-}  // namespace
-}  // namespace foreshard::null
+}
+}
 
 using namespace foreshard::null;
 

@@ -287,8 +287,8 @@ struct Configuration {
 };
 thread_local std::vector<Configuration> configurations;
 
-}  // namespace
-}  // namespace foreshard::null
+}
+}
 
 using namespace foreshard::null;
 

@@ -115,7 +115,7 @@ void append_name(State& s, std::int64_t id, std::string_view text) {
 
 std::string& target(State& s) { return s.line_is_of_graph ? s.line : s.buffer; }
 
-}  // namespace
+}
 
 Recording::Recording() : is_outermost_(entered_at == 0) {
   if (is_outermost_) entered_at = processor_ns();
@@ -246,7 +246,7 @@ void flush_log() {
 
 namespace {
 std::string message(std::string_view what) { return "foreshard-null: " + std::string(what) + "\n"; }
-}  // namespace
+}
 
 void say(std::string_view what) { write_all(STDERR_FILENO, message(what)); }
 
@@ -261,4 +261,4 @@ void refuse(std::string_view what) {
   _exit(6);
 }
 
-}  // namespace foreshard::null
+}

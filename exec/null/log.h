@@ -69,4 +69,4 @@ void say(std::string_view what);
 // with exit status 6.
 [[noreturn]] void refuse(std::string_view what);
 
-}  // namespace foreshard::null
+}

@@ -111,8 +111,8 @@ void gather_broadcasts() {
   }
 }
 
-}  // namespace
-}  // namespace foreshard::null
+}
+}
 
 using namespace foreshard::null;
 

@@ -16,7 +16,7 @@ constexpr int kMostDevices = 16;
 
 int read_int(std::string_view text) { return std::atoi(std::string(text).c_str()); }
 
-}  // namespace
+}
 
 const Properties& properties() {
   static const Properties p = [] {
@@ -141,4 +141,4 @@ void fill_properties(void* structure, const PropertyLayout& l) {
   for (const auto& [at, which] : of_attributes) put(at, attribute(which));
 }
 
-}  // namespace foreshard::null
+}

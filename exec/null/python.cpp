@@ -74,7 +74,7 @@ bool is_of_mode(const std::string& file) {
          file.ends_with("/torch/_dynamo/eval_frame.py");
 }
 
-}  // namespace
+}
 
 std::string python_place() {
   const Python& p = python();
@@ -104,7 +104,7 @@ std::string python_place() {
   return places;
 }
 
-}  // namespace foreshard::null
+}
 
 // A line of the process' own between its calls: "step 3", "group default_pg 0 1 2".
 API void foreshard_null_mark(const char* text) {

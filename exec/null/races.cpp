@@ -278,7 +278,7 @@ Access next_work(State& s, std::uint64_t stream, std::int64_t name, std::int64_t
   return work;
 }
 
-}  // namespace
+}
 
 bool checks_races() {
   static const bool checks = [] {
@@ -437,4 +437,4 @@ void report_fault(std::string_view what) {
   if (::write(STDERR_FILENO, text.data(), text.size()) < 0) return;
 }
 
-}  // namespace foreshard::null
+}

@@ -56,4 +56,4 @@ void take_back(const void* at);
 // Notes a fault with the place in the program: a line V, and one on standard error.
 void report_fault(std::string_view what);
 
-}  // namespace foreshard::null
+}

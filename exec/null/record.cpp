@@ -264,7 +264,7 @@ ArgumentWords words_of_type(std::string_view type) {
   return structure;
 }
 
-}  // namespace
+}
 
 std::vector<std::string> argument_types(const std::string& mangled) {
   int status = 0;
@@ -365,7 +365,7 @@ void note_copy(const Copy& copy, int host_waits) {
   Line('C') << handle_id(copy.stream) << static_cast<int>(copy.kind) << copy.bytes << host_waits;
 }
 
-}  // namespace
+}
 
 void record_copy(const Copy& copy) { note_copy(copy, 0); }
 
@@ -417,4 +417,4 @@ int bytes_of_type(int type) {
   return value_of(type, {{2, 2}, {14, 2}, {0, 4}, {6, 4}, {10, 4}, {1, 8}, {4, 8}, {5, 16}}, 1);
 }
 
-}  // namespace foreshard::null
+}

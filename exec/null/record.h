@@ -93,4 +93,4 @@ std::string python_place();
 // Enumerations' bytes: cudaDataType_t.
 int bytes_of_type(int cuda_data_type);
 
-}  // namespace foreshard::null
+}

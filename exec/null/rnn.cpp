@@ -125,8 +125,8 @@ void describe(void* tensor, int type, std::int64_t rows, std::int64_t columns) {
   cudnnSetTensorNdDescriptor(tensor, type, 3, dimensions, strides);
 }
 
-}  // namespace
-}  // namespace foreshard::null
+}
+}
 
 using namespace foreshard::null;
 

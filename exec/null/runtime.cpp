@@ -48,8 +48,8 @@ ErrorWords words_of(Status error) {
                                     : ErrorWords{error, kOther, "the null GPU refuses this"};
 }
 
-}  // namespace
-}  // namespace foreshard::null
+}
+}
 
 using namespace foreshard::null;
 

@@ -57,8 +57,8 @@ Pinned& pinned() {
   return all;
 }
 
-}  // namespace
-}  // namespace foreshard::null
+}
+}
 
 using namespace foreshard::null;
 

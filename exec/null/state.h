@@ -23,4 +23,4 @@ class Held {
   const std::lock_guard<decltype(State::mutex)> lock_{state<State>().mutex};
 };
 
-}  // namespace foreshard::null
+}

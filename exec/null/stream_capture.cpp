@@ -47,7 +47,7 @@ Status fault(Status status, std::string_view what) {
   return status;
 }
 
-}  // namespace
+}
 
 Status begin_capture(StreamHandle stream, int mode) {
   if (captures) return fault(kCaptureUnmatched, "a capture begins inside a capture");
@@ -170,4 +170,4 @@ Status refuse_on_captured_event(std::string_view call, EventHandle event) {
              : refuse_unsafe(call);
 }
 
-}  // namespace foreshard::null
+}

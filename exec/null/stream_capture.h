@@ -25,4 +25,4 @@ Status refuse_unsafe(std::string_view call);
 Status refuse_on_captured(std::string_view call, StreamHandle stream);
 Status refuse_on_captured_event(std::string_view call, EventHandle event);
 
-}  // namespace foreshard::null
+}

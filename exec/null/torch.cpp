@@ -56,8 +56,8 @@ Function function_of(const char* library, const char* name) {
   return handle == nullptr ? nullptr : reinterpret_cast<Function>(dlsym(handle, name));
 }
 
-}  // namespace
-}  // namespace foreshard::null
+}
+}
 
 using namespace foreshard::null;
 

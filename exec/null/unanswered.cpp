@@ -136,7 +136,7 @@ int patch_library(dl_phdr_info* info, std::size_t, void*) {
   return 0;
 }
 
-}  // namespace
+}
 
 void* refusing_function(const char* name) {
 #if defined(__x86_64__)
@@ -215,4 +215,4 @@ void* driver_function(const char* name) {
   return refusing_function(name);
 }
 
-}  // namespace foreshard::null
+}

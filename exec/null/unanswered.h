@@ -17,4 +17,4 @@ bool is_needed(const char* library);
 // The driver's function of that name, with or without "_v2"; a refusing one where it is unknown.
 void* driver_function(const char* name);
 
-}  // namespace foreshard::null
+}

@@ -71,7 +71,7 @@ void check_space(const ClaimOptions& options, std::int64_t checkpoints) {
       format_bytes(Bytes(options.checkpoint_bytes)), format_bytes(Bytes(bytes))));
 }
 
-}  // namespace
+}
 
 FolderLock CheckpointClaim::make_and_lock(const fs::path& folder) {
   make_folder(folder);
@@ -135,4 +135,4 @@ void try_file(const fs::path& file) {
   write_probe(file);
 }
 
-}  // namespace foreshard
+}

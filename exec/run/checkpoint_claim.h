@@ -45,4 +45,4 @@ std::vector<FactChange> unaccepted(std::vector<FactChange> changes,
 void try_folder(const std::filesystem::path& folder);
 void try_file(const std::filesystem::path& file);
 
-}  // namespace foreshard
+}

@@ -13,7 +13,7 @@ std::vector<int> everyone(const World& world) {
   return ranks;
 }
 
-}  // namespace
+}
 
 struct Control::Exchange {
   std::vector<double> values;  // of all ranks: losses, what is not finite, the wish to stop
@@ -63,4 +63,4 @@ std::vector<ControlMessage> Control::take() {
   return messages;
 }
 
-}  // namespace foreshard
+}

@@ -39,4 +39,4 @@ class Control {
   std::unique_ptr<StreamThread> thread_;
 };
 
-}  // namespace foreshard
+}

@@ -163,7 +163,7 @@ std::size_t most_common(const std::vector<std::string>& texts) {
   return best;
 }
 
-}  // namespace
+}
 
 Facts facts_of(const Plan& plan) {
   Facts facts;
@@ -290,4 +290,4 @@ std::string in_words(std::span<const FactChange> changes) {
   return fmt::format("{}", fmt::join(texts, "; "));
 }
 
-}  // namespace foreshard
+}

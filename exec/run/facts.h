@@ -58,4 +58,4 @@ std::vector<FactChange> changes_of(const std::map<std::string, std::string>& bef
 std::string in_words(
     std::span<const FactChange> changes);  // "seed is 7, was 1; data is ..., was ..."
 
-}  // namespace foreshard
+}

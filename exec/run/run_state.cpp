@@ -149,4 +149,4 @@ void RunState::save() {
   mirrors_.clear();
 }
 
-}  // namespace foreshard
+}

@@ -56,4 +56,4 @@ class RunState {
   std::optional<CheckpointClaim> claim_;  // rank 0
 };
 
-}  // namespace foreshard
+}

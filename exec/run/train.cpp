@@ -448,7 +448,7 @@ class Training {
   std::optional<KinetoRecorder> kineto_;
 };
 
-}  // namespace
+}
 
 RunRecord train(const ModelSpec& model, const Plan& plan, const EventGraph& graph, World& world,
                 const TrainOptions& options, RunRecord* partial) {
@@ -467,4 +467,4 @@ RunRecord train(const ModelSpec& model, const Plan& plan, const EventGraph& grap
   return record;
 }
 
-}  // namespace foreshard
+}

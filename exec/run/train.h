@@ -68,4 +68,4 @@ struct TrainOptions {
 RunRecord train(const ModelSpec& model, const Plan& plan, const EventGraph& graph, World& world,
                 const TrainOptions& options, RunRecord* partial);
 
-}  // namespace foreshard
+}

@@ -54,4 +54,4 @@ struct LoadedCheckpoint {
 LoadedCheckpoint load_checkpoint(const std::filesystem::path& path, const TrainingState& state,
                                  World& world);
 
-}  // namespace foreshard
+}

@@ -94,7 +94,7 @@ std::optional<std::int64_t> saved_number(const fs::path& checkpoint) {
   }
 }
 
-}  // namespace
+}
 
 std::string checkpoint_name(std::int64_t step) { return fmt::format("{}{:08}", kStep, step); }
 
@@ -225,4 +225,4 @@ std::vector<std::string> remove_oldest(const fs::path& folder, std::int64_t keep
   return failures;
 }
 
-}  // namespace foreshard
+}

@@ -56,4 +56,4 @@ std::filesystem::path put_in_place(const std::filesystem::path& working, std::in
 std::vector<std::string> remove_oldest(const std::filesystem::path& folder, std::int64_t keep,
                                        std::int64_t spared_from);
 
-}  // namespace foreshard
+}

@@ -144,7 +144,7 @@ RunProgress read_progress(const ConfigNode& root) {
   return progress;
 }
 
-}  // namespace
+}
 
 std::string tensor_name(const StateUnit& unit, const StateArray& array) {
   return fmt::format("unit/{}/{}", unit.name, array.name);
@@ -233,4 +233,4 @@ CheckpointIndex read_index(const std::filesystem::path& checkpoint) {
   return parse_index(text, path.string());
 }
 
-}  // namespace foreshard
+}

@@ -46,4 +46,4 @@ CheckpointIndex parse_index(std::string_view text, const std::string& file_name)
 // Of one checkpoint's folder.
 CheckpointIndex read_index(const std::filesystem::path& checkpoint);
 
-}  // namespace foreshard
+}

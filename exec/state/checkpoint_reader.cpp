@@ -171,7 +171,7 @@ void read_converted(BlockReader& file, std::int64_t offset, DType stored, DType 
   }
 }
 
-}  // namespace
+}
 
 CheckpointReader::CheckpointReader(const std::filesystem::path& checkpoint)
     : path_(checkpoint), index_(read_index(checkpoint)) {
@@ -250,4 +250,4 @@ void CheckpointReader::read_file(std::size_t shard, std::vector<Piece> pieces) {
   bytes_read_ += file.bytes_read();
 }
 
-}  // namespace foreshard
+}

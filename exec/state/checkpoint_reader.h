@@ -65,4 +65,4 @@ class CheckpointReader {
 void convert(DType from_dtype, std::span<const std::byte> from, DType to_dtype,
              std::span<std::byte> to);
 
-}  // namespace foreshard
+}

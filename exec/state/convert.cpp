@@ -82,7 +82,7 @@ void store(DType dtype, float value, std::byte* at) {
   std::memcpy(at, &half, sizeof half);
 }
 
-}  // namespace
+}
 
 void convert(DType from_dtype, std::span<const std::byte> from, DType to_dtype,
              std::span<std::byte> to) {
@@ -99,4 +99,4 @@ void convert(DType from_dtype, std::span<const std::byte> from, DType to_dtype,
   }
 }
 
-}  // namespace foreshard
+}

@@ -55,7 +55,7 @@ class Descriptor {
   int value_;
 };
 
-}  // namespace
+}
 
 std::uint64_t checksum_of(std::string_view block) { return Fingerprint().add(block).value(); }
 
@@ -104,4 +104,4 @@ void sync_folder(const std::filesystem::path& folder) {
   descriptor.sync();
 }
 
-}  // namespace foreshard
+}

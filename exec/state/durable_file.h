@@ -37,4 +37,4 @@ void sync_folder(const std::filesystem::path& folder);
 // "FILE: reason" of errno, as every message of this folder says it.
 std::string file_error(const std::filesystem::path& path, int error_number);
 
-}  // namespace foreshard
+}

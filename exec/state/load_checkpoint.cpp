@@ -164,7 +164,7 @@ class Load {
   std::string damage_;
 };
 
-}  // namespace
+}
 
 LoadedCheckpoint load_checkpoint(const fs::path& path, const TrainingState& state, World& world) {
   const std::vector<RankOutcome> listed = succeed_together(world, "checkpoint.list", [&] {
@@ -195,4 +195,4 @@ LoadedCheckpoint load_checkpoint(const fs::path& path, const TrainingState& stat
                               fmt::join(passed_over, "; ")));
 }
 
-}  // namespace foreshard
+}

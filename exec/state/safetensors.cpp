@@ -92,7 +92,7 @@ void check_order(const SafetensorsHeader& header, std::int64_t file_bytes,
   }
 }
 
-}  // namespace
+}
 
 const SafetensorsEntry* SafetensorsHeader::find(std::string_view name) const {
   const auto found = std::ranges::find(tensors, name, &SafetensorsEntry::name);
@@ -187,4 +187,4 @@ std::string safetensors_front(std::span<const SafetensorsTensor> tensors,
   return front + text;
 }
 
-}  // namespace foreshard
+}

@@ -60,4 +60,4 @@ struct SafetensorsTensor {
 std::string safetensors_front(std::span<const SafetensorsTensor> tensors,
                               const std::map<std::string, std::string>& metadata);
 
-}  // namespace foreshard
+}

@@ -191,11 +191,11 @@ class Save {
   std::vector<std::string> warnings_;
 };
 
-}  // namespace
+}
 
 SavedCheckpoint save_checkpoint(const CheckpointTarget& target, const TrainingState& state,
                                 const RunProgress& progress, World& world) {
   return Save(target, state, progress, world).run();
 }
 
-}  // namespace foreshard
+}

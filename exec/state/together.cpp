@@ -20,7 +20,7 @@ RankOutcome outcome_of(const std::function<std::string()>& work) {
   }
 }
 
-}  // namespace
+}
 
 std::vector<RankOutcome> do_together(World& world, const std::string& topic,
                                      const std::function<std::string()>& work) {
@@ -50,4 +50,4 @@ std::vector<RankOutcome> succeed_together(World& world, const std::string& topic
   return outcomes;
 }
 
-}  // namespace foreshard
+}

@@ -25,4 +25,4 @@ const RankOutcome* first_failure(const std::vector<RankOutcome>& outcomes);
 std::vector<RankOutcome> succeed_together(World& world, const std::string& topic,
                                           const std::function<std::string()>& work);
 
-}  // namespace foreshard
+}

@@ -54,7 +54,7 @@ std::string find_unit_fault(std::int64_t shards, const StateUnit& unit) {
   return "";
 }
 
-}  // namespace
+}
 
 std::int64_t numel_of(const std::vector<std::int64_t>& shape) {
   std::int64_t numel = 1;
@@ -114,4 +114,4 @@ std::uint64_t layout_fingerprint(const TrainingState& state) {
   return hash.value();
 }
 
-}  // namespace foreshard
+}

@@ -77,4 +77,4 @@ void check_layout(const TrainingState& state);
 // Equal on all ranks of a run: everything but the bytes and the rank's own place.
 std::uint64_t layout_fingerprint(const TrainingState& state);
 
-}  // namespace foreshard
+}

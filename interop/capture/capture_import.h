@@ -68,4 +68,4 @@ struct CapturedModules {
 // captures are not of one program.
 std::string model_of_modules(const std::vector<CapturedModules>& captures, const std::string& name);
 
-}  // namespace foreshard
+}

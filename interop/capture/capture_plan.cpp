@@ -674,7 +674,7 @@ std::string why_unread(const Json& config) {
   }
 }
 
-}  // namespace
+}
 
 CapturedPlan plan_of_capture(const Capture& capture, const std::string& model_name,
                              const std::vector<Capture>& others) {
@@ -767,4 +767,4 @@ CapturedPlan plan_of_capture(const Capture& capture, const std::string& model_na
   return std::move(out.made_);
 }
 
-}  // namespace foreshard
+}

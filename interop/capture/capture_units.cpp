@@ -181,7 +181,7 @@ std::string dtype_words(const Json& unit, const Json& document) {
   return fmt::format("{{{}}}", fmt::join(words, ", "));
 }
 
-}  // namespace
+}
 
 std::string dtype_of_torch(std::string_view torch) {
   return torch == "torch.bfloat16" ? "bf16" : torch == "torch.float16" ? "fp16" : "fp32";
@@ -227,4 +227,4 @@ std::vector<UnitWords> words_of_units(const Json& document) {
   return words;
 }
 
-}  // namespace foreshard
+}

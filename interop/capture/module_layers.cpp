@@ -202,7 +202,7 @@ class LayerFinder {
   ModuleLayers found_;
 };
 
-}  // namespace
+}
 
 bool is_differentiated(const Json& operation) { return operation.contains("node"); }
 
@@ -248,4 +248,4 @@ ModuleLayers find_module_layers(const CapturedModules& capture) {
   return LayerFinder(capture).find();
 }
 
-}  // namespace foreshard
+}

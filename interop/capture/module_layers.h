@@ -54,4 +54,4 @@ std::string list_of(const std::string& block);
 [[noreturn]] void refuse_operation(const CapturedModules& capture, const Json& operation,
                                    const std::string& why);
 
-}  // namespace foreshard
+}

@@ -299,7 +299,7 @@ bool fold_difference(Turns& one, Turns& two, std::size_t next) {
   return false;
 }
 
-}  // namespace
+}
 
 void fold_loops(const std::vector<Json*>& documents) {
   Signs signs;
@@ -330,4 +330,4 @@ void fold_loops(const std::vector<Json*>& documents) {
   for (Turns& each : all) each.write();
 }
 
-}  // namespace foreshard
+}

@@ -14,4 +14,4 @@ namespace foreshard {
 // large as one turn's.
 void fold_loops(const std::vector<Json*>& documents);
 
-}  // namespace foreshard
+}

@@ -1202,11 +1202,11 @@ class ModuleWriter {
   std::map<std::int64_t, std::pair<std::size_t, std::size_t>> constants_;  // operation, output
 };
 
-}  // namespace
+}
 
 std::string model_of_modules(const std::vector<CapturedModules>& captures,
                              const std::string& name) {
   return ModuleWriter(captures, name).write();
 }
 
-}  // namespace foreshard
+}

@@ -234,7 +234,7 @@ std::optional<Size> extent_of(const std::vector<CapturedModules>& captures,
   return rows ? std::optional(product(samples, *rows)) : std::nullopt;
 }
 
-}  // namespace
+}
 
 std::string word_of(std::string_view aten) {
   if (contains(aten, "scaled_dot_product")) return "attention";
@@ -337,4 +337,4 @@ std::int64_t ModuleSizes::fixed_sequence() const {
   return is_one ? length : 0;
 }
 
-}  // namespace foreshard
+}

@@ -35,4 +35,4 @@ class ModuleSizes {
   const std::vector<CapturedModules>& captures_;
 };
 
-}  // namespace foreshard
+}

@@ -209,7 +209,7 @@ void read_model(const std::filesystem::path& path, Capture& capture) {
   }
 }
 
-}  // namespace
+}
 
 Capture read_capture(const std::filesystem::path& folder) {
   const std::filesystem::path head = folder / "capture.json";
@@ -244,4 +244,4 @@ Capture read_capture(const std::filesystem::path& folder) {
   return capture;
 }
 
-}  // namespace foreshard
+}

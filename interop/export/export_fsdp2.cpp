@@ -227,7 +227,7 @@ void add_units(const Plan& plan, const ModelDims& dims, const EventGraph& graph,
   });
 }
 
-}  // namespace
+}
 
 Exported export_fsdp2(const Plan& plan, const ModelSpec& model, const ModelDims& dims) {
   check_script_can(plan, dims);
@@ -253,4 +253,4 @@ Exported export_fsdp2(const Plan& plan, const ModelSpec& model, const ModelDims&
   return {script.append(file("interop/scripts/fsdp2_run.py")), script_ledger(plan, dims)};
 }
 
-}  // namespace foreshard
+}

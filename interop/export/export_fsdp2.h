@@ -20,4 +20,4 @@ namespace foreshard {
 // other runtimes than fsdp2, adapters, fp8, ignored parameters, images; encoders, latent attention.
 Exported export_fsdp2(const Plan& plan, const ModelSpec& model, const ModelDims& dims);
 
-}  // namespace foreshard
+}

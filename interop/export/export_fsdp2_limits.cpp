@@ -26,7 +26,7 @@ struct Refusal {
   std::string what, nearest;
 };
 
-}  // namespace
+}
 
 void refuse_script(std::string_view key, const std::string& what, const std::string& nearest) {
   throw Error(
@@ -171,4 +171,4 @@ ImportLedger script_ledger(const Plan& plan, const ModelDims& dims) {
   return ledger.take();
 }
 
-}  // namespace foreshard
+}

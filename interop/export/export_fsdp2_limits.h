@@ -19,4 +19,4 @@ void check_script_model(const ModelDims& dims);
 
 ImportLedger script_ledger(const Plan& plan, const ModelDims& dims);
 
-}  // namespace foreshard
+}

@@ -38,4 +38,4 @@ class ExportLedger {
   ImportLedger entries_;
 };
 
-}  // namespace foreshard
+}

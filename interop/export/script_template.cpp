@@ -141,10 +141,10 @@ class Script {
   std::string out_;
 };
 
-}  // namespace
+}
 
 std::string script_of(std::string_view text, const ScriptFacts& facts) {
   return Script(facts).write(text);
 }
 
-}  // namespace foreshard
+}

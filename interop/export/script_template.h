@@ -26,4 +26,4 @@ using ScriptFacts = std::function<Json(std::string_view name)>;
 
 std::string script_of(std::string_view text, const ScriptFacts& facts);
 
-}  // namespace foreshard
+}

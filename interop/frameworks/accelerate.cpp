@@ -177,7 +177,7 @@ void read_zero(ForeignReader& reader, const Ranks& ranks) {
   reader.take("zero_rest");
 }
 
-}  // namespace
+}
 
 bool looks_like_accelerate(const ConfigNode& root) {
   return root.is_mapping() && (root.has("distributed_type") || root.has("compute_environment"));
@@ -333,7 +333,7 @@ std::string zero_text(const ExportJob& job) {
   return text;
 }
 
-}  // namespace
+}
 
 Exported export_accelerate(const ExportJob& job) {
   const RuntimeKind kind = job.plan.runtime.kind;
@@ -358,4 +358,4 @@ Exported export_accelerate(const ExportJob& job) {
   return exported_as(job, texts, read);
 }
 
-}  // namespace foreshard
+}

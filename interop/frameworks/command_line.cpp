@@ -76,7 +76,7 @@ std::string shell_value(const ShellWord& word) {
   return is_json || (is_plain && !text.empty()) ? text : Json(text).dump();
 }
 
-}  // namespace
+}
 
 ConfigNode read_trainer_script(std::string_view text, const std::string& file) {
   const std::vector<ShellWord> words = shell_words(text);
@@ -129,4 +129,4 @@ ConfigNode read_trainer_script(std::string_view text, const std::string& file) {
   return parse_yaml(yaml + "}", file);
 }
 
-}  // namespace foreshard
+}

@@ -81,7 +81,7 @@ void read_optimizer_section(ForeignReader& reader) {
   }
 }
 
-}  // namespace
+}
 
 ForeignPlan read_deepspeed(const ConfigNode& root) {
   ForeignPlan plan;
@@ -208,4 +208,4 @@ Exported export_deepspeed(const ExportJob& job) {
   return exported_as(job, {to_text(root)}, read);
 }
 
-}  // namespace foreshard
+}

@@ -56,7 +56,7 @@ std::int64_t integer_of(const ConfigNode& node, std::int64_t least) {
   return parse_yaml(digits, node.location().file).as_int(least);
 }
 
-}  // namespace
+}
 
 bool flag_of(const ConfigNode& node) {
   const std::string text = lower(std::string(node.text()));
@@ -407,7 +407,7 @@ Reading read_back(const ExportJob& job, ForeignPlan foreign) {
   return reading;
 }
 
-}  // namespace
+}
 
 Exported exported_as(const ExportJob& job, const std::vector<std::string>& texts,
                      const std::function<ForeignPlan(const std::string&)>& read) {
@@ -436,4 +436,4 @@ Exported exported_as(const ExportJob& job, const std::vector<std::string>& texts
   return {text, ledger.take()};
 }
 
-}  // namespace foreshard
+}

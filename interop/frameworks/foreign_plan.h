@@ -130,4 +130,4 @@ struct ExportJob {
 Exported exported_as(const ExportJob& job, const std::vector<std::string>& texts,
                      const std::function<ForeignPlan(const std::string&)>& read);
 
-}  // namespace foreshard
+}

@@ -118,4 +118,4 @@ LaunchLine launch_of(const Plan& plan, const Cluster& cluster, Launcher launcher
 Exported launch_file(const Plan& plan, const Cluster& cluster, Launcher launcher,
                      const std::string& program);
 
-}  // namespace foreshard
+}

@@ -48,4 +48,4 @@ Json ledger_json(const ImportLedger& ledger) {
   return entries;
 }
 
-}  // namespace foreshard
+}

@@ -38,4 +38,4 @@ std::string ledger_comments(const ImportLedger& ledger);
 // [{mapping, what, to, why, file, line}, ...]
 Json ledger_json(const ImportLedger& ledger);
 
-}  // namespace foreshard
+}

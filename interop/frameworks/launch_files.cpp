@@ -53,7 +53,7 @@ std::string environment(const Plan& plan) {
   return text;
 }
 
-}  // namespace
+}
 
 LaunchLine launch_of(const Plan& plan, const Cluster& cluster, Launcher launcher,
                      const std::string& program) {
@@ -139,4 +139,4 @@ HEAD_NODE=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
   return {text, ledger.take()};
 }
 
-}  // namespace foreshard
+}

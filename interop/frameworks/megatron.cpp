@@ -173,7 +173,7 @@ void refuse_what_is_missing(ForeignReader& reader) {
   }
 }
 
-}  // namespace
+}
 
 bool looks_like_megatron(const ConfigNode& root) {
   return std::ranges::any_of(kPlaces, [&](std::string_view place) {
@@ -211,4 +211,4 @@ ForeignPlan read_megatron(const ConfigNode& root) {
   return plan;
 }
 
-}  // namespace foreshard
+}

@@ -30,7 +30,7 @@ void read_targets(ForeignReader& reader, const ConfigNode& rows) {
   }
 }
 
-}  // namespace
+}
 
 std::string recipe_format(const ConfigNode& root) {
   if (!root.is_mapping()) return "";
@@ -88,4 +88,4 @@ ForeignPlan read_recipe(const ConfigNode& root, std::int64_t gpus) {
   return plan;
 }
 
-}  // namespace foreshard
+}

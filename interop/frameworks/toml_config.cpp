@@ -65,7 +65,7 @@ void add(ConfigTreeBuilder& builder, const toml::node& node) {
   builder.scalar(mark, written.str(), Quoting::kPlain);
 }
 
-}  // namespace
+}
 
 ConfigNode parse_toml(std::string_view text, std::string_view file_name) {
   ConfigTreeBuilder builder(file_name, ConfigFormat::kYaml);
@@ -84,4 +84,4 @@ ConfigNode read_toml_file(const std::filesystem::path& path) {
   return parse_toml(read_text_file(path, kMaxYamlBytes), path.string());
 }
 
-}  // namespace foreshard
+}

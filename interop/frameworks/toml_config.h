@@ -12,4 +12,4 @@ namespace foreshard {
 ConfigNode parse_toml(std::string_view text, std::string_view file_name);
 ConfigNode read_toml_file(const std::filesystem::path& path);
 
-}  // namespace foreshard
+}

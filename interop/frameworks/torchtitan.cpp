@@ -304,7 +304,7 @@ void read_compile(ForeignReader& reader) {
   }
 }
 
-}  // namespace
+}
 
 bool looks_like_torchtitan(const ConfigNode& root) {
   return root.is_mapping() && (root.has("parallelism") || root.has("training"));
@@ -340,4 +340,4 @@ ForeignPlan read_torchtitan(const ConfigNode& root) {
   return plan;
 }
 
-}  // namespace foreshard
+}

@@ -295,7 +295,7 @@ std::string settings_in(const std::string& module) {
   return module.substr(begin, module.find("\"\"\")", begin) - begin);
 }
 
-}  // namespace
+}
 
 Exported export_torchtitan_registry(const ExportJob& job) {
   FORESHARD_CHECK(job.plan.runtime.kind == RuntimeKind::kFsdp2, "a plan of FSDP2");
@@ -318,4 +318,4 @@ Exported export_torchtitan(const ExportJob& job) {
   return exported_as(job, texts, read);
 }
 
-}  // namespace foreshard
+}

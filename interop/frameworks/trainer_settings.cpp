@@ -524,7 +524,7 @@ class TrainerReader {
   ForeignReader reader_;
 };
 
-}  // namespace
+}
 
 // peft/tuners/tuners_utils.py, check_target_module_exists: a pattern is of whole names, which a
 // model of images has longer; words of a list are their ends. What the model lacks is nobody's.
@@ -589,4 +589,4 @@ ForeignPlan read_trainer(const ConfigNode& root, const ForeignPlan* sharding,
   return sharding == nullptr ? plan : joined(std::move(plan), *sharding);
 }
 
-}  // namespace foreshard
+}

@@ -309,7 +309,7 @@ void add_dated_habits(const TrainingRow& row, Assignments& plan) {
   }
 }
 
-}  // namespace
+}
 
 // What does not divide is taken off the ends. Two layers: the embedding and the loss count as one
 // each (account_for_embedding_in_pipeline_split and account_for_loss_in_pipeline_split, which
@@ -376,4 +376,4 @@ std::vector<std::string> plan_assignments(const TrainingRow& row, const Cluster&
   return std::move(plan).list();
 }
 
-}  // namespace foreshard
+}

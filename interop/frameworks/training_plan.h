@@ -29,4 +29,4 @@ bool is_fused_by_hand(const TrainingRow& row);
 // Older than FlashAttention-2.
 bool is_before_fa2(const TrainingRow& row);
 
-}  // namespace foreshard
+}

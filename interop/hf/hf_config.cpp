@@ -187,7 +187,7 @@ std::string name_of(const std::filesystem::path& path) {
   return folder.empty() || folder == "." || folder == ".." ? "config.json" : folder;
 }
 
-}  // namespace
+}
 
 std::vector<std::string_view> hf_model_types() {
   std::vector<std::string_view> types;
@@ -250,4 +250,4 @@ ModelSpec build_hf_model(const HfConfig& config, Stack stack) {
   }
 }
 
-}  // namespace foreshard
+}

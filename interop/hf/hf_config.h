@@ -57,4 +57,4 @@ ModelSpec build_hf_model(const HfConfig& config, Stack stack = Stack::kEager);
 std::optional<std::filesystem::path> cached_config(const std::filesystem::path& folder,
                                                    std::string_view id);
 
-}  // namespace foreshard
+}

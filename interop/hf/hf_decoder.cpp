@@ -379,7 +379,7 @@ void read_mixture(KeyReader& keys, const FamilyWords& words, ModelDims& dims) {
   refuse_experts(keys);
 }
 
-}  // namespace
+}
 
 void read_decoder(KeyReader& keys, const HfFamily& family, ModelDims& dims) {
   const FamilyWords words(family.reads);
@@ -437,4 +437,4 @@ void read_decoder(KeyReader& keys, const HfFamily& family, ModelDims& dims) {
   read_mixture(keys, words, dims);
 }
 
-}  // namespace foreshard
+}

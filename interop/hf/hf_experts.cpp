@@ -112,7 +112,7 @@ void check_choice(KeyReader& keys, std::string_view key, std::string_view expect
   throw value->error("\"" + value->as_string() + "\" is not supported", std::string(expected));
 }
 
-}  // namespace
+}
 
 void read_plain_experts(KeyReader& keys, bool says_normalized, ModelDims& dims) {
   check_layer_count(keys, dims);
@@ -224,4 +224,4 @@ void read_latent(KeyReader& keys, const HfFamily& family, ModelDims& dims) {
   if (keys.provides("index_n_heads")) read_index(keys, dims);
 }
 
-}  // namespace foreshard
+}

@@ -124,7 +124,7 @@ std::string missing_of(std::string_view model_type) {
       meant);
 }
 
-}  // namespace
+}
 
 std::optional<ScoreOf> score_of(std::string_view architecture) {
   for (const auto& [head, of] : kScores) {
@@ -197,4 +197,4 @@ const HfFamily& hf_family_of(KeyReader& keys, const ConfigNode* fallback) {
   return *family;
 }
 
-}  // namespace foreshard
+}

@@ -52,4 +52,4 @@ bool is_causal_head(std::string_view architecture);
 // model's own head or of another model_type.
 const HfFamily& hf_family_of(KeyReader& keys, const ConfigNode* fallback);
 
-}  // namespace foreshard
+}

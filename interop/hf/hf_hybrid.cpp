@@ -160,7 +160,7 @@ void read_latent_experts(KeyReader& keys, ModelDims& dims) {
   moe.latent = keys.count_or("moe_latent_size", 0);
 }
 
-}  // namespace
+}
 
 bool is_hybrid(const HfFamily& family) {
   return has(family.reads, "layers_of_kinds") || has(family.reads, "mixers_alone") ||
@@ -217,4 +217,4 @@ void read_hybrid(KeyReader& keys, const HfFamily& family, ModelDims& dims) {
       alone || !keys.node().has("mamba_proj_bias") ? "use_bias" : "mamba_proj_bias", false);
 }
 
-}  // namespace foreshard
+}

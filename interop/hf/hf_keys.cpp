@@ -153,4 +153,4 @@ void KeyReader::note(std::string_view key, KeyUse use, std::string value, std::s
   ledger_.push_back({prefix_ + std::string(key), use, std::move(value), std::move(comment)});
 }
 
-}  // namespace foreshard
+}

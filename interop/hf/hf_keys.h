@@ -84,4 +84,4 @@ class KeyReader {
   std::vector<std::pair<std::string, std::string>> provided_;
 };
 
-}  // namespace foreshard
+}

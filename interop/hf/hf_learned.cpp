@@ -127,4 +127,4 @@ void read_mpt(KeyReader& keys, ModelDims& dims, std::vector<HfKey>& ledger) {
   }
 }
 
-}  // namespace foreshard
+}

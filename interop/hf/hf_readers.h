@@ -114,4 +114,4 @@ using ReadDecoder = ModelDims (*)(KeyReader& keys, const ConfigNode* outer_type,
 // missing, out of range or not modelled.
 VisionDims read_hf_vision(KeyReader& keys, std::vector<HfKey>& ledger, ReadDecoder read_decoder);
 
-}  // namespace foreshard
+}

@@ -72,7 +72,7 @@ RopeKeys read_parameters(const ConfigNode& node, Numerics& numerics) {
   return rope;
 }
 
-}  // namespace
+}
 
 RopeKeys read_numerics(KeyReader& keys, ModelDims& dims) {
   RopeKeys rope;
@@ -134,4 +134,4 @@ std::string read_quantization(KeyReader& keys) {
              "adapters over 4-bit weights: --set lora.base=nf4");
 }
 
-}  // namespace foreshard
+}

@@ -46,7 +46,7 @@ void read_distances(KeyReader& keys, ModelDims& dims) {
   parts.distance_norm = says("norm_rel_ebd", "layer_norm");
 }
 
-}  // namespace
+}
 
 void read_parallel(KeyReader& keys, ModelDims& dims) {
   const bool falcon = dims.naming == Naming::kFalcon;
@@ -213,4 +213,4 @@ void read_encoder_decoder(KeyReader& keys, ModelDims& dims) {
   dims.dropout = dims.embedding_dropout = dims.attention_dropout = dims.ffn_dropout = drops;
 }
 
-}  // namespace foreshard
+}

@@ -183,7 +183,7 @@ VisionDims read_llava(KeyReader& keys, std::vector<HfKey>& ledger, ReadDecoder r
   return dims;
 }
 
-}  // namespace
+}
 
 std::span<const std::string_view> hf_vision_types() { return kTypes; }
 
@@ -197,4 +197,4 @@ VisionDims read_hf_vision(KeyReader& keys, std::vector<HfKey>& ledger, ReadDecod
   return dims;
 }
 
-}  // namespace foreshard
+}

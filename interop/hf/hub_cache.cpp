@@ -68,7 +68,7 @@ std::optional<fs::path> config_in(const fs::path& repository) {
   return found.front();
 }
 
-}  // namespace
+}
 
 std::optional<fs::path> cached_config(const fs::path& folder, std::string_view id) {
   const std::string wanted = folder_of(id);
@@ -82,4 +82,4 @@ std::optional<fs::path> cached_config(const fs::path& folder, std::string_view i
   return std::nullopt;
 }
 
-}  // namespace foreshard
+}

@@ -173,7 +173,7 @@ class Comparison {
   ImportLedger ledger_;
 };
 
-}  // namespace
+}
 
 std::int64_t StoredTensor::numel() const {
   std::int64_t product = 1;
@@ -217,4 +217,4 @@ ImportLedger check_stored(const StoredModel& stored, const ModelSpec& model) {
   return Comparison(stored, model).run();
 }
 
-}  // namespace foreshard
+}

@@ -40,4 +40,4 @@ StoredModel read_safetensors(const std::filesystem::path& path);
 // ConfigError where the number of elements differs by more than 0.5 %.
 ImportLedger check_stored(const StoredModel& stored, const ModelSpec& model);
 
-}  // namespace foreshard
+}

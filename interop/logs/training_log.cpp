@@ -201,7 +201,7 @@ void read_other(const std::string& line, int number, TrainingLog& log) {
 }
 #undef FORESHARD_NUMBER
 
-}  // namespace
+}
 
 TrainingLog read_training_log(const std::string& text) {
   constexpr std::size_t kMostWords = 256 * 1024, kLongest = 4096;
@@ -252,4 +252,4 @@ TrainingLog read_training_log_file(const std::filesystem::path& file) {
   return log;
 }
 
-}  // namespace foreshard
+}

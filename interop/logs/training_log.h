@@ -38,4 +38,4 @@ TrainingLog read_training_log(const std::string& text);
 // step nor a message: with the formats that are.
 TrainingLog read_training_log_file(const std::filesystem::path& file);
 
-}  // namespace foreshard
+}

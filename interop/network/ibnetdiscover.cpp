@@ -257,10 +257,10 @@ class IbReader {
   int aggregations_ = 0;
 };
 
-}  // namespace
+}
 
 TopologyImport parse_ibnetdiscover(std::string_view text, std::string_view file_name) {
   return IbReader(file_name).run(text);
 }
 
-}  // namespace foreshard
+}

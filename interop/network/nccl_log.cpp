@@ -416,7 +416,7 @@ class LogReader {
   std::string first_ignored_;
 };
 
-}  // namespace
+}
 
 bool looks_like_nccl_tests(std::string_view text) {
   const std::string head(text.substr(0, kNcclTestsHead));
@@ -437,4 +437,4 @@ NcclTests parse_nccl_tests(std::string_view text, std::string_view file_name) {
   return reader.text(text);
 }
 
-}  // namespace foreshard
+}

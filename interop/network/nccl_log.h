@@ -34,4 +34,4 @@ inline constexpr std::size_t kMaxNcclTestsBytes = std::size_t{16} << 20;  // a s
 inline constexpr std::size_t kNcclTestsHead = 1 << 16;
 bool looks_like_nccl_tests(std::string_view text);
 
-}  // namespace foreshard
+}

@@ -234,7 +234,7 @@ class XmlImport {
   int port_line_ = 0;
 };
 
-}  // namespace
+}
 
 // graphs > graph id="0" (the ring) > channel > net dev, gpu dev..., net dev: the order in which it
 // passes a node's GPUs, and the ports by which it enters and leaves.
@@ -283,4 +283,4 @@ TopologyImport parse_nccl_topology(std::string_view xml, std::string_view file_n
   return XmlImport(xml, file_name).run();
 }
 
-}  // namespace foreshard
+}

@@ -228,10 +228,10 @@ class LabelReader {
   std::vector<LabelledNode> nodes_;
 };
 
-}  // namespace
+}
 
 TopologyImport parse_node_labels(std::string_view json, std::string_view file_name) {
   return LabelReader(file_name).run(json);
 }
 
-}  // namespace foreshard
+}

@@ -157,7 +157,7 @@ void add_limit(const std::vector<SmiGpu>& gpus, Importer& importer) {
   importer.figure("gpu.power_limit", fmt::format("{:g}W", *least), what, line);
 }
 
-}  // namespace
+}
 
 TopologyImport parse_nvidia_smi_query(std::string_view text, std::string_view file_name) {
   Importer importer{file_name};
@@ -201,4 +201,4 @@ TopologyImport parse_nvidia_smi_query(std::string_view text, std::string_view fi
   return std::move(importer.out);
 }
 
-}  // namespace foreshard
+}

@@ -177,7 +177,7 @@ void add_ports(const Matrix& matrix, Importer& importer) {
                 "the matrix has no rates: that of the machine", matrix.header_line);
 }
 
-}  // namespace
+}
 
 TopologyImport parse_nvidia_smi_topo(std::string_view text, std::string_view file_name) {
   Importer importer{file_name};
@@ -201,4 +201,4 @@ TopologyImport parse_nvidia_smi_topo(std::string_view text, std::string_view fil
   return std::move(importer.out);
 }
 
-}  // namespace foreshard
+}

@@ -174,7 +174,7 @@ class SlurmReader {
 
 constexpr std::string_view kAllocations[] = {"SLURM_JOB_NODELIST", "SLURM_NODELIST", "NodeList"};
 
-}  // namespace
+}
 
 TopologyImport parse_slurm_topology(std::string_view text, std::string_view file_name) {
   return SlurmReader(file_name).run(text);
@@ -203,4 +203,4 @@ TopologyImport parse_slurm_allocation(std::string_view text, std::string_view fi
   importer.fail(1, "names no allocation", "SLURM_JOB_NODELIST=n[1-16]");
 }
 
-}  // namespace foreshard
+}

@@ -36,7 +36,7 @@ bool has_element(std::string_view text, std::string_view name) {
   return false;
 }
 
-}  // namespace
+}
 
 TopologyFormat topology_format(std::string_view text) {
   const std::string_view head = text.substr(0, 1 << 16);
@@ -146,7 +146,7 @@ void join_network(ImportedNetwork& all, const ImportedNetwork& part) {
   }
 }
 
-}  // namespace
+}
 
 TopologyImport joined(const std::vector<TopologyImport>& parts) {
   TopologyImport all;
@@ -382,7 +382,7 @@ std::string links_section(const ImportedNetwork& network, const std::vector<Impo
   return text;
 }
 
-}  // namespace
+}
 
 std::string cluster_file(const TopologyImport& import, std::string_view machine,
                          std::int64_t nodes) {
@@ -427,4 +427,4 @@ std::string cluster_file(const TopologyImport& import, std::string_view machine,
   return fmt::format("gpus: {}\n", checked_multiply(count, import.gpus_per_node)) + head;
 }
 
-}  // namespace foreshard
+}

@@ -119,4 +119,4 @@ TopologyImport allocated(TopologyImport import, std::string_view hosts);
 std::string cluster_file(const TopologyImport& import, std::string_view machine,
                          std::int64_t nodes);
 
-}  // namespace foreshard
+}

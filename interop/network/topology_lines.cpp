@@ -28,7 +28,7 @@ std::string without_colours(std::string_view line) {
   return plain;
 }
 
-}  // namespace
+}
 
 Words words_of_line(std::string_view line) {
   Words words;
@@ -94,4 +94,4 @@ std::vector<std::string> Importer::expanded(std::string_view list, int line,
   }
 }
 
-}  // namespace foreshard
+}

@@ -36,4 +36,4 @@ class Importer {
   std::string file_;
 };
 
-}  // namespace foreshard
+}

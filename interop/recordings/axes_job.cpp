@@ -310,7 +310,7 @@ void apply_axes(const AxesSettings& s, Plan& plan) {
   plan.step_frame = s.flag("log") ? StepFrame::kTorchtitanLog : StepFrame::kTorchtitan;
 }
 
-}  // namespace
+}
 
 bool has_axes(const RecordingFolder& folder) {
   return folder.index().find("tp").has_value() && folder.index().find("ep").has_value();
@@ -377,4 +377,4 @@ RecordedJob read_axes_job(const RecordingFolder& folder, std::size_t row) {
   return job;
 }
 
-}  // namespace foreshard
+}

@@ -339,7 +339,7 @@ std::vector<std::filesystem::path> files_of(const std::filesystem::path& folder)
   return files;
 }
 
-}  // namespace
+}
 
 std::vector<std::filesystem::path> find_hf_cases(const std::filesystem::path& path) {
   std::vector<std::filesystem::path> folders;
@@ -367,4 +367,4 @@ ConformanceFolder conform_hf_cases(const std::filesystem::path& folder,
   return result;
 }
 
-}  // namespace foreshard
+}

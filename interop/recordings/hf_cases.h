@@ -27,4 +27,4 @@ std::vector<std::filesystem::path> find_hf_cases(const std::filesystem::path& pa
 ConformanceFolder conform_hf_cases(const std::filesystem::path& folder,
                                    const std::vector<std::string>& only);
 
-}  // namespace foreshard
+}

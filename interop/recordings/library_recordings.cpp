@@ -322,7 +322,7 @@ Conformance conform_row(const RecordingFolder& folder, std::size_t row) {
   }
 }
 
-}  // namespace
+}
 
 bool has_library_recordings(const RecordingFolder& folder) {
   const auto lib = folder.index().find("lib");
@@ -439,4 +439,4 @@ ConformanceFolder conform_library_folder(const RecordingFolder& folder,
   return result;
 }
 
-}  // namespace foreshard
+}

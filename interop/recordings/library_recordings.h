@@ -36,4 +36,4 @@ LibraryRecording read_library_recording(const RecordingFolder& folder, std::size
 ConformanceFolder conform_library_folder(const RecordingFolder& folder,
                                          const std::vector<std::string>& only);
 
-}  // namespace foreshard
+}

@@ -286,10 +286,10 @@ class PipelineRecordings {
   RankRows events_, memory_, units_;
 };
 
-}  // namespace
+}
 
 std::vector<Conformance> conform_pipeline_ranks(const std::filesystem::path& folder) {
   return PipelineRecordings(folder).compare();
 }
 
-}  // namespace foreshard
+}

@@ -153,7 +153,7 @@ bool has_tables(const std::filesystem::path& folder) {
   return !csv_path(folder, "schedules").empty() || !csv_path(folder, "ranks").empty();
 }
 
-}  // namespace
+}
 
 std::vector<std::filesystem::path> find_pipeline_tables(const std::filesystem::path& path) {
   if (!std::filesystem::is_directory(path)) return {};
@@ -197,4 +197,4 @@ ConformanceFolder conform_pipeline_tables(const std::filesystem::path& folder,
   return result;
 }
 
-}  // namespace foreshard
+}

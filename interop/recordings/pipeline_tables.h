@@ -23,4 +23,4 @@ ConformanceFolder conform_pipeline_tables(const std::filesystem::path& folder,
 // Of a folder with ranks.csv, configs.json, events, memory, peaks and units: step 2 of every rank.
 std::vector<Conformance> conform_pipeline_ranks(const std::filesystem::path& folder);
 
-}  // namespace foreshard
+}

@@ -198,7 +198,7 @@ void apply_dtypes(Settings s, Plan& plan) {
   plan.output_dtype = s.dtype("output_dtype");
 }
 
-}  // namespace
+}
 
 Cluster recorded_cluster(const Plan& plan) {
   Cluster cluster = {.spec = "recorded", .gpus = plan.mesh.world()};
@@ -334,7 +334,7 @@ Conformance conform_row(RecordingLibrary& library, const RecordingFolder& folder
   }
 }
 
-}  // namespace
+}
 
 ConformanceFolder conform_folder(RecordingLibrary& library, const RecordingFolder& folder,
                                  const std::vector<std::string>& only) {
@@ -354,4 +354,4 @@ ConformanceFolder conform_folder(RecordingLibrary& library, const RecordingFolde
   return result;
 }
 
-}  // namespace foreshard
+}

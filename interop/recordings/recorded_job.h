@@ -47,4 +47,4 @@ bool has_axes(const RecordingFolder& folder);
 // As read_recorded_job().
 RecordedJob read_axes_job(const RecordingFolder& folder, std::size_t row);
 
-}  // namespace foreshard
+}

@@ -28,7 +28,7 @@ const SettingWords& defaults() {
               fmt::format("the setting {} is not known", quote(name)));
 }
 
-}  // namespace
+}
 
 SettingWords recorder_defaults(std::string_view recorder) {
   constexpr std::string_view kPath = "interop/recordings/defaults.yaml";
@@ -106,4 +106,4 @@ void SettingsReader::fail(std::string_view name, const std::string& what,
                     expected);
 }
 
-}  // namespace foreshard
+}

@@ -42,4 +42,4 @@ class SettingsReader {
   std::size_t row_;
 };
 
-}  // namespace foreshard
+}

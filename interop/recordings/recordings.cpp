@@ -55,7 +55,7 @@ std::string python_word(const ConfigNode& value) {
   return text;
 }
 
-}  // namespace
+}
 
 std::vector<fs::path> find_recordings(const fs::path& path) {
   std::error_code error;
@@ -228,4 +228,4 @@ const RecordingFolder& RecordingLibrary::sibling(const RecordingFolder& folder,
       fmt::format("{} or {}", (parent / version).string(), (above / "fsdp2").string()));
 }
 
-}  // namespace foreshard
+}

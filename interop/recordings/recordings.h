@@ -92,4 +92,4 @@ class RecordingLibrary {
 CsvMembers<RecordedEvent> event_members(const CsvFile& file);
 std::vector<RecordedUnit> read_units_of(const CsvFile& file, const std::vector<std::size_t>& rows);
 
-}  // namespace foreshard
+}

@@ -22,7 +22,7 @@ bool is_idle_visit(const RecordedEvent& event) {
          event.state == "idle";
 }
 
-}  // namespace
+}
 
 CsvMembers<RecordedEvent> event_members(const CsvFile& file) {
   using Event = RecordedEvent;
@@ -334,4 +334,4 @@ Recording RecordingLibrary::read(const RecordingFolder& folder, std::size_t row)
   return RecordingReader(*this, folder, row).read();
 }
 
-}  // namespace foreshard
+}

@@ -65,7 +65,7 @@ std::vector<std::string_view> dtypes_of(std::string_view published) {
   return {"BF16"};
 }
 
-}  // namespace
+}
 
 const BridgeRecipe* find_bridge_recipe(const RecipeOfTable& of) {
   for (const std::string_view dtype : dtypes_of(of.dtype)) {
@@ -77,4 +77,4 @@ const BridgeRecipe* find_bridge_recipe(const RecipeOfTable& of) {
   return nullptr;
 }
 
-}  // namespace foreshard
+}

@@ -26,4 +26,4 @@ struct RecipeOfTable {
 // Null: no recipe is known.
 const BridgeRecipe* find_bridge_recipe(const RecipeOfTable& of);
 
-}  // namespace foreshard
+}

@@ -119,7 +119,7 @@ std::map<std::string, Prior> priors_of(const std::vector<Observation>& all) {
   return priors;
 }
 
-}  // namespace
+}
 
 TrainingEvidence gather_evidence(const CsvTable& table) {
   const std::vector<Observation> all = observe_all(chosen(table));
@@ -174,4 +174,4 @@ TrainingEvidence gather_evidence(const CsvTable& table) {
   return evidence;
 }
 
-}  // namespace foreshard
+}

@@ -15,7 +15,7 @@ std::int64_t head_dim_of(const ModelSpec& model) {
   return 0;
 }
 
-}  // namespace
+}
 
 FactorCauses causes_of(const ModelSpec& model, const CostModel& costs, GemmLibrary library,
                        const std::string& site) {
@@ -34,4 +34,4 @@ Calibration informed_calibration(const ModelSpec& model, const Plan& plan, const
                   without);
 }
 
-}  // namespace foreshard
+}

@@ -27,4 +27,4 @@ Calibration informed_calibration(const ModelSpec& model, const Plan& plan, const
                                  const std::vector<std::string>& without,
                                  GemmLibrary library = GemmLibrary::kCurrent);
 
-}  // namespace foreshard
+}

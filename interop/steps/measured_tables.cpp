@@ -39,4 +39,4 @@ MeasuredTable score_table(const std::filesystem::path& path,
                     "operations (gpu, op) or nccl-tests (collective, bytes)");
 }
 
-}  // namespace foreshard
+}

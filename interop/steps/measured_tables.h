@@ -44,4 +44,4 @@ std::vector<AccuracyRow> score_training_steps(const CsvTable& table);
 // "n_gpus: '0': expected ...", with file and line, of every row that breaks the grammar.
 std::vector<std::string> grammar_problems(const CsvTable& table);
 
-}  // namespace foreshard
+}

@@ -388,7 +388,7 @@ class RowReader {
   TrainingRow row_;
 };
 
-}  // namespace
+}
 
 bool is_published_table(const CsvTable& table) {
   const bool measures = table.has("tokens_per_s_per_gpu") || table.has("step_s");
@@ -400,4 +400,4 @@ TrainingRow published_row(const CsvTable& table, std::size_t index) {
   return RowReader(table, index).run();
 }
 
-}  // namespace foreshard
+}

@@ -314,7 +314,7 @@ AccuracyRow accuracy_row(const TrainingRow& row, const RowForecast& forecast,
   return out;
 }
 
-}  // namespace
+}
 
 std::vector<AccuracyRow> score_training_steps(const CsvTable& table) {
   const std::vector<TrainingRow> rows = read_training_rows(table);
@@ -346,4 +346,4 @@ std::vector<std::string> grammar_problems(const CsvTable& table) {
   return problems;
 }
 
-}  // namespace foreshard
+}

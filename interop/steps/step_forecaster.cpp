@@ -35,7 +35,7 @@ CostModel cost_model_of(const TrainingJob& job,
   return {job.cluster, calibration, cost_choices(plan)};
 }
 
-}  // namespace
+}
 
 StepForecaster::StepForecaster(const TrainingJob& job,
                                const std::optional<std::vector<std::string>>& without)
@@ -107,4 +107,4 @@ double StepForecaster::seconds(const FactorDraw& draw) const {
   return result;
 }
 
-}  // namespace foreshard
+}

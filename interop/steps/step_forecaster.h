@@ -36,4 +36,4 @@ class StepForecaster {
   CostModel costs_;
 };
 
-}  // namespace foreshard
+}

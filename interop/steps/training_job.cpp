@@ -131,7 +131,7 @@ Batches batches_of(const TrainingRow& row) {
   return batches;
 }
 
-}  // namespace
+}
 
 TrainingJob training_job(const TrainingRow& row, const std::vector<std::string>& set) {
   if (!row.problem.empty()) throw Error(ExitCode::kInvalidInput, row.problem);
@@ -217,4 +217,4 @@ TrainingRow with_network(TrainingRow row, const Cluster& cluster, double share) 
   return row;
 }
 
-}  // namespace foreshard
+}

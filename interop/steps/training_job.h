@@ -50,4 +50,4 @@ bool may_exchange_through_host(const Cluster& cluster);
 // A row that says its network: `share` of what the machines of `cluster` have at the most.
 TrainingRow with_network(TrainingRow row, const Cluster& cluster, double share);
 
-}  // namespace foreshard
+}

@@ -139,7 +139,7 @@ void read_cells(const CsvTable& table, std::size_t index, TrainingRow& row) {
   }
 }
 
-}  // namespace
+}
 
 std::string_view TrainingRow::word(std::string_view column) const {
   const auto found = words.find(column);
@@ -209,7 +209,7 @@ std::optional<TorchVersion> release_at(std::string_view date) {
   return current;
 }
 
-}  // namespace
+}
 
 std::optional<TorchVersion> torch_version(const TrainingRow& row) {
   const std::string_view text = row.word("runtime_version");
@@ -266,7 +266,7 @@ std::string_view mosaic_stack(const TrainingRow& row) {
   return era->stack;
 }
 
-}  // namespace
+}
 
 std::string likely_stack(const TrainingRow& row) {
   if (row.has("stack")) return std::string(row.word("stack"));
@@ -276,4 +276,4 @@ std::string likely_stack(const TrainingRow& row) {
   return "";
 }
 
-}  // namespace foreshard
+}

@@ -89,4 +89,4 @@ bool is_published_table(const CsvTable& table);
 // `refusal`. The id: that of the column, else the runtime's first word and the line.
 TrainingRow published_row(const CsvTable& table, std::size_t index);
 
-}  // namespace foreshard
+}

@@ -43,7 +43,7 @@ std::string module_name(std::string_view text) {
   return name;
 }
 
-}  // namespace
+}
 
 FsdpRange read_fsdp_range(std::string_view text) {
   const std::size_t bracket = text.find(" (");
@@ -57,4 +57,4 @@ FsdpRange read_fsdp_range(std::string_view text) {
   return read;
 }
 
-}  // namespace foreshard
+}

@@ -460,11 +460,11 @@ class Walk {
   std::vector<bool> whole_;  // whether a step's begin is known
 };
 
-}  // namespace
+}
 
 FsdpTrace read_fsdp_steps(const KinetoTrace& trace) {
   const TracedWork work = link_work(trace);
   return Walk(trace, work).walk();
 }
 
-}  // namespace foreshard
+}

@@ -137,4 +137,4 @@ struct FsdpRange {
 // "FSDP::pre_forward (layers.3)". Label::kNone: a range of something else.
 FsdpRange read_fsdp_range(std::string_view text);
 
-}  // namespace foreshard
+}

@@ -491,10 +491,10 @@ class Inference {
   std::int64_t ahead_forward_ = 0, ahead_backward_ = 1;
 };
 
-}  // namespace
+}
 
 InferredJob infer_job(const FsdpTrace& trace, const std::optional<ModelSpec>& named) {
   return Inference(trace, named).infer();
 }
 
-}  // namespace foreshard
+}

@@ -43,4 +43,4 @@ struct InferredJob {
 // where no grouping of its layers has the sizes that the trace gathers.
 InferredJob infer_job(const FsdpTrace& trace, const std::optional<ModelSpec>& named);
 
-}  // namespace foreshard
+}

@@ -191,7 +191,7 @@ bool may_be(const ZooEntry& entry, const TraceFacts& facts, std::int64_t gathere
   return true;
 }
 
-}  // namespace
+}
 
 std::optional<Units> find_units(const ModelSpec& model, std::int64_t shards,
                                 const TracedUnits& traced) {
@@ -238,4 +238,4 @@ std::optional<FoundModel> find_model(const FsdpTrace& trace, std::int64_t shards
   return found ? found : FromShapes(trace, shards, traced).find();
 }
 
-}  // namespace foreshard
+}

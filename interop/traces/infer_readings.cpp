@@ -223,7 +223,7 @@ class StepReading {
   std::int64_t world_ = 0;
 };
 
-}  // namespace
+}
 
 StepOfTrace::StepOfTrace(const FsdpTrace& trace) : trace_(trace) {
   for (const TraceRun& run : runs()) backward_from_.try_emplace(run.microbatch, Time());
@@ -260,4 +260,4 @@ std::string plural(std::int64_t count, const char* what) {
   return fmt::format("{} {}{}", count, what, count == 1 ? "" : "s");
 }
 
-}  // namespace foreshard
+}

@@ -70,4 +70,4 @@ struct FoundModel {
 std::optional<FoundModel> find_model(const FsdpTrace& trace, std::int64_t shards,
                                      const TracedUnits& units);
 
-}  // namespace foreshard
+}

@@ -25,7 +25,7 @@ TraceRun begun(EventKind kind, int unit, int microbatch, const WorkItem& item) {
   return run;
 }
 
-}  // namespace
+}
 
 void JobStepWriter::add(EventKind kind, int unit, const WorkItem& item, std::int64_t instance) {
   const auto [found, is_new] = instances_.try_emplace({kind, instance}, step_.runs.size());
@@ -77,4 +77,4 @@ void JobStepWriter::drop_loss() {
 
 JobStep JobStepWriter::take() { return std::exchange(*this, JobStepWriter()).step_; }
 
-}  // namespace foreshard
+}

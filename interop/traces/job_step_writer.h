@@ -35,4 +35,4 @@ class JobStepWriter {
   std::optional<std::size_t> computing_;                                 // into step_.runs
 };
 
-}  // namespace foreshard
+}

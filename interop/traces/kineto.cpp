@@ -364,7 +364,7 @@ class Handler : public nlohmann::json_sax<nlohmann::json> {
       message_numbers_;
 };
 
-}  // namespace
+}
 
 std::int64_t TracedMessage::bytes() const {
   static constexpr std::pair<std::string_view, std::int64_t> kSizes[] = {
@@ -432,7 +432,7 @@ bool is_shape(const ShapeJson& dims) {
   return true;
 }
 
-}  // namespace
+}
 
 std::int64_t TracedTensor::elements() const {
   std::int64_t product = 1;
@@ -460,4 +460,4 @@ std::vector<TracedTensor> tensors_of(const KinetoTrace& trace, const TraceEvent&
   return tensors;
 }
 
-}  // namespace foreshard
+}

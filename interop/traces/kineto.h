@@ -105,4 +105,4 @@ struct TracedTensor {
 // without shapes.
 std::vector<TracedTensor> tensors_of(const KinetoTrace& trace, const TraceEvent& event);
 
-}  // namespace foreshard
+}

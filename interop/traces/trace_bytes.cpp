@@ -33,7 +33,7 @@ std::string group_words(const EventGraph& graph, std::size_t row) {
   return fmt::format("{} ranks of {}", of.group.size, of.name);
 }
 
-}  // namespace
+}
 
 std::vector<std::string> collective_differences(const EventGraph& graph, const EventNames& names,
                                                 const std::vector<TracedCollectiveCall>& calls,
@@ -75,7 +75,7 @@ constexpr const char* kTimedSchema = "foreshard.timed/1";
 constexpr std::int64_t kMostMemory = std::int64_t{1} << 56;
 constexpr std::int64_t kMostRanks = std::int64_t{1} << 20;
 
-}  // namespace
+}
 
 TimedFile read_timed_file(const std::filesystem::path& path) {
   TimedFile file;
@@ -118,4 +118,4 @@ TimedFile read_timed_file(const std::filesystem::path& path) {
   return file;
 }
 
-}  // namespace foreshard
+}

@@ -53,4 +53,4 @@ struct TimedFile {
 // Throws Error(kInvalidInput), naming file and key.
 TimedFile read_timed_file(const std::filesystem::path& path);
 
-}  // namespace foreshard
+}

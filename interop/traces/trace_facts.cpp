@@ -150,7 +150,7 @@ class FactReader {
   TraceFacts facts_;
 };
 
-}  // namespace
+}
 
 TraceFacts read_facts(const KinetoTrace& trace) { return FactReader(trace).read(); }
 
@@ -167,4 +167,4 @@ std::string other_library(const KinetoTrace& trace) {
   return "";
 }
 
-}  // namespace foreshard
+}

@@ -54,7 +54,7 @@ void read_beside(const fs::path& path, FsdpTrace& trace) {
   trace.peak_reserved = file.peak_reserved;
 }
 
-}  // namespace
+}
 
 bool is_run_folder(const fs::path& path) {
   std::error_code ignored;
@@ -88,4 +88,4 @@ std::vector<FsdpTrace> read_job_traces(const fs::path& path) {
   return traces;
 }
 
-}  // namespace foreshard
+}

@@ -20,4 +20,4 @@ bool is_run_folder(const std::filesystem::path& path);
 // has no traces, and where two are of one rank.
 std::vector<FsdpTrace> read_job_traces(const std::filesystem::path& path);
 
-}  // namespace foreshard
+}

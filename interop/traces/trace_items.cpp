@@ -292,8 +292,8 @@ class Linker {
   std::vector<std::int64_t> issuing_threads_;
 };
 
-}  // namespace
+}
 
 TracedWork link_work(const KinetoTrace& trace) { return Linker(trace).link(); }
 
-}  // namespace foreshard
+}

@@ -50,4 +50,4 @@ struct TracedWork {
 
 TracedWork link_work(const KinetoTrace& trace);
 
-}  // namespace foreshard
+}

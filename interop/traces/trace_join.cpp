@@ -453,7 +453,7 @@ std::vector<std::int64_t> common_steps(const std::vector<FsdpTrace>& traces) {
   return common;
 }
 
-}  // namespace
+}
 
 TraceJoin join_traces(const Forecast& forecast, const std::vector<FsdpTrace>& traces) {
   FORESHARD_CHECK(!traces.empty(), "no trace");
@@ -541,4 +541,4 @@ TraceJoin join_traces(const Forecast& forecast, const std::vector<FsdpTrace>& tr
   return join;
 }
 
-}  // namespace foreshard
+}

@@ -37,4 +37,4 @@ struct TraceJoin {
 // of the plan's events.
 TraceJoin join_traces(const Forecast& forecast, const std::vector<FsdpTrace>& traces);
 
-}  // namespace foreshard
+}

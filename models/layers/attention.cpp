@@ -102,7 +102,7 @@ void project_distances(LayerBuilder& layer, const ModelDims& dims, Indices& inpu
   if (dims.parts.distance_queries) project(kDistanceQueries, "attention.self.pos_query_proj");
 }
 
-}  // namespace
+}
 
 Index weigh_by_sinks(LayerBuilder& layer, const ModelDims& dims, const ParameterNames& names,
                      Index attention) {
@@ -276,4 +276,4 @@ Index attend(LayerBuilder& layer, const ModelDims& model, const ParameterNames& 
   return fused_attention(layer, dims, shape_of(dims), std::move(inputs));
 }
 
-}  // namespace foreshard
+}

@@ -706,7 +706,7 @@ void attend_in_chunks(AttentionShape& shape, std::int64_t sequence) {
   shape.documents = std::max(shape.documents, (sequence + window - 1) / window);
 }
 
-}  // namespace
+}
 
 void drop_random_state(Operation& attention) {
   Indices& outputs = attention.outputs;
@@ -759,4 +759,4 @@ void apply_attention(LayerSpec& layer, const Plan& plan, std::string_view family
   }
 }
 
-}  // namespace foreshard
+}

@@ -17,4 +17,4 @@ void apply_attention(LayerSpec& layer, const Plan& plan, std::string_view family
 // flex_attention.py, 2.11); fused kernels the state of the random generator besides.
 void drop_random_state(Operation& attention);
 
-}  // namespace foreshard
+}

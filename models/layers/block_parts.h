@@ -113,4 +113,4 @@ LayerSpec masked_head(const ModelDims& dims);
 LayerSpec first_token(const ModelDims& dims, LayerRole role = LayerRole::kFinalNorm);
 LayerSpec score_head(const ModelDims& dims);
 
-}  // namespace foreshard
+}

@@ -224,7 +224,7 @@ void share_quantised_inputs(LayerSpec& layer) {
   }
 }
 
-}  // namespace
+}
 
 // silu(a) * b is one operation, where b is: the product that makes b may stand between them, which
 // would part them in regions. silu(a) is never written.
@@ -261,4 +261,4 @@ void compile(LayerSpec& layer) {
   share_quantised_inputs(layer);
 }
 
-}  // namespace foreshard
+}

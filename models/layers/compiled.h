@@ -15,4 +15,4 @@ void fuse_silu(LayerSpec& layer, bool in_place = false);
 // Of a layer in which nothing else is compiled that its kernels are not already (the head).
 void pad_products(LayerSpec& layer);
 
-}  // namespace foreshard
+}

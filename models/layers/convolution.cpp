@@ -54,4 +54,4 @@ Index mix_by_convolution(LayerBuilder& layer, const ModelDims& dims, const Param
   return mixed;
 }
 
-}  // namespace foreshard
+}

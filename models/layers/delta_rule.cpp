@@ -281,11 +281,11 @@ class Mixer {
   Index gate_ = 0, correction_ = 0, decay_ = 0;
 };
 
-}  // namespace
+}
 
 Index mix_by_delta_rule(LayerBuilder& layer, const ModelDims& dims, const ParameterNames& names,
                         Index input) {
   return Mixer(layer, dims, names, input).run();
 }
 
-}  // namespace foreshard
+}

@@ -163,7 +163,7 @@ LayerSpec norm_of(const ModelDims& dims, LayerRole role, const std::string& stac
   return layer.finish(layer.dropout("final_dropout", drops, normed));
 }
 
-}  // namespace
+}
 
 LayerSpec stack_positions(const ModelDims& dims, const std::string& stack) {
   LayerBuilder layer(dims.family + " " + stack + " positions", LayerRole::kInner,
@@ -250,4 +250,4 @@ LayerSpec decoding_norm(const ModelDims& dims) {
   return norm_of(dims, LayerRole::kFinalNorm, "decoder");
 }
 
-}  // namespace foreshard
+}

@@ -71,4 +71,4 @@ LayerSpec masked_head(const ModelDims& dims) {
       std::move(parameters)));
 }
 
-}  // namespace foreshard
+}

@@ -15,4 +15,4 @@ Row row_of(const Row (&rows)[kRows], std::string_view family) {
   return found == std::end(rows) ? Row{} : *found;
 }
 
-}  // namespace foreshard
+}

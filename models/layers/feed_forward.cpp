@@ -121,7 +121,7 @@ Index plain(LayerBuilder& layer, const ModelDims& dims, const FeedForward& mlp, 
                            {gelu ? up : activated}, activated);
 }
 
-}  // namespace
+}
 
 Index feed_forward(LayerBuilder& layer, const ModelDims& dims, const FeedForward& mlp,
                    Index input) {
@@ -147,4 +147,4 @@ Index feed_forward(LayerBuilder& layer, const ModelDims& dims, const FeedForward
   return down;
 }
 
-}  // namespace foreshard
+}

@@ -119,4 +119,4 @@ void LayerBuilder::begin_nested(std::string module) {
   part_ = static_cast<std::int8_t>(layer_.nested.size());
 }
 
-}  // namespace foreshard
+}

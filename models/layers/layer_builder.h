@@ -85,4 +85,4 @@ class LayerBuilder : public LayerWriter {
   int matrix_products_ = 0;
 };
 
-}  // namespace foreshard
+}

@@ -285,7 +285,7 @@ Index parallel_branches(LayerBuilder& layer, const ModelDims& dims, const Parame
   return output;
 }
 
-}  // namespace
+}
 
 std::int64_t loss_rows(std::int64_t vocabulary) {
   constexpr std::int64_t kElements = std::int64_t{1} << 20;
@@ -392,7 +392,7 @@ std::string kind_of(const BlockKind& kind) {
   return mixer + (kind.mlp == FeedForwardKind::kExperts ? " expert block" : " block");
 }
 
-}  // namespace
+}
 
 LayerSpec decoder_block(const ModelDims& model, Stack stack, BlockKind kind) {
   if (model.residual == Residual::kPostNorm) return encoder_block(model);
@@ -632,4 +632,4 @@ LayerSpec loss_layer(const ModelDims& dims, Stack stack) {
   return layer.finish(loss);
 }
 
-}  // namespace foreshard
+}

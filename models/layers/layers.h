@@ -49,4 +49,4 @@ LayerSpec loss_layer(const ModelDims& dims, Stack stack = Stack::kEager);
 // Rows of logits that the engine's loss handles at a time: about a million elements, 4 MiB in fp32.
 std::int64_t loss_rows(std::int64_t vocabulary);
 
-}  // namespace foreshard
+}

@@ -271,7 +271,7 @@ void pack_weights(LayerSpec& layer, const Plan& plan) {
   }
 }
 
-}  // namespace
+}
 
 ModelSpec with_adapters(ModelSpec model, const Plan& plan) {
   FORESHARD_CHECK(plan.lora.rank > 0, "adapters without a rank");
@@ -324,4 +324,4 @@ void adapt_experts(LayerSpec& layer, const Plan& plan, const ModelSpec& model) {
   }
 }
 
-}  // namespace foreshard
+}

@@ -28,4 +28,4 @@ ModelSpec with_adapters(ModelSpec model, const Plan& plan);
 // Of experts and their router as transformers has them (transformers_moe.h), behind that.
 void adapt_experts(LayerSpec& layer, const Plan& plan, const ModelSpec& model);
 
-}  // namespace foreshard
+}

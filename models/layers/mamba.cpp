@@ -32,7 +32,7 @@ void gate_in_scan(LayerSpec& layer, Operation& scan) {
   scan.released.push_back(kept);
 }
 
-}  // namespace
+}
 
 Index mix_by_scan(LayerBuilder& layer, const ModelDims& dims, const ParameterNames& names,
                   Index input) {
@@ -108,4 +108,4 @@ void use_megatron_mixer(LayerSpec& layer) {
   }
 }
 
-}  // namespace foreshard
+}

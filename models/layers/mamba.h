@@ -8,4 +8,4 @@ namespace foreshard {
 // Of a layer without one, nothing.
 void use_megatron_mixer(LayerSpec& layer);
 
-}  // namespace foreshard
+}

@@ -39,7 +39,7 @@ void project_index(LayerBuilder& layer, const ModelDims& dims, const ParameterNa
   project(".weights_proj", kIndexWeights, parts.index_heads, input);
 }
 
-}  // namespace
+}
 
 Index attend_latent(LayerBuilder& layer, const ModelDims& dims, const ParameterNames& names,
                     Index input) {
@@ -107,4 +107,4 @@ Index attend_latent(LayerBuilder& layer, const ModelDims& dims, const ParameterN
   return fused_attention(layer, dims, shape, {query, key, v});
 }
 
-}  // namespace foreshard
+}

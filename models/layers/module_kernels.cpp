@@ -619,7 +619,7 @@ class Rewriter {
   Index scanned_ = -1;  // what the last recurrence made
 };
 
-}  // namespace
+}
 
 // DistributedDataParallel's parameters are leaves, whose casts autocast's cache keeps
 // (sim/graph/ddp): the plan's dtypes say so, and kernels.residual that fp32 flows between them.
@@ -699,7 +699,7 @@ bool rewrite(const ModelSpec& model, const Plan& plan, bool streams_fp32, ModelS
   return widens;
 }
 
-}  // namespace
+}
 
 ModelSpec with_module_kernels(ModelSpec model, const Plan& plan) {
   ModuleKernels plain = {.train_metrics = plan.kernels.train_metrics};
@@ -711,4 +711,4 @@ ModelSpec with_module_kernels(ModelSpec model, const Plan& plan) {
   return rewritten;
 }
 
-}  // namespace foreshard
+}

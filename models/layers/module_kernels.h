@@ -21,4 +21,4 @@ bool is_under_autocast(const Plan& plan);
 // kernels.train_metrics, into a loss layer whose operations are final.
 void add_train_metrics(LayerSpec& loss, const Plan& plan);
 
-}  // namespace foreshard
+}

@@ -250,7 +250,7 @@ Index shared_experts(LayerBuilder& layer, const ModelDims& dims, const Parameter
   return weighed;
 }
 
-}  // namespace
+}
 
 Index mixture(LayerBuilder& layer, const ModelDims& dims, const ParameterNames& names, Index input,
               Index routed_by) {
@@ -321,4 +321,4 @@ Index mixture(LayerBuilder& layer, const ModelDims& dims, const ParameterNames& 
   return output;
 }
 
-}  // namespace foreshard
+}

@@ -33,7 +33,7 @@ constexpr EncoderScores kEncoderScores[] = {
     {.family = "nomic_bert", .transform = "nomic_bert.pooler.dense", .last = "classifier"},
 };
 
-}  // namespace
+}
 
 LayerSpec first_token(const ModelDims& dims, LayerRole role) {
   LayerBuilder layer(dims.family + " first token", role, hidden_state(dims), Stack::kEager);
@@ -114,4 +114,4 @@ LayerSpec score_head(const ModelDims& dims) {
   return head;
 }
 
-}  // namespace foreshard
+}

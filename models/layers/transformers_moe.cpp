@@ -459,7 +459,7 @@ int place_of(const std::string& name, const MixtureCode& code, bool router_last)
   return is_router ? (router_last ? 4 : 2) : 5;
 }
 
-}  // namespace
+}
 
 void order_as_transformers(LayerSpec& layer, std::string_view family) {
   std::vector<ParameterSpec>& list = layer.parameters;
@@ -497,4 +497,4 @@ void use_transformers_experts(LayerSpec& layer, std::string_view family) {
   ExpertRewriter(layer, family).run();
 }
 
-}  // namespace foreshard
+}

@@ -18,4 +18,4 @@ void order_as_transformers(LayerSpec& layer, std::string_view family);
 // Whether the family's router multiplies where autocast is off.
 bool routes_without_autocast(std::string_view family);
 
-}  // namespace foreshard
+}

@@ -1041,7 +1041,7 @@ void pack(ModelSpec& model, std::int64_t documents) {
   }
 }
 
-}  // namespace
+}
 
 // (Megatron-Core and the engine have kernels of their own, autocast its own casts.)
 void multiply_experts_in_bf16(ModelSpec& model, const Plan& plan) {
@@ -1140,4 +1140,4 @@ ModelSpec with_variants(ModelSpec model, const Plan& plan) {
   return model;
 }
 
-}  // namespace foreshard
+}

@@ -19,4 +19,4 @@ ModelSpec with_variants(ModelSpec model, const Plan& plan);
 // Of that, what torchtitan's experts do in any other dtype.
 void multiply_experts_in_bf16(ModelSpec& model, const Plan& plan);
 
-}  // namespace foreshard
+}

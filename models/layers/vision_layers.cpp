@@ -67,7 +67,7 @@ void use_quick_gelu(LayerSpec& layer) {
   layer.operations.insert(layer.operations.erase(at), made.begin(), made.end());
 }
 
-}  // namespace
+}
 
 LayerSpec encoder_block(const BlockDims& sizes, std::string_view family, Mask mask) {
   ModelDims dims;
@@ -257,4 +257,4 @@ TensorSpec whole_sequence(const TowerDims& tower) {
   return {.name = "input", .per_token = tower.positions() * tower.hidden};
 }
 
-}  // namespace foreshard
+}

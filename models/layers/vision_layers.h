@@ -53,4 +53,4 @@ Index layer_norm(LayerWriter& layer, const std::string& module, TensorSpec resul
 Index class_token(LayerWriter& layer, const TowerDims& tower);
 TensorSpec whole_sequence(const TowerDims& tower);
 
-}  // namespace foreshard
+}

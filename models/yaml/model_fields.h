@@ -103,4 +103,4 @@ void operation_fields(Io& io, Operation& op, const Operation& usual) {
               op.kept_by_selective);
 }
 
-}  // namespace foreshard
+}

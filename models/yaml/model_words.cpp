@@ -67,7 +67,7 @@ std::string usual_name(const Operation& op, const LayerSpec& layer) {
   return layer.tensors[at(op.outputs.front())].name;
 }
 
-}  // namespace
+}
 
 std::string_view operation_word(Function function) {
   return function == Function::kMatrixProduct ? "linear" : to_string(function);
@@ -130,4 +130,4 @@ Operation with_defaults(Operation op, const LayerSpec& layer) {
   return op;
 }
 
-}  // namespace foreshard
+}

@@ -43,4 +43,4 @@ ModelSpec load_model_yaml(const std::filesystem::path& path);
 // Read back, it gives an equal ModelSpec.
 std::string to_model_yaml(const ModelSpec& model);
 
-}  // namespace foreshard
+}

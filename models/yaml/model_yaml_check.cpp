@@ -281,10 +281,10 @@ class Checker {
   const ModelPlaces& places_;
 };
 
-}  // namespace
+}
 
 void check_model(const ModelSpec& model, const ModelPlaces& places) {
   Checker(model, places).run();
 }
 
-}  // namespace foreshard
+}

@@ -417,10 +417,10 @@ class LayerReader {
   std::vector<bool> is_used_;
 };
 
-}  // namespace
+}
 
 LayerSpec read_layer(const ConfigNode& node, std::string name) {
   return LayerReader(node, std::move(name)).read();
 }
 
-}  // namespace foreshard
+}

@@ -28,7 +28,7 @@ inline constexpr std::int64_t kCalls = 64;  // of a model in one step
 inline constexpr std::size_t kKinds = 1000;
 inline constexpr std::size_t kNames = 30'000;  // tensors, parameters or operations of a layer
 inline constexpr std::int64_t kLayers = 100'000;
-}  // namespace model_limits
+}
 
 template <typename E, std::size_t N>
 E read_choice(const ConfigNode& node, const std::array<std::string_view, N>& words) {
@@ -125,4 +125,4 @@ OperationKind usual_kind(Function function);
 // kept_by_selective.
 Operation with_defaults(Operation start, const LayerSpec& layer);
 
-}  // namespace foreshard
+}

@@ -125,7 +125,7 @@ class OrderReader {
   std::vector<ConfigNode> nodes_;
 };
 
-}  // namespace
+}
 
 ModelSpec parse_model_yaml(const ConfigNode& root) {
   if (!root.is_mapping()) {
@@ -178,4 +178,4 @@ ModelSpec load_model_yaml(const std::filesystem::path& path) {
   return model;
 }
 
-}  // namespace foreshard
+}

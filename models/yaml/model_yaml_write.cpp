@@ -263,7 +263,7 @@ std::string numerics_text(const Numerics& numerics) {
   return parts.empty() ? "" : fmt::format("numerics: {{{}}}\n", fmt::join(parts, ", "));
 }
 
-}  // namespace
+}
 
 std::string to_model_yaml(const ModelSpec& model) {
   std::string text =
@@ -294,4 +294,4 @@ std::string to_model_yaml(const ModelSpec& model) {
   return text + order_text(model, keys);
 }
 
-}  // namespace foreshard
+}

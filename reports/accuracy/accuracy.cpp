@@ -129,7 +129,7 @@ Json reliability_json(const std::vector<AccuracyRow>& rows) {
 
 bool is_time(double seconds) { return std::isfinite(seconds) && seconds > 0; }
 
-}  // namespace
+}
 
 std::vector<const AccuracyRow*> pointers(const std::vector<AccuracyRow>& rows) {
   std::vector<const AccuracyRow*> all;
@@ -316,7 +316,7 @@ double student4(double p) {
   return p < 0.5 ? -size : size;
 }
 
-}  // namespace
+}
 
 double quantile(const Spread& spread, double p) {
   static const double kEnd = student4(0.95);
@@ -344,4 +344,4 @@ double relative_crps(const Spread& spread, double measured) {
   return 2 * sum / kQuantiles / measured;
 }
 
-}  // namespace foreshard
+}

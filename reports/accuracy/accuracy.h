@@ -128,4 +128,4 @@ double relative_crps(const Spread& spread, double measured);
 inline constexpr std::array kReliabilityLevels = {0.1, 0.2, 0.3, 0.4, 0.5,
                                                   0.6, 0.7, 0.8, 0.9, 0.95};
 
-}  // namespace foreshard
+}

@@ -108,7 +108,7 @@ void narrow(AccuracyRow& row) {
   }
 }
 
-}  // namespace
+}
 
 BalancedSummary summarize_balanced(const std::vector<AccuracyRow>& rows) {
   std::map<std::string, int> counts;
@@ -228,4 +228,4 @@ std::vector<AccuracyRow> with_frozen(std::vector<AccuracyRow> rows, const Json& 
   return rows;
 }
 
-}  // namespace foreshard
+}

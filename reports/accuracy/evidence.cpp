@@ -66,7 +66,7 @@ Weights shares_of(const EventGraph& graph, const Work& work, const CostModel& co
   return shares;
 }
 
-}  // namespace
+}
 
 StepEvidence weigh_evidence(const Forecast& forecast, const CostModel& costs) {
   const EventGraph& graph = forecast.graph;
@@ -104,4 +104,4 @@ StepEvidence weigh_evidence(const Forecast& forecast, const CostModel& costs) {
   return result;
 }
 
-}  // namespace foreshard
+}

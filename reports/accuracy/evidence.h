@@ -17,4 +17,4 @@ struct StepEvidence {
 // own duration is the contention's or the host's.
 StepEvidence weigh_evidence(const Forecast& forecast, const CostModel& costs);
 
-}  // namespace foreshard
+}

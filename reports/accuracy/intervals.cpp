@@ -44,4 +44,4 @@ Time overlap(const std::vector<Interval>& a, const std::vector<Interval>& b) {
   return sum;
 }
 
-}  // namespace foreshard
+}

@@ -20,4 +20,4 @@ Time total_length(const std::vector<Interval>& disjoint);
 // Length of what lies in both; each is a result of united().
 Time overlap(const std::vector<Interval>& a, const std::vector<Interval>& b);
 
-}  // namespace foreshard
+}

@@ -302,7 +302,7 @@ class AttentionJudge {
   std::map<std::pair<std::string, std::string>, CostModel> models_;
 };
 
-}  // namespace
+}
 
 std::vector<AccuracyRow> score_attention(const CsvTable& table) {
   AttentionJudge judge;
@@ -317,4 +317,4 @@ std::vector<AccuracyRow> score_attention(const CsvTable& table) {
   return rows;
 }
 
-}  // namespace foreshard
+}

@@ -223,7 +223,7 @@ std::vector<AccuracyRow> score(const CsvTable& table, const std::vector<NcclRow>
   return scored;
 }
 
-}  // namespace
+}
 
 std::vector<AccuracyRow> score_collectives(const CsvTable& table) {
   return score_collectives(table, CollectiveKnowledge::kOtherCollective);
@@ -241,4 +241,4 @@ std::vector<AccuracyRow> score_collectives(const CsvTable& table, const CsvTable
   return score(table, rows);
 }
 
-}  // namespace foreshard
+}

@@ -177,7 +177,7 @@ class GemmJudge {
   std::map<std::pair<std::string, std::size_t>, double> halves_;
 };
 
-}  // namespace
+}
 
 std::vector<AccuracyRow> score_gemm(const CsvTable& table) {
   GemmJudge judge;
@@ -194,4 +194,4 @@ std::vector<AccuracyRow> score_gemm(const CsvTable& table) {
   return rows;
 }
 
-}  // namespace foreshard
+}

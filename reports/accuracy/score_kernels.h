@@ -77,4 +77,4 @@ inline constexpr std::size_t kFolds = 6;
 // Folds so that rows of a family are in one; the same on every machine.
 std::size_t fold_of(double a, double b, std::size_t folds);
 
-}  // namespace foreshard
+}

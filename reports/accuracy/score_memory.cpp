@@ -158,7 +158,7 @@ class MemoryJudge {
   std::vector<MemoryRead> published_;
 };
 
-}  // namespace
+}
 
 std::vector<AccuracyRow> score_memory_bound(const CsvTable& table) {
   MemoryJudge judge;
@@ -173,4 +173,4 @@ std::vector<AccuracyRow> score_memory_bound(const CsvTable& table) {
   return rows;
 }
 
-}  // namespace foreshard
+}

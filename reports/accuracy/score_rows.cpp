@@ -66,4 +66,4 @@ std::size_t fold_of(double a, double b, std::size_t folds) {
   return at((h >> 33) % folds);
 }
 
-}  // namespace foreshard
+}

@@ -206,7 +206,7 @@ void add_warnings(const Capture& capture, const Cluster& cluster, CapturedForeca
   }
 }
 
-}  // namespace
+}
 
 namespace {
 
@@ -222,7 +222,7 @@ AttentionKernel captured_attention(const Capture& capture) {
   return found;
 }
 
-}  // namespace
+}
 
 Plan captured_plan(const Capture& capture, const Cluster& cluster) {
   Plan plan = {.model = capture.model.empty() ? "captured" : capture.model,
@@ -345,7 +345,7 @@ std::string list_of(const std::vector<KernelTime>& kernels) {
   return text;
 }
 
-}  // namespace
+}
 
 std::string capture_text(const Capture& capture, const CapturedForecast& made) {
   std::string text = fmt::format(
@@ -360,4 +360,4 @@ std::string capture_text(const Capture& capture, const CapturedForecast& made) {
   return text;
 }
 
-}  // namespace foreshard
+}

@@ -50,4 +50,4 @@ Json capture_json(const Capture& capture, const CapturedForecast& made);
 // Some lines behind the report's.
 std::string capture_text(const Capture& capture, const CapturedForecast& made);
 
-}  // namespace foreshard
+}

@@ -185,7 +185,7 @@ class Linter {
   std::map<std::pair<std::string, std::string>, LintFinding> found_;
 };
 
-}  // namespace
+}
 
 std::vector<LintFinding> lint_capture(const Capture& capture) { return Linter(capture).run(); }
 
@@ -228,4 +228,4 @@ std::string lint_text(const std::vector<LintFinding>& findings) {
   return text;
 }
 
-}  // namespace foreshard
+}

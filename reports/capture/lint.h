@@ -33,4 +33,4 @@ std::string own_place(std::string_view frames);
 Json lint_json(const std::vector<LintFinding>& findings);
 std::string lint_text(const std::vector<LintFinding>& findings);
 
-}  // namespace foreshard
+}

@@ -343,7 +343,7 @@ class StepComparison {
   Conformance result_;
 };
 
-}  // namespace
+}
 
 bool Conformance::passed() const {
   switch (state) {
@@ -367,4 +367,4 @@ Conformance conform(const Recording& recording, const ForecastSteps& forecast) {
   return StepComparison(recording, forecast).run();
 }
 
-}  // namespace foreshard
+}

@@ -120,4 +120,4 @@ struct LibraryRecording {
 
 Conformance conform(const LibraryRecording& recording, const LibraryRun& run);
 
-}  // namespace foreshard
+}

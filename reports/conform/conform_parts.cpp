@@ -74,7 +74,7 @@ std::string first_difference(const Rows& recorded, const Rows& predicted) {
                      around(sides, at));
 }
 
-}  // namespace
+}
 
 std::optional<std::size_t> category_index(std::string_view name) {
   for (std::size_t i = 0; i < kMemoryCategories; ++i) {
@@ -177,4 +177,4 @@ AllocationComparison compare_allocations(const std::vector<RecordedAllocation>& 
   return result;
 }
 
-}  // namespace foreshard
+}

@@ -101,4 +101,4 @@ struct SideBySide {
 };
 std::string around(const SideBySide& sides, std::size_t at);
 
-}  // namespace foreshard
+}

@@ -19,7 +19,7 @@ std::string name_of(std::int32_t unit, const std::vector<std::string>& names) {
   return names.at(at(unit));
 }
 
-}  // namespace
+}
 
 std::string describe(const RecordedEvent& event) {
   constexpr std::int64_t kBlank = RecordedEvent::kBlank;
@@ -104,4 +104,4 @@ std::string around(const SideBySide& sides, std::size_t at) {
   return text;
 }
 
-}  // namespace foreshard
+}

@@ -122,7 +122,7 @@ Json to_json(const Conformance& row, const std::string& folder) {
   return json;
 }
 
-}  // namespace
+}
 
 ConformanceSummary summarize(const std::vector<ConformanceFolder>& folders) {
   ConformanceSummary s;
@@ -198,4 +198,4 @@ Json conformance_json(const std::vector<ConformanceFolder>& folders) {
   return json;
 }
 
-}  // namespace foreshard
+}

@@ -186,10 +186,10 @@ class LibraryComparison {
   Conformance result_;
 };
 
-}  // namespace
+}
 
 Conformance conform(const LibraryRecording& recording, const LibraryRun& run) {
   return LibraryComparison(recording, run).compare();
 }
 
-}  // namespace foreshard
+}

@@ -139,10 +139,10 @@ class Walk {
   std::vector<bool> padded_again_;
 };
 
-}  // namespace
+}
 
 LoggedMemory log_memory(const RecordedStep& step, std::int64_t constant) {
   return Walk(step, constant).run();
 }
 
-}  // namespace foreshard
+}

@@ -98,4 +98,4 @@ struct Recording {
   std::array<RecordedStepPeaks, 2> steps;  // 1 and 2
 };
 
-}  // namespace foreshard
+}

@@ -190,7 +190,7 @@ double mean_likelihood(const std::vector<double>& logs, double most) {
   return sum / as_double(logs.size());
 }
 
-}  // namespace
+}
 
 void Signals::take(const StepMetrics& measured) {
   step = measured.seconds;
@@ -338,4 +338,4 @@ Json to_json(const Diagnosis& diagnosis) {
           {"findings", diagnosis.findings}};
 }
 
-}  // namespace foreshard
+}

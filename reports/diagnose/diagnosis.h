@@ -69,4 +69,4 @@ std::string diagnosis_text(const Diagnosis& diagnosis, Color color);
 // memory_ratio, ran_out, findings}
 Json to_json(const Diagnosis& diagnosis);
 
-}  // namespace foreshard
+}

@@ -111,7 +111,7 @@ Bytes growth_of(const std::vector<SnapshotMemory>& snapshots) {
                               : snapshots.front().growth;
 }
 
-}  // namespace
+}
 
 SnapshotMemory read_snapshot(std::string_view bytes, std::string_view file) {
   const PickleDocument document = read_pickle(bytes, file);
@@ -197,4 +197,4 @@ std::vector<std::string> snapshot_findings(const std::vector<SnapshotMemory>& sn
   return findings;
 }
 
-}  // namespace foreshard
+}

@@ -42,4 +42,4 @@ std::vector<std::string> snapshot_findings(const std::vector<SnapshotMemory>& sn
 // Whether it grows by more than what comes and goes.
 bool grows(const std::vector<SnapshotMemory>& snapshots);
 
-}  // namespace foreshard
+}

@@ -79,4 +79,4 @@ Json accuracy_page_json(const std::vector<AccuracyRow>& rows);
 // The page. `document` is a PageDocument's, or has at least `schema` and `title`.
 std::string html_page(const Json& document);
 
-}  // namespace foreshard
+}

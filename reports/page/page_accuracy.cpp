@@ -38,7 +38,7 @@ double six_digits(double value) {
   return std::isfinite(value) ? std::stod(fmt::format("{:.6g}", value)) : 0;
 }
 
-}  // namespace
+}
 
 Json accuracy_page_json(const std::vector<AccuracyRow>& rows) {
   Json json = accuracy_json(rows);
@@ -85,4 +85,4 @@ Json accuracy_page_json(const std::vector<AccuracyRow>& rows) {
   return json;
 }
 
-}  // namespace foreshard
+}

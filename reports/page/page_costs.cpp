@@ -64,7 +64,7 @@ double log_sd(const Calibration& calibration, std::size_t factor) {
   return std::sqrt(variance);
 }
 
-}  // namespace
+}
 
 Json operations_json(const Forecast& forecast, const CostModel& costs) {
   const EventGraph& graph = forecast.graph;
@@ -144,7 +144,7 @@ class FactorStep {
   Simulator simulator_;
 };
 
-}  // namespace
+}
 
 const char* factor_words(Factor factor) { return kFactorNames[at(factor)]; }
 
@@ -191,4 +191,4 @@ Json sensitivity_json(const Forecast& forecast, const CostModel& costs) {
           {"changed", changes_json(forecast, costs)}};
 }
 
-}  // namespace foreshard
+}

@@ -48,7 +48,7 @@ Json view_json(const PageView& view) {
           {"timeline", nullptr}};
 }
 
-}  // namespace
+}
 
 struct PageDocument::Content {
   Json json;
@@ -107,4 +107,4 @@ void PageDocument::set(const std::string& block, Json value) {
 
 const Json& PageDocument::json() const { return content_->json; }
 
-}  // namespace foreshard
+}

@@ -76,7 +76,7 @@ std::string policy() {
          FORESHARD_PAGE_STYLES + "; base-uri 'none'; form-action 'none'";
 }
 
-}  // namespace
+}
 
 std::string html_page(const Json& document) {
   const std::string_view page = part("page.html");
@@ -100,4 +100,4 @@ std::string html_page(const Json& document) {
   return html;
 }
 
-}  // namespace foreshard
+}

@@ -149,7 +149,7 @@ Json memory_json(const Forecast& forecast) {
           {"categories", std::move(categories)}};
 }
 
-}  // namespace
+}
 
 Json timeline_json(const Forecast& forecast) {
   const EventGraph& graph = forecast.graph;
@@ -238,4 +238,4 @@ Json scatter_json(const Forecast& forecast, const Forecast& measured) {
           {"measured_s", std::move(found)}};
 }
 
-}  // namespace foreshard
+}

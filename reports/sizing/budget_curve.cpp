@@ -33,7 +33,7 @@ Json to_json(const BudgetPoint& point) {
           {"plan", foreshard::to_json(point.plan)}};
 }
 
-}  // namespace
+}
 
 std::string budget_text(const BudgetCurve& curve, Color color) {
   const Paint paint(color);
@@ -88,4 +88,4 @@ Json to_json(const BudgetCurve& curve) {
   return json;
 }
 
-}  // namespace foreshard
+}

@@ -38,4 +38,4 @@ std::string budget_text(const BudgetCurve& curve, Color color);
 // foreshard.fit/1 without its schema.
 Json to_json(const BudgetCurve& curve);
 
-}  // namespace foreshard
+}

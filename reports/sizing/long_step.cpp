@@ -37,7 +37,7 @@ Quantity rate_of(const Quantity& laid_out, double seconds, const Quantity& whole
   return {over(whole.value), over(whole.high), over(whole.low), laid_out.evidence};
 }
 
-}  // namespace
+}
 
 Report long_step_report(const ShortSteps& steps, const ModelSpec& model, const Plan& whole,
                         const CostModel& costs) {
@@ -90,4 +90,4 @@ Report long_step_report(const ShortSteps& steps, const ModelSpec& model, const P
   return report;
 }
 
-}  // namespace foreshard
+}

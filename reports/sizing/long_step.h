@@ -30,4 +30,4 @@ ShortSteps summarize_short(const Forecast& laid_out, const CostModel& costs, int
 Report long_step_report(const ShortSteps& steps, const ModelSpec& model, const Plan& whole,
                         const CostModel& costs);
 
-}  // namespace foreshard
+}

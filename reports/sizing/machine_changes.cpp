@@ -36,7 +36,7 @@ bool has_spine(const Cluster& c) { return has_network(c) && !c.layout; }
 bool is_tapered(const Cluster& c) { return has_spine(c) && c.network.oversubscription > 1; }
 bool has_links(const Cluster& c) { return c.layout && !c.layout->links.empty(); }
 
-}  // namespace
+}
 
 const std::vector<MachineChange>& machine_changes() {
   static const std::vector<MachineChange> kChanges = {
@@ -98,4 +98,4 @@ Json changes_json(const Forecast& made, const CostModel& costs) {
   return list;
 }
 
-}  // namespace foreshard
+}

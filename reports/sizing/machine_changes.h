@@ -47,4 +47,4 @@ std::vector<NetworkChange> network_changes(const Forecast& forecast, const CostM
 Json to_json(const std::vector<NetworkChange>& changes);
 std::vector<std::string> network_change_lines(const std::vector<NetworkChange>& changes);
 
-}  // namespace foreshard
+}

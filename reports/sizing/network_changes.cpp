@@ -223,7 +223,7 @@ class Changes {
   std::set<std::vector<std::int64_t>> tried_;  // nodes that were kept
 };
 
-}  // namespace
+}
 
 std::vector<NetworkChange> network_changes(const Forecast& forecast, const CostModel& costs) {
   if (!costs.cluster().routes) return {};
@@ -254,4 +254,4 @@ std::vector<std::string> network_change_lines(const std::vector<NetworkChange>& 
   return lines;
 }
 
-}  // namespace foreshard
+}

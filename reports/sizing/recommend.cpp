@@ -222,7 +222,7 @@ std::vector<TermsRemedy> find_remedies(const Recommendation& r, const JobMaker& 
   return remedies;
 }
 
-}  // namespace
+}
 
 std::vector<std::int64_t> likely_sizes(const Cluster& cluster, double flops, const RunTerms& terms,
                                        std::int64_t most) {
@@ -285,4 +285,4 @@ Recommendation recommend(const std::vector<CandidateCluster>& candidates, const 
   return r;
 }
 
-}  // namespace foreshard
+}

@@ -154,4 +154,4 @@ Json to_json(const ScalingCurve& curve);
 // accumulation
 std::string scale_csv(const ScalingCurve& curve);
 
-}  // namespace foreshard
+}

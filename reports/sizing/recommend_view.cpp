@@ -273,7 +273,7 @@ Json remedy_json(const TermsRemedy& remedy) {
   return json;
 }
 
-}  // namespace
+}
 
 std::string short_number(double value) {
   static constexpr const char* kSuffixes[] = {"", " k", " M", " B", " T"};
@@ -349,4 +349,4 @@ Json to_json(const Recommendation& r) {
   return json;
 }
 
-}  // namespace foreshard
+}

@@ -34,7 +34,7 @@ double dollars_per_million(const ScalePoint& point) {
   return point.price.usd_per_hour * gpus / 3600 / point.sized.tokens_per_s.value * 1e6;
 }
 
-}  // namespace
+}
 
 ScalingCurve scale(const std::vector<CandidateCluster>& sizes, const JobMaker& make, bool weak,
                    const RecommendOptions& options) {
@@ -197,4 +197,4 @@ std::string scale_csv(const ScalingCurve& curve) {
   return text;
 }
 
-}  // namespace foreshard
+}

@@ -23,7 +23,7 @@ std::string gain_words(const std::optional<Candidate>& best, const Candidate& ot
   return fmt::format("{} ({})", step, signed_percent(other.seconds / best->seconds - 1));
 }
 
-}  // namespace
+}
 
 std::string fit_words(const Fit& fit, double probability) {
   if (fit.fits()) return fmt::format("fits with {}", chance_text(probability));
@@ -125,4 +125,4 @@ bool prefetch_is_idle(const SearchResult& result) {
   return !differs && !span.empty();
 }
 
-}  // namespace foreshard
+}

@@ -54,4 +54,4 @@ Json to_json(const std::vector<PipelineStep>& steps);
 // by to be told apart.
 bool prefetch_is_idle(const SearchResult& result);
 
-}  // namespace foreshard
+}

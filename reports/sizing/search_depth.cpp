@@ -68,7 +68,7 @@ Json plan_and_time(const Candidate& candidate) {
           {"peak_allocated_bytes", candidate.peak_allocated.count()}};
 }
 
-}  // namespace
+}
 
 std::vector<WhySlower> why_slower(const Forecast& best, const SearchResult& result,
                                   const CostModel& costs) {
@@ -212,4 +212,4 @@ Json to_json(const DeepResult& deep) {
   return json;
 }
 
-}  // namespace foreshard
+}

@@ -42,4 +42,4 @@ std::string deep_text(const DeepResult& deep, const Candidate* grid_best, double
                       Color color);
 Json to_json(const DeepResult& deep);
 
-}  // namespace foreshard
+}

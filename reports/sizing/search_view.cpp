@@ -231,7 +231,7 @@ Json prefetch_json(const Prefetch& prefetch) {
   return {{"forward", forward}, {"backward", prefetch.backward}};
 }
 
-}  // namespace
+}
 
 std::string search_text(const SearchStory& story, const Forecast* best, const Report* best_report,
                         Color color) {
@@ -305,4 +305,4 @@ Json search_json(const SearchStory& story, const std::vector<Report>& pareto_rep
   return json;
 }
 
-}  // namespace foreshard
+}

@@ -133,7 +133,7 @@ double share_of(const EventGraph& graph, const Timeline& timeline, EventKind kin
   return sum.seconds() / timeline.period.seconds();
 }
 
-}  // namespace
+}
 
 SizedPlan size_up(const ModelSpec& model, const Plan& plan, const CostModel& costs,
                   const Sizing& sizing) {
@@ -207,7 +207,7 @@ std::vector<SpaceFloor> floors_of(const std::vector<SizedJob>& jobs, const Memor
       1);
 }
 
-}  // namespace
+}
 
 std::optional<SizedPlan> best_plan(const JobVariants& variants, const MemoryTerms& terms,
                                    int draws) {
@@ -338,7 +338,7 @@ bool least_holds(const SizedJob& job, const Cluster& cluster, const MemoryTerms&
   });
 }
 
-}  // namespace
+}
 
 std::optional<std::int64_t> smallest_that_holds(const JobVariants& variants,
                                                 const MemoryTerms& terms, std::int64_t most) {
@@ -355,4 +355,4 @@ std::optional<std::int64_t> smallest_that_holds(const JobVariants& variants,
   return std::nullopt;
 }
 
-}  // namespace foreshard
+}

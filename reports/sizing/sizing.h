@@ -104,4 +104,4 @@ std::optional<std::int64_t> knee_of(std::vector<std::pair<std::int64_t, double>>
 // GPU counts that a machine can have: 1, 2, 4 ... of a node, then nodes doubling. The next above.
 std::int64_t next_size(std::int64_t gpus, const Cluster& cluster);
 
-}  // namespace foreshard
+}

@@ -66,7 +66,7 @@ double evaluation_share(const SizedPlan& sized, const RunTerms& terms) {
          as_double(terms.evaluate_every);
 }
 
-}  // namespace
+}
 
 FailureRate published_failure_rate() {
   // 419 unexpected interruptions in 54 days on 16,384 GPUs: arXiv 2407.21783, section 3.3.4.
@@ -151,4 +151,4 @@ RunForecast forecast_run(const SizedPlan& sized, const Price& price, const RunTe
   return run;
 }
 
-}  // namespace foreshard
+}

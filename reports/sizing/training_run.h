@@ -64,4 +64,4 @@ struct RunForecast {
 
 RunForecast forecast_run(const SizedPlan& sized, const Price& price, const RunTerms& terms);
 
-}  // namespace foreshard
+}

@@ -79,4 +79,4 @@ Json to_json(const std::vector<WhatIf>& list) {
   });
 }
 
-}  // namespace foreshard
+}

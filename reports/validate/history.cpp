@@ -95,7 +95,7 @@ class Statement {
   int read_ = 0;
 };
 
-}  // namespace
+}
 
 void append_history(const std::filesystem::path& file, const HistoryRow& row) {
   std::error_code error;
@@ -153,4 +153,4 @@ std::vector<HistoryRow> read_history(const std::filesystem::path& file) {
   return rows;
 }
 
-}  // namespace foreshard
+}

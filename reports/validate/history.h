@@ -33,4 +33,4 @@ void append_history(const std::filesystem::path& file, const HistoryRow& row);
 // In the order of their ids; none where there is no file. The file is not altered.
 std::vector<HistoryRow> read_history(const std::filesystem::path& file);
 
-}  // namespace foreshard
+}

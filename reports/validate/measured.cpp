@@ -144,7 +144,7 @@ void summarize_memory(const Cluster& cluster, const RunRecord& record, Report& r
   report.at_peak = {{"persistent", arena}, {"activation", activations}};
 }
 
-}  // namespace
+}
 
 void check_record(const EventGraph& graph, const RunRecord& record) {
   const auto refuse = [](const std::string& what) { throw Error(ExitCode::kInvalidInput, what); };
@@ -257,4 +257,4 @@ Report summarize_run(const Forecast& view, const Cluster& cluster, const RunReco
   return report;
 }
 
-}  // namespace foreshard
+}

@@ -39,4 +39,4 @@ Forecast measured_view(const ModelSpec& model, const Plan& plan, const EventGrap
 // steps, memory the largest rank's. `view` comes from measured_view of the same record.
 Report summarize_run(const Forecast& view, const Cluster& cluster, const RunRecord& record);
 
-}  // namespace foreshard
+}

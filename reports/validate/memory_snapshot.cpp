@@ -138,7 +138,7 @@ class SnapshotWriter {
   PickleWriter out_;
 };
 
-}  // namespace
+}
 
 std::string memory_snapshot(const Forecast& forecast, const AllocatorSettings& settings,
                             const DeviceMemory& memory, const LibraryBuffers& library) {
@@ -163,7 +163,7 @@ constexpr char kBinUnicode = 'X', kLongBinPut = 'r', kLongBinGet = 'j', kBinGet 
                kBinPut = 'q';
 constexpr char kEmptyList = ']', kAppends = 'e', kEmptyDict = '}', kSetItems = 'u';
 
-}  // namespace
+}
 
 PickleWriter::PickleWriter() {
   out_ += kProto;
@@ -236,4 +236,4 @@ std::string PickleWriter::finish() {
   return std::move(out_);
 }
 
-}  // namespace foreshard
+}

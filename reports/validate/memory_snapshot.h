@@ -61,4 +61,4 @@ class PickleWriter {
   std::unordered_map<std::string, std::uint32_t> memo_;  // looked up only, never iterated
 };
 
-}  // namespace foreshard
+}

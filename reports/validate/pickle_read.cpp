@@ -200,7 +200,7 @@ class Reader {
   std::vector<std::size_t> marks_;
 };
 
-}  // namespace
+}
 
 const PickleValue* PickleValue::find(std::string_view key) const {
   const auto* dict = std::get_if<Dict>(&is);
@@ -230,4 +230,4 @@ PickleDocument read_pickle(std::string_view bytes, std::string_view file) {
   return Reader(bytes, file).run();
 }
 
-}  // namespace foreshard
+}

@@ -34,4 +34,4 @@ struct PickleDocument {
 // `file` is named in errors. Throws Error(kInvalidInput) with the place.
 PickleDocument read_pickle(std::string_view bytes, std::string_view file);
 
-}  // namespace foreshard
+}

@@ -95,7 +95,7 @@ void remove_others(const fs::path& folder, const std::set<std::string>& written)
   }
 }
 
-}  // namespace
+}
 
 std::string timeline_file(int rank) { return fmt::format("timeline-rank-{}.csv", rank); }
 
@@ -131,4 +131,4 @@ void write_run_folder(const fs::path& folder, const RunRecord& record) {
   remove_others(folder, written);
 }
 
-}  // namespace foreshard
+}

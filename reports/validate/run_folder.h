@@ -72,4 +72,4 @@ void run_fields(Io& io, Run& run) {
   io("parameter_hash", run.parameter_hash);
 }
 
-}  // namespace foreshard
+}

@@ -58,7 +58,7 @@ class Draft {
   bool renamed_ = false;
 };
 
-}  // namespace
+}
 
 void write_whole_file(const std::filesystem::path& path, std::string_view text) {
   const HeldSizeSignal held;
@@ -90,4 +90,4 @@ std::string read_whole_file(const std::filesystem::path& path, std::size_t most_
   return text;
 }
 
-}  // namespace foreshard
+}

@@ -199,7 +199,7 @@ void read_steps(CsvLines lines, RunRecord& record) {
   }
 }
 
-}  // namespace
+}
 
 RunRecord read_run_folder(const fs::path& folder) {
   std::error_code ignored;
@@ -239,4 +239,4 @@ RunRecord read_run_folder(const fs::path& folder) {
   return record;
 }
 
-}  // namespace foreshard
+}

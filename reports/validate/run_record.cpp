@@ -34,4 +34,4 @@ double tokens_per_second(const RunRecord& record) {
   return median > 0 ? record.tokens_per_step / median : 0;
 }
 
-}  // namespace foreshard
+}

@@ -108,4 +108,4 @@ void write_run_folder(const std::filesystem::path& folder, const RunRecord& reco
 // truncated.
 RunRecord read_run_folder(const std::filesystem::path& folder);
 
-}  // namespace foreshard
+}

@@ -113,7 +113,7 @@ const char* advice(SlowCause cause) {
   return "";
 }
 
-}  // namespace
+}
 
 SlowStep why_slower(const EventGraph& graph, const Timeline& predicted, const Timeline& measured) {
   std::map<Key, SlowPart> parts;
@@ -206,4 +206,4 @@ Json to_json(const SlowStep& step) {
           {"parts", std::move(parts)}};
 }
 
-}  // namespace foreshard
+}

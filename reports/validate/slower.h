@@ -42,4 +42,4 @@ SlowStep why_slower(const EventGraph& graph, const Timeline& predicted, const Ti
 std::string slower_text(const SlowStep& step, std::string_view what, Color color);
 Json to_json(const SlowStep& step);
 
-}  // namespace foreshard
+}

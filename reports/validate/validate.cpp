@@ -168,7 +168,7 @@ std::vector<std::string> notes_on(const Validation& v, const RunRecord& record) 
   return notes;
 }
 
-}  // namespace
+}
 
 double Comparison::error() const {
   if (measured > 0) return predicted / measured - 1;
@@ -240,7 +240,7 @@ std::string version_of(const RunRecord& record) {
   return "";
 }
 
-}  // namespace
+}
 
 std::string mismatch_sentence(const Forecast& forecast, const Plan& ran, const RunRecord& record,
                               std::string_view version) {
@@ -270,4 +270,4 @@ std::string mismatch_sentence(const Forecast& forecast, const Plan& ran, const R
                      record.fingerprint, forecast.graph.fingerprint(), why);
 }
 
-}  // namespace foreshard
+}

@@ -109,4 +109,4 @@ std::vector<EventParts> median_parts(const std::vector<std::vector<EventParts>>&
 std::string cause_of_difference(const EventParts& predicted, const EventParts& measured,
                                 EventKind kind);
 
-}  // namespace foreshard
+}

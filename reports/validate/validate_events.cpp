@@ -82,7 +82,7 @@ std::string against(const char* what, double measured, double predicted) {
   return fmt::format("{} {}, forecast {}", what, seconds_text(measured), seconds_text(predicted));
 }
 
-}  // namespace
+}
 
 std::vector<EventParts> event_parts(const EventGraph& graph, const Timeline& timeline,
                                     HostKind host) {
@@ -161,4 +161,4 @@ std::string cause_of_difference(const EventParts& predicted, const EventParts& m
   return against(most->words, measured.*(most->value), predicted.*(most->value));
 }
 
-}  // namespace foreshard
+}

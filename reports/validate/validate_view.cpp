@@ -126,7 +126,7 @@ Json with_error(Json json, const Comparison& c) {
   return json;
 }
 
-}  // namespace
+}
 
 std::string validation_text(const Validation& v, const RunRecord& record, Color color) {
   const Paint paint(color);
@@ -210,4 +210,4 @@ Json to_json(const Validation& v) {
   return json;
 }
 
-}  // namespace foreshard
+}

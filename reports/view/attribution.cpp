@@ -125,7 +125,7 @@ class Cutter {
   std::vector<Link> chain_;
 };
 
-}  // namespace
+}
 
 std::vector<Phase> phases_of(const EventGraph& graph) {
   std::vector<Phase> phases;
@@ -220,4 +220,4 @@ Excess excess_of(const Span& span, const Cost& cost) {
   return excess;
 }
 
-}  // namespace foreshard
+}

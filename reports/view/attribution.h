@@ -65,4 +65,4 @@ struct Excess {
 };
 Excess excess_of(const Span& span, const Cost& cost);
 
-}  // namespace foreshard
+}

@@ -22,7 +22,7 @@ std::int64_t nodes_of(const Cluster& cluster, const GroupShape& group) {
   }
 }
 
-}  // namespace
+}
 
 std::vector<AxisCost> axis_costs(const Forecast& forecast, const Cluster& cluster) {
   const EventGraph& graph = forecast.graph;
@@ -72,4 +72,4 @@ Json to_json(const std::vector<AxisCost>& costs) {
   });
 }
 
-}  // namespace foreshard
+}

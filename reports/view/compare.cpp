@@ -119,7 +119,7 @@ Json pairs_json(const std::vector<Pair>& pairs, const std::string& unit) {
   });
 }
 
-}  // namespace
+}
 
 std::string compare_text(const Forecast& a, const Report& ra, const Forecast& b, const Report& rb,
                          Color color) {
@@ -171,4 +171,4 @@ Json compare_json(const Forecast& a, const Report& ra, const Forecast& b, const 
   return json;
 }
 
-}  // namespace foreshard
+}

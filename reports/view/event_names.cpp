@@ -61,4 +61,4 @@ std::string communicator_name(const EventGraph& graph, EventId event) {
   return communicator.name + "/" + graph.units[at(unit)].name;
 }
 
-}  // namespace foreshard
+}

@@ -28,4 +28,4 @@ class EventNames {
 // "post_forward/layers.3". "" for none.
 std::string communicator_name(const EventGraph& graph, EventId event);
 
-}  // namespace foreshard
+}

@@ -16,7 +16,7 @@ std::optional<std::int64_t> digits(std::string_view text) {
   return parse_number<std::int64_t>(text);
 }
 
-}  // namespace
+}
 
 std::string exact_seconds(Time time) {
   const std::int64_t ns = time.nanoseconds();
@@ -43,4 +43,4 @@ std::optional<Time> parse_exact_seconds(std::string_view text) {
   return Time::ns(negative ? -nanoseconds : nanoseconds);
 }
 
-}  // namespace foreshard
+}

@@ -16,4 +16,4 @@ std::string exact_seconds(Time time);  // "-0.000001500"
 // Digits, at most nine decimals; nullopt for anything else and beyond kLongestTime.
 std::optional<Time> parse_exact_seconds(std::string_view text);
 
-}  // namespace foreshard
+}

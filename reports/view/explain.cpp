@@ -163,7 +163,7 @@ Json chain_json(const EventNames& names, const std::vector<ChainLink>& chain) {
   return links;
 }
 
-}  // namespace
+}
 
 std::string explain_text(const Forecast& forecast, const Report& report, Color color) {
   const Paint paint(color);
@@ -215,4 +215,4 @@ Json explain_json(const Forecast& forecast, const Report& report) {
   return json;
 }
 
-}  // namespace foreshard
+}

@@ -99,7 +99,7 @@ void add_excess(const Forecast& forecast, Findings& findings) {
   }
 }
 
-}  // namespace
+}
 
 Findings find_causes(const Forecast& forecast) {
   const EventNames names(forecast.graph, forecast.model);
@@ -156,4 +156,4 @@ Json to_json(const LiveGroup& group, const EventNames& names) {
           {"since", names.of(group.since)}};
 }
 
-}  // namespace foreshard
+}

@@ -79,4 +79,4 @@ constexpr const char* to_string(Cause cause) {
   return word_at(cause, {"step_begin", "host", "stream", "wait", "communicator"});
 }
 
-}  // namespace foreshard
+}

@@ -45,7 +45,7 @@ constexpr Remedy kRemedies[] = {
      "fewer and larger parameters (fused projections), CUDA graphs where shapes never change"},
 };
 
-}  // namespace
+}
 
 Time HostFindings::all() const { return std::accumulate(busy.begin(), busy.end(), Time()); }
 
@@ -101,4 +101,4 @@ Json host_json(const HostFindings& host, Time step) {
           {"remedies", host.remedies}};
 }
 
-}  // namespace foreshard
+}

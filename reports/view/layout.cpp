@@ -34,7 +34,7 @@ std::string beginning(std::string_view line, std::size_t width) {
   return result + "…" + (is_coloured ? "\x1b[0m" : "");
 }
 
-}  // namespace
+}
 
 std::string Paint::code(std::string_view number, std::string_view text) const {
   if (color_ == Color::kNever || text.empty()) return std::string(text);
@@ -175,4 +175,4 @@ std::string chance_text(double probability) {
   return fmt::format("{:.0f} %", probability * 100);
 }
 
-}  // namespace foreshard
+}

@@ -62,4 +62,4 @@ std::string signed_percent(double ratio);     // "+4.1 %"
 std::string cardinal(double value);           // "9,714"
 std::string chance_text(double probability);  // "97 %", ">99 %", "<1 %"
 
-}  // namespace foreshard
+}

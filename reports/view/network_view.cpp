@@ -70,7 +70,7 @@ Json nodes_json(const Topology& topology) {
   return nodes;
 }
 
-}  // namespace
+}
 
 std::vector<Communicator> usual_communicators(const Cluster& cluster) {
   std::vector<Communicator> list = {{"all ranks", {cluster.gpus, 1}, false}};
@@ -142,4 +142,4 @@ std::string network_dot(const Cluster& cluster, const std::vector<Communicator>&
   return to_dot(routes->topology(), routes->axis(communicators.front().group).used);
 }
 
-}  // namespace foreshard
+}

@@ -38,7 +38,7 @@ std::vector<Leaf> leaves_of(const Plan& plan) {
   return leaves;
 }
 
-}  // namespace
+}
 
 std::string words_of(const Mesh& mesh) {
   const bool is_transposed =
@@ -112,4 +112,4 @@ std::vector<PlanDifference> plan_differences(const Plan& a, const Plan& b) {
   return differences;
 }
 
-}  // namespace foreshard
+}

@@ -28,4 +28,4 @@ struct PlanDifference {
 // In the order of the plan's keys. A key that holds others is split into them.
 std::vector<PlanDifference> plan_differences(const Plan& a, const Plan& b);
 
-}  // namespace foreshard
+}

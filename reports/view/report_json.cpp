@@ -78,7 +78,7 @@ Json run_json(const RunFigures& run) {
           {"tokens_per_s", run.tokens_per_s}};
 }
 
-}  // namespace
+}
 
 Json to_json(const Quantity& q) {
   return {
@@ -138,4 +138,4 @@ Json to_json(const Report& report) {
   return json;
 }
 
-}  // namespace foreshard
+}

@@ -94,7 +94,7 @@ Cells bar_table(const Forecasts& forecasts) {
   return table;
 }
 
-}  // namespace
+}
 
 std::vector<WireBytes> wire_bytes(const EventGraph& graph) {
   std::vector<WireBytes> list;
@@ -176,4 +176,4 @@ Json runtimes_json(const Forecasts& forecasts) {
   return {{"runtimes", std::move(list)}, {"waterfall", std::move(bars)}};
 }
 
-}  // namespace foreshard
+}

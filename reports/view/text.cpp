@@ -298,7 +298,7 @@ Lines warning_lines(const Report& report, const Paint& paint) {
   return lines;
 }
 
-}  // namespace
+}
 
 std::string to_text(const Report& report, const Forecast& forecast, Color color) {
   const Paint paint(color);
@@ -317,4 +317,4 @@ std::string to_text(const Report& report, const Forecast& forecast, Color color)
   return fmt::format("{}\n", fmt::join(lines, "\n"));
 }
 
-}  // namespace foreshard
+}

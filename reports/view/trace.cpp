@@ -217,7 +217,7 @@ std::string write_trace(const std::vector<Process>& processes) {
   return fmt::to_string(sink.out);
 }
 
-}  // namespace
+}
 
 std::string chrome_trace(const Forecast& forecast) {
   return write_trace({{&forecast, process_name(forecast, "")}});
@@ -252,4 +252,4 @@ std::string schedule_csv(const EventGraph& graph, const Timeline& timeline) {
   return fmt::to_string(out);
 }
 
-}  // namespace foreshard
+}

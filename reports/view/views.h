@@ -142,4 +142,4 @@ std::vector<std::string> network_lines(const Cluster& cluster,
 // The graph for Graphviz, its wires coloured by the load of the first communicator.
 std::string network_dot(const Cluster& cluster, const std::vector<Communicator>& communicators);
 
-}  // namespace foreshard
+}

@@ -65,7 +65,7 @@ std::string bar_name(std::size_t bar) {
          to_string(static_cast<Phase>(exposed % kPhases)) + ")";
 }
 
-}  // namespace
+}
 
 std::vector<WaterfallBar> waterfall(const EventGraph& graph, const Timeline& timeline) {
   std::array<Time, kBars> bars{};
@@ -109,4 +109,4 @@ std::vector<ChainLink> cause_chain(const EventGraph& graph, const Timeline& time
   return chain;
 }
 
-}  // namespace foreshard
+}

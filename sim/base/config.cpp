@@ -185,7 +185,7 @@ auto parse_quantity(const ConfigNode& node, const ConfigData& data, Parse parse)
   }
 }
 
-}  // namespace
+}
 
 ConfigNode::ConfigNode() : data_(std::make_shared<const ConfigData>()) {}
 
@@ -345,7 +345,7 @@ namespace {
 // A byte order mark does not count.
 constexpr std::size_t kMark = 3;
 
-}  // namespace
+}
 
 ConfigNode read_yaml_file(const std::filesystem::path& path) {
   return parse_yaml(read_text_file(path, kMaxYamlBytes + kMark), path.string());
@@ -365,4 +365,4 @@ ConfigNode read_config_file(const std::filesystem::path& path) {
   return is_json ? parse_json(text, path.string()) : parse_yaml(text, path.string());
 }
 
-}  // namespace foreshard
+}

@@ -111,4 +111,4 @@ ConfigNode read_json_file(const std::filesystem::path& path);
 // .json is JSON, .yaml and .yml YAML; any other name is JSON if the text starts with '{'.
 ConfigNode read_config_file(const std::filesystem::path& path);
 
-}  // namespace foreshard
+}

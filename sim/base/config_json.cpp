@@ -157,7 +157,7 @@ std::string with_numbers_for_infinities(std::string_view text) {
   return changed;
 }
 
-}  // namespace
+}
 
 ConfigNode parse_json(std::string_view text, std::string_view file_name) {
   text = checked_text(text, file_name, kMaxJsonBytes);
@@ -170,4 +170,4 @@ ConfigNode parse_json(std::string_view text, std::string_view file_name) {
   return handler.finish();
 }
 
-}  // namespace foreshard
+}

@@ -39,7 +39,7 @@ std::size_t utf8_length(std::string_view text) {
   return 0;
 }
 
-}  // namespace
+}
 
 ConfigTreeBuilder::ConfigTreeBuilder(std::string_view file_name, ConfigFormat format)
     : file_(std::make_shared<const std::string>(file_name)), format_(format) {}
@@ -221,4 +221,4 @@ std::string_view checked_text(std::string_view text, std::string_view file_name,
   return text;
 }
 
-}  // namespace foreshard
+}

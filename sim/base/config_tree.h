@@ -99,4 +99,4 @@ std::string_view checked_text(std::string_view text, std::string_view file_name,
 inline constexpr std::size_t kMaxJsonBytes = std::size_t{16} << 20;
 inline constexpr std::size_t kMaxYamlBytes = std::size_t{2} << 20;
 
-}  // namespace foreshard
+}

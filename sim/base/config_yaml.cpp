@@ -199,7 +199,7 @@ void YamlHandler::fail(const YAML::Exception& error) const {
   throw ConfigError(builder_.location(mark), "not valid YAML: " + error.msg);
 }
 
-}  // namespace
+}
 
 ConfigNode parse_yaml(std::string_view text, std::string_view file_name) {
   text = checked_text(text, file_name, kMaxYamlBytes);
@@ -215,4 +215,4 @@ ConfigNode parse_yaml(std::string_view text, std::string_view file_name) {
   return handler.finish();
 }
 
-}  // namespace foreshard
+}

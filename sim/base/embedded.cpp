@@ -36,7 +36,7 @@ std::string unpack(std::string_view packed) {
   return text;
 }
 
-}  // namespace
+}
 
 EmbeddedText::operator std::string_view() const {
   static std::mutex mutex;
@@ -64,4 +64,4 @@ std::vector<std::vector<std::string_view>> rows_of_table(std::string_view text) 
   return rows;
 }
 
-}  // namespace foreshard
+}

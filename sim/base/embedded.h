@@ -49,4 +49,4 @@ const auto& made_once(const EmbeddedFile& file) {
   return found->second;
 }
 
-}  // namespace foreshard
+}

@@ -23,7 +23,7 @@ std::string describe(const Location& location, const std::string& what_is_wrong,
   return text;
 }
 
-}  // namespace
+}
 
 Error::Error(ExitCode exit_code, const std::string& message)
     : std::runtime_error(message), exit_code_(exit_code) {}
@@ -40,4 +40,4 @@ void fail_check(std::string_view message, std::string_view file, int line) {
                                        std::string(file) + ":" + std::to_string(line) + ")");
 }
 
-}  // namespace foreshard
+}

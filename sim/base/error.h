@@ -56,7 +56,7 @@ class ConfigError : public Error {
 // Throws the Error of a failed FORESHARD_CHECK.
 [[noreturn]] void fail_check(std::string_view message, std::string_view file, int line);
 
-}  // namespace foreshard
+}
 
 // Always on. Throws Error(kInternal, "internal error: message (file:line)") when `condition` is
 // false; `message` is anything a std::string_view can be made of, evaluated only then.

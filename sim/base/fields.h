@@ -232,4 +232,4 @@ void FieldReader::read(const ConfigNode& node, Value& value, const Limits&... li
   }
 }
 
-}  // namespace foreshard
+}

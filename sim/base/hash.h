@@ -72,4 +72,4 @@ class Fingerprint {
   std::uint64_t words_ = 0;
 };
 
-}  // namespace foreshard
+}

@@ -30,4 +30,4 @@ class HeldSizeSignal {
   sigset_t before_ = {};
 };
 
-}  // namespace foreshard
+}

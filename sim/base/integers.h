@@ -13,4 +13,4 @@ requires std::integral<Index> || std::is_enum_v<Index>
 constexpr std::size_t at(Index index) { return static_cast<std::size_t>(index); }
 constexpr double as_double(std::integral auto value) { return static_cast<double>(value); }
 
-}  // namespace foreshard
+}

@@ -27,4 +27,4 @@ auto json_list(const Range& range, Make&& make) {
   return list;
 }
 
-}  // namespace foreshard
+}

@@ -25,7 +25,7 @@ int number_behind(std::string_view text, std::string_view word) {
   return leading_number<int>(text);
 }
 
-}  // namespace
+}
 
 JsonFailure json_failure(std::string_view message) {
   JsonFailure failure{number_behind(message, "at line "), number_behind(message, ", column "), ""};
@@ -90,11 +90,11 @@ void refuse_non_finite(const Json& value, const std::string& path) {
   }
 }
 
-}  // namespace
+}
 
 std::string to_text(const Json& value) {
   refuse_non_finite(value, "");
   return value.dump(2, ' ', false, Json::error_handler_t::replace) + "\n";
 }
 
-}  // namespace foreshard
+}

@@ -30,4 +30,4 @@ struct JsonFailure {
 };
 JsonFailure json_failure(std::string_view message);
 
-}  // namespace foreshard
+}

@@ -64,4 +64,4 @@ constexpr const char* word_at(Enum value, const char* first, Words... others) {
   return word_at(value, {first, others...});
 }
 
-}  // namespace foreshard
+}

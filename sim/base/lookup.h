@@ -56,4 +56,4 @@ void append(List& list, std::initializer_list<typename List::value_type> more) {
   for (const auto& each : more) list.push_back(each);  // (of a Json, insert takes them as one)
 }
 
-}  // namespace foreshard
+}

@@ -46,4 +46,4 @@ inline std::vector<std::string> parts_of(std::string_view text, std::string_view
   return parts;
 }
 
-}  // namespace foreshard
+}

@@ -18,4 +18,4 @@ Quartiles quartiles(std::vector<double> values) {
   return {quantile(values, 0.25), quantile(values, 0.5), quantile(values, 0.75)};
 }
 
-}  // namespace foreshard
+}

@@ -19,4 +19,4 @@ struct Quartiles {
 // In any order; all 0 where there are none.
 Quartiles quartiles(std::vector<double> values);
 
-}  // namespace foreshard
+}

@@ -36,7 +36,7 @@ std::size_t distance(std::string_view a, std::string_view b) {
   return row[b.size()];
 }
 
-}  // namespace
+}
 
 std::string nearest_spelling(std::string_view word, std::span<const std::string> candidates) {
   if (word.empty() || word.size() > kLongestWord) return "";
@@ -77,4 +77,4 @@ std::string quote(std::string_view text) {
   return result + "'";
 }
 
-}  // namespace foreshard
+}

@@ -16,4 +16,4 @@ std::string nearest_spelling(std::string_view word, std::span<const std::string>
 // escapes, and what exceeds 60 bytes is cut at a character and replaced by "...".
 std::string quote(std::string_view text);
 
-}  // namespace foreshard
+}

@@ -19,7 +19,7 @@ namespace fs = std::filesystem;
   throw ConfigError({path.string(), 0, 0, ""}, what_is_wrong);
 }
 
-}  // namespace
+}
 
 void expect_regular_file(const fs::path& path) {
   if (path.empty()) fail(path, "the file name is empty");
@@ -75,4 +75,4 @@ std::string read_text_file(const fs::path& path, std::size_t most) {
   return text;
 }
 
-}  // namespace foreshard
+}

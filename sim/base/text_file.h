@@ -20,4 +20,4 @@ void expect_regular_file(const std::filesystem::path& path);
 // What a text of more than `most` bytes is refused with.
 [[noreturn]] void refuse_too_large(const std::filesystem::path& path, std::size_t most);
 
-}  // namespace foreshard
+}

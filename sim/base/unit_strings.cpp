@@ -209,7 +209,7 @@ std::string format_in(double value, std::span<const NamedUnit> units) {
   return three_digits(value / chosen->scale) + " " + std::string(chosen->word);
 }
 
-}  // namespace
+}
 
 Bytes parse_bytes(std::string_view text) { return Bytes(to_integer(text, kBytes)); }
 
@@ -266,4 +266,4 @@ std::string format_flop_rate(FlopsPerSecond rate) {
   return format_in(rate.value(), kUnits);
 }
 
-}  // namespace foreshard
+}

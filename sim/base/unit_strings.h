@@ -33,4 +33,4 @@ std::string format_count(std::int64_t count);       // "8,030,261,248"
 std::string format_bandwidth(BytesPerSecond rate);  // "450 GB/s"
 std::string format_flop_rate(FlopsPerSecond rate);  // "989 TFLOP/s"
 
-}  // namespace foreshard
+}

@@ -150,4 +150,4 @@ constexpr std::int64_t checked_multiply(std::int64_t a, std::int64_t b) {
   return result;
 }
 
-}  // namespace foreshard
+}

@@ -73,7 +73,7 @@ double peers_share(const FabricCurve& curve) {
   return inside ? kPeersInside : kPeersBetween;
 }
 
-}  // namespace
+}
 
 FabricKind network_kind(std::string_view name) {
   const std::string low = lower(name);
@@ -347,4 +347,4 @@ Slowdown slowdown_of(const CollectivePrice& price, const Gpu& gpu, const Content
   return slowdown;
 }
 
-}  // namespace foreshard
+}

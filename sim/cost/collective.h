@@ -137,4 +137,4 @@ Slowdown slowdown_of(const CollectivePrice& price, const Gpu& gpu, const Content
 enum class Inside : std::uint8_t { kSwitch, kMesh, kXgmi, kPcie, kThroughHost };
 Inside inside_of(const NodeKind& node);
 
-}  // namespace foreshard
+}

@@ -222,7 +222,7 @@ bool assumes_class(Function function) {
   return function == Function::kScan || function == Function::kDeltaRule;
 }
 
-}  // namespace
+}
 
 // One place per hash; a newer kernel takes the place of an older one. Whoever finds the place in
 // use computes: the price is the same.
@@ -566,7 +566,7 @@ LinkUse used_by(const LinkShares& most, const CollectiveModel& model, Collective
   return part_of(most, std::min(1.0, size / kLarge * large / seconds));
 }
 
-}  // namespace
+}
 
 // Rows, not steps: a limit binds over tens of milliseconds, as long as a pass is made of rows
 // alike, and a row's price does not follow from what else is in the graph.
@@ -718,4 +718,4 @@ double product_heat(const HeatCurve& curve, const HeatLoad& load, double power_l
   return curve.cool * std::exp(-curve.rate_exponent * log_clock);
 }
 
-}  // namespace foreshard
+}

@@ -134,4 +134,4 @@ struct HeatLoad {
 // the limit does not bind. Needs a curve with idle > 0.
 double product_heat(const HeatCurve& curve, const HeatLoad& load, double power_limit);
 
-}  // namespace foreshard
+}

@@ -62,4 +62,4 @@ struct CostTable {
   std::vector<CostTable> pipeline;  // of the graphs in EventGraph::pipeline, in their order
 };
 
-}  // namespace foreshard
+}

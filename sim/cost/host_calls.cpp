@@ -153,7 +153,7 @@ EngineCalls engine_calls(const EventGraph& graph, const Work& work, const HostCu
   return sum;
 }
 
-}  // namespace
+}
 
 HostCounts host_calls(const EventGraph& graph, const Work& work) {
   Counter counter;
@@ -230,4 +230,4 @@ HostSeconds host_seconds(const EventGraph& graph, const Work& work, const HostCu
                       curve.per_driver_launch * (launches + engine.launches)};
 }
 
-}  // namespace foreshard
+}

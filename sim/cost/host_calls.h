@@ -22,4 +22,4 @@ struct HostSeconds {
 // On the machine of the curve. Where it has no calls, a row takes what the engine's takes.
 HostSeconds host_seconds(const EventGraph& graph, const Work& work, const HostCurve& curve);
 
-}  // namespace foreshard
+}

@@ -96,7 +96,7 @@ double gemm_seconds(const GemmCurve& curve, const Kernel& kernel, const Gpu& gpu
 
 double weight_at(double distance) { return std::pow(distance, -4); }
 
-}  // namespace
+}
 
 double curve_seconds(const GemmCurve& curve, const Kernel& kernel, const Gpu& gpu) {
   const double efficiency = curve.efficiency * (kernel.groups > 1 ? kGroupedFraction : 1);
@@ -134,7 +134,7 @@ double of_masked(const Kernel& kernel) {
   return kernel.pass == Pass::kForward ? 1.6 : 1.5;
 }
 
-}  // namespace
+}
 
 double curve_seconds(const AttentionCurve& curve, const Kernel& kernel, const Gpu& gpu) {
   const double sequence = as_double(kernel.n);
@@ -356,7 +356,7 @@ std::optional<Estimate> collective_of_order(const MeasuredPoints& measured,
   return scaled(*nearest, call.group, call.bytes);
 }
 
-}  // namespace
+}
 
 std::optional<Estimate> collective_at(const MeasuredPoints& measured, const CollectiveCall& call) {
   if (std::optional<Estimate> found = collective_of_order(measured, call)) return found;
@@ -368,4 +368,4 @@ std::optional<Estimate> collective_at(const MeasuredPoints& measured, const Coll
   return found;
 }
 
-}  // namespace foreshard
+}

@@ -86,4 +86,4 @@ struct CollectiveCall {
 };
 std::optional<Estimate> collective_at(const MeasuredPoints& measured, const CollectiveCall& call);
 
-}  // namespace foreshard
+}

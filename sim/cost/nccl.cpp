@@ -185,7 +185,7 @@ double point_to_point(const NcclModel& model, CollectiveOperation collective) {
   return 1 / std::max(inside, outside);
 }
 
-}  // namespace
+}
 
 double ring_steps(CollectiveOperation collective, double ranks) {
   if (collective == CollectiveOperation::kAllReduce) return 2 * (ranks - 1);
@@ -292,4 +292,4 @@ NcclModel::Choice NcclModel::choose(CollectiveOperation collective, double bytes
   return best;
 }
 
-}  // namespace foreshard
+}

@@ -142,4 +142,4 @@ class NcclModel {
   std::array<Entries, kCollectiveOperations> entries_;
 };
 
-}  // namespace foreshard
+}

@@ -71,7 +71,7 @@ int split(NcclGraph& graph, const NcclSystem& system, double speed) {
   return std::clamp(ctas, 1, most);
 }
 
-}  // namespace
+}
 
 NcclVersion parse_nccl_version(std::string_view text) {
   while (!text.empty() && std::isdigit(static_cast<unsigned char>(text.front())) == 0) {
@@ -171,4 +171,4 @@ NcclGraph nvls_graph(const NcclSystem& system) {
   return graph;
 }
 
-}  // namespace foreshard
+}

@@ -21,7 +21,7 @@ std::size_t row_of(GpuGeneration generation) { return at(generation); }
 constexpr std::array<ByNodes, 4> kLlCaps = {
     {{39, 39, 20.4}, {87.7, 22.5, 19}, {141, 45, 35}, {282, 90, 70}}};
 
-}  // namespace
+}
 
 ByProtocol nccl_base(NcclAlgorithm algorithm, NcclVersion version) {
   switch (algorithm) {
@@ -151,4 +151,4 @@ std::span<const double> nccl_speeds_between(GpuGeneration generation) {
   return kBlackwell;
 }
 
-}  // namespace foreshard
+}

@@ -41,4 +41,4 @@ double nccl_tree_correction(NcclProtocol protocol, double bytes);
 std::span<const double> nccl_speeds_inside(GpuGeneration generation);
 std::span<const double> nccl_speeds_between(GpuGeneration generation);
 
-}  // namespace foreshard
+}

@@ -30,4 +30,4 @@ constexpr std::int64_t exchange_scratch(std::int64_t ranks, std::int64_t bytes) 
   return ranks == 1 ? 0 : ranks * bytes;
 }
 
-}  // namespace foreshard
+}

@@ -137,4 +137,4 @@ std::string EventGraph::fingerprint() const {
   return hash.hex();
 }
 
-}  // namespace foreshard
+}

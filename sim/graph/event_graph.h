@@ -344,4 +344,4 @@ struct EventGraph {
   std::string fingerprint() const;
 };
 
-}  // namespace foreshard
+}

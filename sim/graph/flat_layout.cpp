@@ -26,4 +26,4 @@ FlatUnit flatten(const ModelSpec& model, std::span<const std::int32_t> layers, c
   return unit;
 }
 
-}  // namespace foreshard
+}

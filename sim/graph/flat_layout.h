@@ -38,4 +38,4 @@ struct FlatUnit {
 // Tied parameters belong to the layer that owns them and are left out.
 FlatUnit flatten(const ModelSpec& model, std::span<const std::int32_t> layers, const Plan& plan);
 
-}  // namespace foreshard
+}

@@ -123,4 +123,4 @@ struct LibraryRun {
 LibraryRun record_library_run(const ModelSpec& model, const Plan& plan,
                               const LayerPrograms& programs, const LibraryWatch& watch);
 
-}  // namespace foreshard
+}

@@ -37,4 +37,4 @@ inline EventKind kind_of(CollectiveKind kind) {
   return EventKind::kAllReduce;
 }
 
-}  // namespace foreshard
+}

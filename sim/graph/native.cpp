@@ -759,7 +759,7 @@ class Native final : public StepBuilder {
   bool begins_ = false;  // the next row of backward is the first that writes its unit's gradients
 };
 
-}  // namespace
+}
 
 EventGraph build_native(const ModelSpec& model, const Plan& plan, const LayerPrograms& programs,
                         EventGraph recycled) {
@@ -771,4 +771,4 @@ EventGraph build_native_evaluation(const ModelSpec& model, const Plan& plan,
   return Native(model, plan, programs, {}).evaluation();
 }
 
-}  // namespace foreshard
+}

@@ -73,4 +73,4 @@ Bytes checkpoint_bytes(const ModelSpec& model, const Plan& plan) {
   return Bytes(sum);
 }
 
-}  // namespace foreshard
+}

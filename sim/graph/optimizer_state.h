@@ -24,4 +24,4 @@ bool decays(const ParameterSpec& parameter);
 // What a checkpoint of the job holds, of all ranks: stored parameters and optimizer state.
 Bytes checkpoint_bytes(const ModelSpec& model, const Plan& plan);
 
-}  // namespace foreshard
+}

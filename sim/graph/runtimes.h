@@ -36,4 +36,4 @@ LibraryRun record_zero12(const ModelSpec& model, const Plan& plan, const LayerPr
 LibraryRun record_zero3(const ModelSpec& model, const Plan& plan, const LayerPrograms& programs,
                         const LibraryWatch& watch);
 
-}  // namespace foreshard
+}

@@ -53,7 +53,7 @@ std::uint8_t cast_launches(Float8 recipe) {
   return recipe == Float8::kMxfp8 ? 1 : 0;
 }
 
-}  // namespace
+}
 
 StepBuilder::StepBuilder(const ModelSpec& model, const Plan& plan, const LayerPrograms& programs,
                          EventGraph recycled)
@@ -944,4 +944,4 @@ StepBuilder::UnitWork StepBuilder::master_step_work(EventKind kind, std::int64_t
   return work;
 }
 
-}  // namespace foreshard
+}

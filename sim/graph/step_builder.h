@@ -466,4 +466,4 @@ class StepBuilder {
   std::int32_t first_execution_ = 0;  // of the current pass
 };
 
-}  // namespace foreshard
+}

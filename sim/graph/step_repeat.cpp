@@ -184,4 +184,4 @@ void StepBuilder::write_again(const Place& b, const Place& c, std::int32_t times
   for (EventId* id : {&host_reads_, &unawaited_compute_, &pending_host_wait_}) advance(*id);
 }
 
-}  // namespace foreshard
+}

@@ -83,4 +83,4 @@ std::vector<std::int32_t> as_defined(const ModelSpec& model,
   return order;
 }
 
-}  // namespace foreshard
+}

@@ -32,4 +32,4 @@ struct PlacedParameter {
 std::vector<std::int32_t> as_defined(const ModelSpec& model,
                                      const std::vector<PlacedParameter>& parameters);
 
-}  // namespace foreshard
+}

@@ -33,7 +33,7 @@ EventGraph build_rank(const ModelSpec& model, const Plan& plan, const LayerProgr
   return {};
 }
 
-}  // namespace
+}
 
 EventGraph build_training_step(const ModelSpec& model, const Plan& plan,
                                const LayerPrograms& programs, EventGraph recycled) {
@@ -103,4 +103,4 @@ std::vector<Unit> list_units(const ModelSpec& model, const Plan& plan) {
   return build_training_step(model, plan).units;
 }
 
-}  // namespace foreshard
+}

@@ -135,4 +135,4 @@ EventGraph build_evaluation(const ModelSpec& model, const Plan& plan);
 // The units of a plan in forward order: which parameters are communicated together.
 std::vector<Unit> list_units(const ModelSpec& model, const Plan& plan);
 
-}  // namespace foreshard
+}

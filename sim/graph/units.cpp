@@ -29,7 +29,7 @@ std::string joined(const std::string& first, const std::string& last) {
   return first.substr(0, first.find('-', first.rfind('.'))) + "-" + last.substr(dot + 1);
 }
 
-}  // namespace
+}
 
 bool StepBuilder::is_trained(std::int32_t layer, const ParameterSpec& parameter) const {
   const LayerSpec& spec = spec_of(layer);
@@ -341,4 +341,4 @@ void StepBuilder::size_units() {
   }
 }
 
-}  // namespace foreshard
+}

@@ -50,4 +50,4 @@ class WorkIndex {
   std::size_t count_ = 0;
 };
 
-}  // namespace foreshard
+}

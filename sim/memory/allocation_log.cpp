@@ -87,7 +87,7 @@ void begin_buffer(AllocationLog& log) {
   log.first.push_back(static_cast<std::int32_t>(log.bytes.size()));
 }
 
-}  // namespace
+}
 
 AllocationLog allocation_log(const EventGraph& graph, const LibraryBuffers& library,
                              Buckets buckets) {
@@ -188,4 +188,4 @@ AllocationLog::Runs AllocationLog::repeated(const EventGraph& graph) const {
   return runs;
 }
 
-}  // namespace foreshard
+}

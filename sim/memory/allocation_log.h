@@ -51,4 +51,4 @@ enum class Buckets : std::uint8_t { kFromTheStart, kRebuilt, kInArena };
 AllocationLog allocation_log(const EventGraph& graph, const LibraryBuffers& library,
                              Buckets buckets = Buckets::kFromTheStart);
 
-}  // namespace foreshard
+}

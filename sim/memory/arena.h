@@ -30,4 +30,4 @@ inline ArenaLayout lay_out_arena(const EventGraph& graph) {
   return layout;
 }
 
-}  // namespace foreshard
+}

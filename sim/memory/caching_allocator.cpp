@@ -269,4 +269,4 @@ std::vector<SegmentState> CachingAllocator::snapshot() const {
   return result;
 }
 
-}  // namespace foreshard
+}

@@ -255,4 +255,4 @@ class CachingAllocator {
   std::vector<AllocatorTraceEntry>* history_ = nullptr;
 };
 
-}  // namespace foreshard
+}

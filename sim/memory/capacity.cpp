@@ -27,7 +27,7 @@ std::vector<std::pair<Bytes, double>> combinations(const Fit& fit) {
   return all;
 }
 
-}  // namespace
+}
 
 double fit_probability(const Fit& fit) {
   const ReservedError error = reserved_error(fit);
@@ -76,4 +76,4 @@ Bytes room(const Cluster& cluster, Bytes outside, const MemoryTerms& terms) {
   return Bytes(enough);
 }
 
-}  // namespace foreshard
+}

@@ -60,4 +60,4 @@ bool holds(const Fit& fit, const MemoryTerms& terms);
 // The most that may be reserved for a step to hold; negative where nothing would.
 Bytes room(const Cluster& cluster, Bytes outside, const MemoryTerms& terms);
 
-}  // namespace foreshard
+}

@@ -319,4 +319,4 @@ void CachingAllocator::give_address_range(Range range) {
   address_holes_.insert(after, range);
 }
 
-}  // namespace foreshard
+}

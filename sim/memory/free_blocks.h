@@ -184,4 +184,4 @@ class FreeBlocks {
   std::size_t count_ = 0;
 };
 
-}  // namespace foreshard
+}

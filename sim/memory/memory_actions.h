@@ -184,4 +184,4 @@ void for_each_action(const EventGraph& graph, Visitor& visitor) {
   for_each_action(graph, visitor, graph.rows.size());
 }
 
-}  // namespace foreshard
+}

@@ -49,7 +49,7 @@ bool shards_parameters(const Plan& plan) {
   }
 }
 
-}  // namespace
+}
 
 std::vector<MemoryAlternative> memory_alternatives(const ModelSpec& model, const Plan& plan) {
   const Mesh& mesh = plan.mesh;
@@ -105,4 +105,4 @@ double log_reach(const std::vector<MemoryAlternative>& alternatives, Bytes forec
   return std::log1p(bytes / as_double(forecast.count()));
 }
 
-}  // namespace foreshard
+}

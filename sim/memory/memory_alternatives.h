@@ -38,4 +38,4 @@ ReservedError reserved_error(const Fit& fit);
 // look that kept two of them was off by their sum.
 double log_reach(const std::vector<MemoryAlternative>& alternatives, Bytes forecast);
 
-}  // namespace foreshard
+}

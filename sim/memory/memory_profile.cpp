@@ -149,7 +149,7 @@ class Replay {
   bool stopped_ = false;
 };
 
-}  // namespace
+}
 
 MemoryProfile replay_allocations(const EventGraph& graph) {
   Replay replay(graph);
@@ -189,4 +189,4 @@ Bytes peak_allocated(const EventGraph& graph) {
   return Bytes(peak);
 }
 
-}  // namespace foreshard
+}

@@ -47,4 +47,4 @@ MemoryProfile replay_allocations(const EventGraph& graph);
 // replay_allocations(graph).peak.
 Bytes peak_allocated(const EventGraph& graph);
 
-}  // namespace foreshard
+}

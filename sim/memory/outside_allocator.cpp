@@ -230,7 +230,7 @@ int minor_of(const std::string& version) {
   return numbers && numbers->first == 2 ? numbers->second : -1;
 }
 
-}  // namespace
+}
 
 NcclVersion nccl_of(const Runtime& runtime) {
   // DeepSpeed's and Megatron-Core's do not tell PyTorch's: the one they were recorded or read with.
@@ -294,4 +294,4 @@ LibraryBuffers library_buffers(const Cluster& cluster, const Runtime& runtime) {
   return list;
 }
 
-}  // namespace foreshard
+}

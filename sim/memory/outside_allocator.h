@@ -68,4 +68,4 @@ using LibraryBuffers = std::vector<LibraryBuffer>;
 // autograd's own thread. Empty for runtimes and clusters that do not use cuBLAS.
 LibraryBuffers library_buffers(const Cluster& cluster, const Runtime& runtime);
 
-}  // namespace foreshard
+}

@@ -271,7 +271,7 @@ class OpeningsOf {
 constexpr double kDeviceAllocSeconds = 1e-3;
 constexpr double kDeviceFreeSeconds = 1e-3;
 
-}  // namespace
+}
 
 struct ReservedReplay::State {
   State(const EventGraph& graph, const AllocatorSettings& settings, const DeviceMemory& memory,
@@ -679,4 +679,4 @@ TracedStep trace_step(const EventGraph& graph, const AllocatorSettings& settings
   return traced;
 }
 
-}  // namespace foreshard
+}

@@ -155,4 +155,4 @@ TracedStep trace_step(const EventGraph& graph, const AllocatorSettings& settings
                       const DeviceMemory& memory, int steps_before,
                       const ReplayInputs& inputs = {});
 
-}  // namespace foreshard
+}

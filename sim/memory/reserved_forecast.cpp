@@ -93,7 +93,7 @@ ReservedForecast decide(const EventGraph& graph, const Plan& plan, const Cluster
   return limited.out_of_memory ? endless : gets_along(std::move(limited));
 }
 
-}  // namespace
+}
 
 Buckets buckets_of(const Plan& plan) {
   if (plan.runtime.kind == RuntimeKind::kNative) return Buckets::kInArena;
@@ -153,4 +153,4 @@ ReservedMemory::Answer ReservedMemory::ask(const EventGraph& graph, const Plan& 
   return {found.peak, !found.stalls.empty()};
 }
 
-}  // namespace foreshard
+}

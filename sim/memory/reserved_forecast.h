@@ -66,4 +66,4 @@ class ReservedMemory {
   std::map<Key, std::shared_ptr<const Known>> known_;
 };
 
-}  // namespace foreshard
+}

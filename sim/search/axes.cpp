@@ -86,7 +86,7 @@ bool repeats(const SearchSpace& space, const Place& place, const Plan& plan) {
   return false;
 }
 
-}  // namespace
+}
 
 std::vector<Prefetch> prefetches_of(const Plan& base, std::initializer_list<std::int64_t> forward,
                                     std::initializer_list<std::int64_t> backward) {
@@ -198,4 +198,4 @@ Plan plan_at(const SearchSpace& space, const Cluster& cluster, const Place& plac
   return plan;
 }
 
-}  // namespace foreshard
+}

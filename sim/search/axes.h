@@ -36,4 +36,4 @@ Plan plan_at(const SearchSpace& space, const Cluster& cluster, const Place& plac
 
 inline std::int16_t at(const Place& place, Axis axis) { return place[at(axis)]; }
 
-}  // namespace foreshard
+}

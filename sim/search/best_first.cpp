@@ -245,7 +245,7 @@ std::size_t with_usual_values(Places& places, std::size_t best) {
   return best;
 }
 
-}  // namespace
+}
 
 std::optional<std::size_t> find_best(Places& places) {
   const std::optional<std::size_t> best = BestFirst(places).run();
@@ -253,4 +253,4 @@ std::optional<std::size_t> find_best(Places& places) {
   return with_usual_values(places, *best);
 }
 
-}  // namespace foreshard
+}

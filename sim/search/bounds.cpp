@@ -80,7 +80,7 @@ Time lost_by_compute(const EventGraph& graph, const CostTable& costs,
   return Time::ns(lost);
 }
 
-}  // namespace
+}
 
 Time lower_bound(const EventGraph& graph, const CostTable& costs) {
   const NeededWork work = needed_work(graph, costs);
@@ -125,7 +125,7 @@ Time pass_layers(const EventGraph& graph, const CostTable& costs, const Passed& 
   return compute;
 }
 
-}  // namespace
+}
 
 Time layers_bound(const EventGraph& graph, const CostTable& costs) {
   return pass_layers(graph, costs, [](std::size_t, Time) {});
@@ -167,4 +167,4 @@ Time extended_bound(Time at_two, Time at_three, std::int64_t micro_batches) {
   return at_three + (at_three - at_two) * (micro_batches - 3);
 }
 
-}  // namespace foreshard
+}

@@ -48,4 +48,4 @@ std::vector<StageFloor> stage_floors(const EventGraph& rank, const CostTable& co
 // are alike, so each further one adds the difference.
 Time extended_bound(Time at_two, Time at_three, std::int64_t micro_batches);
 
-}  // namespace foreshard
+}

@@ -162,7 +162,7 @@ class Layers {
   bool possible_ = true;
 };
 
-}  // namespace
+}
 
 SearchSpace with_all_knobs(SearchSpace space, const Cluster& cluster,
                            const std::vector<std::string>& fixed) {
@@ -220,4 +220,4 @@ Candidate search_layers(const SearchSpace& space, const ModelSpec& model, const 
                                                                     : best;
 }
 
-}  // namespace foreshard
+}

@@ -42,4 +42,4 @@ DeepResult search_deep(const SearchSpace& deep, const ModelSpec& model, const Co
 Candidate search_layers(const SearchSpace& space, const ModelSpec& model, const CostModel& costs,
                         const Candidate& best, const SearchOptions& options);
 
-}  // namespace foreshard
+}

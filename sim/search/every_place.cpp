@@ -69,7 +69,7 @@ std::vector<Candidate> close_to(const Candidate& best, const Places& places) {
   return list;
 }
 
-}  // namespace
+}
 
 void judge_grid(Places& places, std::optional<std::size_t> best) {
   const Place knobs = best ? places[*best] : Place{};
@@ -93,4 +93,4 @@ void fill_tables(Places& places, std::size_t best, SearchResult& result) {
   if (places.options().keep_within > 0) result.close = close_to(*result.best, places);
 }
 
-}  // namespace foreshard
+}

@@ -41,4 +41,4 @@ WallTime wall_time(double work, const Interruptions& x, double interval) {
   return wall;
 }
 
-}  // namespace foreshard
+}

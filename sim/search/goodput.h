@@ -31,4 +31,4 @@ struct WallTime {
 };
 WallTime wall_time(double work, const Interruptions& interruptions, double interval);
 
-}  // namespace foreshard
+}

@@ -55,7 +55,7 @@ Fit least_fit_of(const EventGraph& graph, const Plan& plan, const Cluster& clust
   return pools.fits() ? pools : allocated;
 }
 
-}  // namespace
+}
 
 const LazyPrograms& ProgramCache::add(const Plan& plan, std::int16_t recompute,
                                       std::int16_t micro_batch) {
@@ -246,4 +246,4 @@ std::optional<Candidate> judge_plan(const Plan& plan, const ModelSpec& model,
   return candidate;
 }
 
-}  // namespace foreshard
+}

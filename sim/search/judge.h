@@ -133,4 +133,4 @@ std::optional<Candidate> judge_plan(const Plan& plan, const ModelSpec& model,
                                     const CostModel& costs, const FitRule& rule,
                                     double limit = std::numeric_limits<double>::infinity());
 
-}  // namespace foreshard
+}

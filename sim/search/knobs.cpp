@@ -51,7 +51,7 @@ std::vector<ParameterSpec> stacks_of_experts(const ModelSpec& model) {
   return stacks;
 }
 
-}  // namespace
+}
 
 std::vector<std::string> free_knob_keys() {
   return {
@@ -176,4 +176,4 @@ SearchSpace with_free_knobs(SearchSpace space, const ModelSpec& model,
   return space;
 }
 
-}  // namespace foreshard
+}

@@ -26,4 +26,4 @@ std::optional<KnobAxis> knob_axis(std::string_view key, const Plan& base);
 SearchSpace with_free_knobs(SearchSpace space, const ModelSpec& model,
                             const std::vector<std::string>& fixed);
 
-}  // namespace foreshard
+}

@@ -167,7 +167,7 @@ InFlight in_flight_of(const Plan& plan, std::int64_t rank) {
   }
 }
 
-}  // namespace
+}
 
 LayersFloor::Held activations_of(const EventGraph& graph) {
   const ActivationLevel activations(graph);
@@ -263,7 +263,7 @@ StageSamples::Sample measured(const ModelSpec& whole, Plan sample, const CostMod
   return found;
 }
 
-}  // namespace
+}
 
 class StageSamples::Memory {
  public:
@@ -446,4 +446,4 @@ Bytes memory_floor(const Plan& plan, const ModelSpec& model, const LayersFloor& 
   return most;
 }
 
-}  // namespace foreshard
+}

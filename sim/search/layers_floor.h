@@ -85,4 +85,4 @@ LayersFloor pipeline_floor(const ModelSpec& model, const Plan& plan, const CostM
 Time stages_bound(std::span<const EventGraph> ranks, std::span<const CostTable> costs,
                   const ModelSpec& model, const Plan& plan);
 
-}  // namespace foreshard
+}

@@ -393,7 +393,7 @@ RangedPolicy<T> ranged_of(const std::vector<T>& values) {
   return policy;
 }
 
-}  // namespace
+}
 
 RangedPolicy<Recompute> ranged(const std::vector<Recompute>& values) { return ranged_of(values); }
 RangedPolicy<Reshard> ranged(const std::vector<Reshard>& values) { return ranged_of(values); }
@@ -403,4 +403,4 @@ std::optional<LayerResult> optimise_layers(const Plan& frame, const ModelSpec& m
   return LayerSearch(frame, model, costs, choices).run();
 }
 
-}  // namespace foreshard
+}

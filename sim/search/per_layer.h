@@ -42,4 +42,4 @@ std::optional<LayerResult> optimise_layers(const Plan& frame, const ModelSpec& m
 RangedPolicy<Recompute> ranged(const std::vector<Recompute>& values);
 RangedPolicy<Reshard> ranged(const std::vector<Reshard>& values);
 
-}  // namespace foreshard
+}

@@ -268,4 +268,4 @@ void Places::count_verdicts(SearchResult& result) const {
   }
 }
 
-}  // namespace foreshard
+}

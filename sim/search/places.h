@@ -138,4 +138,4 @@ class Places {
   std::optional<std::size_t> riskier_;
 };
 
-}  // namespace foreshard
+}

@@ -44,7 +44,7 @@ Candidate finished(Candidate best, const SearchSpace& space, const ModelSpec& mo
   return best;
 }
 
-}  // namespace
+}
 
 SearchSpace begun_as(SearchSpace space, const Plan& best) {
   for (const KnobAxis& knob : space.finish) {
@@ -177,4 +177,4 @@ std::vector<SpaceFloor> variant_floors(std::span<const SearchSpace* const> space
   return floors;
 }
 
-}  // namespace foreshard
+}

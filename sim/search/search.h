@@ -216,4 +216,4 @@ inline bool may_win_in_parts(const SpaceFloor& floor, const Candidate* best) {
   return best == nullptr || floor.bare.seconds() * kLossInParts < best->seconds;
 }
 
-}  // namespace foreshard
+}

@@ -21,4 +21,4 @@ std::optional<std::size_t> smallest_that_holds(Places& places);
 // Pareto plans, neighbours, heatmap and what is close to the best, of the places that were judged.
 void fill_tables(Places& places, std::size_t best, SearchResult& result);
 
-}  // namespace foreshard
+}

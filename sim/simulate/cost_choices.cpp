@@ -23,7 +23,7 @@ std::string attention_kernel(const Plan& plan) {
   return minor && *minor < 11 ? "sdpa_flash" : "";
 }
 
-}  // namespace
+}
 
 CostChoices cost_choices(const Plan& plan) {
   CostChoices choices;
@@ -37,4 +37,4 @@ CostChoices cost_choices(const Plan& plan) {
   return choices;
 }
 
-}  // namespace foreshard
+}

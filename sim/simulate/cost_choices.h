@@ -11,4 +11,4 @@ namespace foreshard {
 // own flash attention. NCCL is the one that comes with the runtime's PyTorch.
 CostChoices cost_choices(const Plan& plan);
 
-}  // namespace foreshard
+}

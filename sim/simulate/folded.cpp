@@ -8,7 +8,7 @@
 namespace foreshard {
 namespace {
 constexpr std::array<std::int64_t, 2> kTried = {6, 24};
-}  // namespace
+}
 
 Time folded_period(Simulator& simulator, const CostModel& costs, std::int64_t micro_batches,
                    const StepOf& step) {
@@ -44,4 +44,4 @@ Time period_of(Simulator& simulator, const CostModel& costs, const Plan& plan, c
   return Time::seconds(of_whole_step(few, laid_out.seconds(), fewer, all));
 }
 
-}  // namespace foreshard
+}

@@ -79,4 +79,4 @@ inline LaidOut drawn_of(const Plan& plan) {
 // The plan's period: folded_period(), or of a pipeline that of laid_out_of(), told by both.
 Time period_of(Simulator& simulator, const CostModel& costs, const Plan& plan, const StepOf& step);
 
-}  // namespace foreshard
+}

@@ -50,7 +50,7 @@ Forecast forecast_by(const ModelSpec& model, const Plan& plan, const CostModel& 
   return result;
 }
 
-}  // namespace
+}
 
 void take_fullest_rank(EventGraph& graph, Plan& plan) {
   if (graph.pipeline.empty() || plan.rank != 0) return;
@@ -109,4 +109,4 @@ Forecast forecast_figures(const ModelSpec& model, const Plan& plan, const CostMo
   return result;
 }
 
-}  // namespace foreshard
+}

@@ -38,4 +38,4 @@ RowTimes row_times(const Timeline& timeline);
 // first steps.
 Forecast forecast_figures(const ModelSpec& model, const Plan& plan, const CostModel& costs);
 
-}  // namespace foreshard
+}

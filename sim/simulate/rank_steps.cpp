@@ -719,7 +719,7 @@ struct SimulatedStep {
   std::array<std::int64_t, kFifos> fifo;
 };
 
-}  // namespace
+}
 
 void RankScratch::load(const EventGraph& of, const CostTable& priced) {
   FORESHARD_CHECK(priced.works.size() == of.works.size(), "costs of another graph");
@@ -841,4 +841,4 @@ template void simulate_step<Detail::kSpans, Fold::kRuns>(Ranks, std::span<Carry>
 template void simulate_step<Detail::kDevice, Fold::kNone>(Ranks, std::span<Carry>);
 template void simulate_step<Detail::kDevice, Fold::kRuns>(Ranks, std::span<Carry>);
 
-}  // namespace foreshard
+}

@@ -75,4 +75,4 @@ enum class Fold { kNone, kRuns, kSkips };
 template <Detail detail, Fold fold = Fold::kNone>
 void simulate_step(Ranks ranks, std::span<Carry> carries);
 
-}  // namespace foreshard
+}

@@ -20,7 +20,7 @@ bool is_like_later(const EventGraph& graph, EventId row, std::int32_t distance) 
   return std::equal(waits.begin(), waits.end(), later.begin(), is_later);
 }
 
-}  // namespace
+}
 
 RepeatedRows find_repeats(const EventGraph& graph) {
   if (graph.rows.empty() || !graph.pipeline.empty()) return {};
@@ -79,7 +79,7 @@ bool host_is_ahead(const EventGraph& graph, const CostTable& costs, const Timeli
          awaited - host_ends >= std::max(Time(), Time() - host_began);
 }
 
-}  // namespace
+}
 
 std::optional<CutRuns> cut_runs(const EventGraph& graph, const CostTable& costs,
                                 const Timeline& timeline, const RepeatedRows& repeats,
@@ -115,4 +115,4 @@ std::optional<CutRuns> cut_runs(const EventGraph& graph, const CostTable& costs,
   return std::nullopt;
 }
 
-}  // namespace foreshard
+}

@@ -42,4 +42,4 @@ std::optional<CutRuns> cut_runs(const EventGraph& graph, const CostTable& costs,
                                 const Timeline& timeline, const RepeatedRows& repeats,
                                 std::int32_t runs);
 
-}  // namespace foreshard
+}

@@ -19,7 +19,7 @@
 namespace foreshard {
 namespace {
 constexpr int kMostSteps = 8;
-}  // namespace
+}
 
 struct Simulator::Scratch {
   std::vector<std::unique_ptr<RankScratch>> all;  // as many as there ever were
@@ -243,4 +243,4 @@ Timeline simulate(const EventGraph& graph, const CostTable& costs) {
   return Simulator().simulate(graph, costs);
 }
 
-}  // namespace foreshard
+}

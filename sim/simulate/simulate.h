@@ -61,4 +61,4 @@ class Simulator {
 Timeline sweep(const EventGraph& graph, const CostTable& costs);
 Timeline simulate(const EventGraph& graph, const CostTable& costs);
 
-}  // namespace foreshard
+}

@@ -32,4 +32,4 @@ struct Timeline {
   std::vector<Timeline> pipeline;
 };
 
-}  // namespace foreshard
+}

@@ -180,7 +180,7 @@ class ConfParser {
   AllocatorSettings settings_;
 };
 
-}  // namespace
+}
 
 std::int64_t AllocatorSettings::round_size(std::int64_t bytes) const {
   if (bytes < kMinBlockSize) return kMinBlockSize;
@@ -236,4 +236,4 @@ std::string alloc_conf(const AllocatorSettings& settings) {
   return text;
 }
 
-}  // namespace foreshard
+}

@@ -55,4 +55,4 @@ AllocatorSettings parse_alloc_conf(std::string_view text);
 // Back to that form; "" for the defaults.
 std::string alloc_conf(const AllocatorSettings& settings);
 
-}  // namespace foreshard
+}

@@ -7,4 +7,4 @@ namespace foreshard {
 
 Evidence weaker(Evidence a, Evidence b) { return std::max(a, b); }
 
-}  // namespace foreshard
+}

@@ -383,4 +383,4 @@ struct Calibration {
   const FactorSpread& factor(Factor f) const { return spread[at(f)]; }
 };
 
-}  // namespace foreshard
+}

@@ -128,7 +128,7 @@ bool is_regular(const GroupShape& group, std::int64_t per_node) {
   return per_node % group.stride == 0 && (block % per_node == 0 || per_node % block == 0);
 }
 
-}  // namespace
+}
 
 GroupLink regular_group_link(const Cluster& cluster, const GroupShape& group) {
   if (group.size < 1 || group.stride < 1 || group.size > cluster.gpus / group.stride) {
@@ -179,4 +179,4 @@ GroupLink group_link(const Cluster& cluster, const GroupShape& group) {
   return regular_group_link(cluster, group);
 }
 
-}  // namespace foreshard
+}

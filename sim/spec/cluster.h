@@ -150,4 +150,4 @@ GroupLink group_link(const Cluster& cluster, const GroupShape& group);
 // The closed form: identical nodes, and a group that is regular on them. Of others it is a bound.
 GroupLink regular_group_link(const Cluster& cluster, const GroupShape& group);
 
-}  // namespace foreshard
+}

@@ -54,4 +54,4 @@ Fsdp2Version fsdp2_version(std::int32_t minor) {
   return v;
 }
 
-}  // namespace foreshard
+}

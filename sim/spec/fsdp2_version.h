@@ -67,4 +67,4 @@ std::optional<std::int32_t> fsdp2_minor(std::string_view version);
 // minor from kOldestFsdp2 to kNewestFsdp2.
 Fsdp2Version fsdp2_version(std::int32_t minor);
 
-}  // namespace foreshard
+}

@@ -23,7 +23,7 @@ constexpr std::array kGenerations = {
     Generation{"cdna4", kAmd, 0, 23},
 };
 
-}  // namespace
+}
 
 std::span<const std::string_view> gpu_architectures() {
   static constexpr auto kNames = [] {
@@ -40,4 +40,4 @@ const Generation& generation_of(const Gpu& gpu) {
   return found == kGenerations.end() ? kUnknown : *found;
 }
 
-}  // namespace foreshard
+}

@@ -36,4 +36,4 @@ std::span<const std::string_view> gpu_architectures();
 // Of the GPU's architecture; where that is no word of the table, a generation without a name.
 const Generation& generation_of(const Gpu& gpu);
 
-}  // namespace foreshard
+}

@@ -20,4 +20,4 @@ inline bool reads_packed_projection(const Operation& op) {
          op.backward_temporaries.size() == 3;
 }
 
-}  // namespace foreshard
+}

@@ -47,4 +47,4 @@ GroupShape Mesh::group(MeshDim dim) const {
   return {};
 }
 
-}  // namespace foreshard
+}

@@ -92,4 +92,4 @@ struct Mesh {
   bool operator==(const Mesh&) const = default;
 };
 
-}  // namespace foreshard
+}

@@ -56,7 +56,7 @@ std::int64_t active_numel(const LayerSpec& layer, std::size_t parameter) {
   return spec.count();
 }
 
-}  // namespace
+}
 
 std::int64_t ModelSpec::parameters() const {
   return sum_over_layers(*this, [](const LayerSpec& layer) { return layer.numel(); });
@@ -116,7 +116,7 @@ double share_in_window(double positions, double window) {
   return 1 - outside * outside;
 }
 
-}  // namespace
+}
 
 Flops forward_flops(const Operation& operation, std::int64_t batch, std::int64_t sequence) {
   const double b = as_double(batch);
@@ -218,4 +218,4 @@ std::int64_t label_bytes(const ModelSpec& model, std::int64_t batch, std::int64_
                           kInt64);
 }
 
-}  // namespace foreshard
+}

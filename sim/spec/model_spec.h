@@ -480,4 +480,4 @@ std::int32_t chain_joined_at(const ModelSpec& model, std::int32_t layer);
 std::int64_t input_bytes(const ModelSpec& model, std::int64_t batch, std::int64_t sequence);
 std::int64_t label_bytes(const ModelSpec& model, std::int64_t batch, std::int64_t sequence);
 
-}  // namespace foreshard
+}

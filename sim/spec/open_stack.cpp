@@ -165,7 +165,7 @@ PlanFile file_of(const OpenStacks& of, const Plan& chosen, const ModelSpec& mode
   }
 }
 
-}  // namespace
+}
 
 OpenStacks open_stacks(const PlanDocument& written, const ModelSpec& model,
                        const Cluster& cluster) {
@@ -210,4 +210,4 @@ std::size_t alternative_of_draw(const std::vector<double>& weights, int k) {
   return weights.empty() ? 0 : weights.size() - 1;
 }
 
-}  // namespace foreshard
+}

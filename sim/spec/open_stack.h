@@ -47,4 +47,4 @@ PlanDocument with_usual_stack(PlanDocument written, const OpenStacks& open);
 // Which of them draw k is of: a fixed sequence that follows the weights as evenly as can be.
 std::size_t alternative_of_draw(const std::vector<double>& weights, int k);
 
-}  // namespace foreshard
+}

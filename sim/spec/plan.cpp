@@ -48,4 +48,4 @@ void check(const Plan& plan, const ModelSpec& model, const Cluster& cluster) {
   if (const auto problem = find_problem(plan, model, cluster)) throw_problem(*problem, {});
 }
 
-}  // namespace foreshard
+}

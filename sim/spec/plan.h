@@ -673,4 +673,4 @@ Plan shortened(Plan plan, std::int64_t most);
 // message names the nearest plan that it can).
 void check(const Plan& plan, const ModelSpec& model, const Cluster& cluster);
 
-}  // namespace foreshard
+}

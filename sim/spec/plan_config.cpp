@@ -187,7 +187,7 @@ std::string yaml_string(const std::string& text) {
 
 bool is_name(std::string_view path) { return path == "model" || path == "cluster"; }
 
-}  // namespace
+}
 
 PlanDocument read_plan(const ConfigNode& root) {
   PlanDocument document = {.file = root.location().file};
@@ -268,7 +268,7 @@ Json json_of(const Plan& plan, const std::function<Json(const PlanKey&)>& said) 
   return root;
 }
 
-}  // namespace
+}
 
 Json to_json(const Plan& plan) {
   return json_of(plan, [&](const PlanKey& key) { return key.write(plan); });
@@ -294,4 +294,4 @@ std::vector<std::string> plan_keys() {
   return paths;
 }
 
-}  // namespace foreshard
+}

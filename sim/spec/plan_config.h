@@ -107,4 +107,4 @@ Json to_json(const Plan& plan);
 // Every key that a plan file may have, as dotted paths, in the order of to_yaml.
 std::vector<std::string> plan_keys();
 
-}  // namespace foreshard
+}

@@ -26,7 +26,7 @@ std::string_view page_says(std::string_view name) {
   return cells.substr(cells.rfind("| ") + 2);
 }
 
-}  // namespace
+}
 
 Json PlanKey::write(const Plan& plan) const {
   static const Plan kUsual;
@@ -59,4 +59,4 @@ const PlanKey* find_plan_key(std::string_view path) {
 
 std::string_view plan_group_says(std::string_view group) { return page_says(group); }
 
-}  // namespace foreshard
+}

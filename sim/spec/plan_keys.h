@@ -79,4 +79,4 @@ std::string yaml_value(const Json& value);
 
 Json plan_schema();
 
-}  // namespace foreshard
+}

@@ -194,4 +194,4 @@ std::vector<std::int64_t> nearest_divisors(std::int64_t n, std::int64_t x) {
   return divisors;
 }
 
-}  // namespace foreshard
+}

@@ -298,7 +298,7 @@ void resolve_trainer(const PlanDocument& document, const ModelSpec& model, Plan&
   }
 }
 
-}  // namespace
+}
 
 ResolvedPlan resolve(const PlanDocument& written, const ModelSpec& model, const Cluster& cluster) {
   FORESHARD_CHECK(cluster.gpus > 0, "a cluster without GPUs");
@@ -384,7 +384,7 @@ void refuse_foreign_keys(const ResolvedPlan& resolved) {
   }
 }
 
-}  // namespace
+}
 
 void check(const ResolvedPlan& resolved, const ModelSpec& model, const Cluster& cluster) {
   refuse_foreign_keys(resolved);
@@ -392,4 +392,4 @@ void check(const ResolvedPlan& resolved, const ModelSpec& model, const Cluster& 
   if (problem) throw_problem(*problem, location_of(resolved.given, problem->key));
 }
 
-}  // namespace foreshard
+}

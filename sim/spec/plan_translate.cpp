@@ -161,11 +161,11 @@ class Translator {
   Translation result_;
 };
 
-}  // namespace
+}
 
 Translation translate(const PlanDocument& base, const Plan& from, const Runtime& to,
                       const ModelSpec& model, const Cluster& cluster) {
   return Translator(base, from, model, cluster).run(to);
 }
 
-}  // namespace foreshard
+}

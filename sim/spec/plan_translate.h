@@ -31,4 +31,4 @@ struct Translation {
 Translation translate(const PlanDocument& base, const Plan& from, const Runtime& to,
                       const ModelSpec& model, const Cluster& cluster);
 
-}  // namespace foreshard
+}

@@ -135,7 +135,7 @@ Json written_ranges(const RangedPolicy<T>& policy, const char* noun, const T& ot
   return list;
 }
 
-}  // namespace
+}
 
 Runtime read_runtime(const ConfigNode& node) {
   static constexpr RuntimeKind kRuntimes[] = {
@@ -439,4 +439,4 @@ Json written(const AllocatorSettings& settings) {
   return text.empty() ? "default" : text;
 }
 
-}  // namespace foreshard
+}

@@ -85,4 +85,4 @@ void read_saved_modules(const ConfigNode& node, Lora& lora);
 Json written_saved_modules(const Lora& lora);
 Json written_lora_targets(const std::vector<std::string>& targets);
 
-}  // namespace foreshard
+}

@@ -157,7 +157,7 @@ void fill(const std::vector<PresetRule>& rules, const ModelSpec& model, PlanDocu
   }
 }
 
-}  // namespace
+}
 
 std::vector<const Preset*> presets(PresetKind kind) {
   std::vector<const Preset*> all;
@@ -215,4 +215,4 @@ PlanDocument with_preset(const Preset& preset, PlanDocument document, const Mode
   return document;
 }
 
-}  // namespace foreshard
+}

@@ -62,4 +62,4 @@ std::int32_t trainer_minor(const PlanDocument& document);
 // PlanLayer::kPreset; of keys that only some runtimes have, those of document.plan's.
 PlanDocument with_preset(const Preset& preset, PlanDocument document, const ModelSpec& model);
 
-}  // namespace foreshard
+}

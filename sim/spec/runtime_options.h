@@ -145,4 +145,4 @@ constexpr const char* to_string(MegatronOptions::Module module) {
       module, {"core_attn", "moe_act", "layernorm", "mla_up_proj", "mlp", "moe", "shared_experts"});
 }
 
-}  // namespace foreshard
+}

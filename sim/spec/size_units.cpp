@@ -15,7 +15,7 @@ bool is_inside(const std::string& name, const std::string& module) {
   return name.size() > module.size() && name.starts_with(module) && name[module.size()] == '.';
 }
 
-}  // namespace
+}
 
 SizeUnits units_by_size(const LayerSpec& layer, std::int64_t least) {
   const bool is_block = layer.role == LayerRole::kBlock;
@@ -66,4 +66,4 @@ std::int32_t unit_of_name(const SizeUnits& units, const std::string& name) {
   return found;
 }
 
-}  // namespace foreshard
+}

@@ -31,4 +31,4 @@ inline bool is_of_modules(const ModelSpec& model) {
   return model.source.starts_with("modules.json");
 }
 
-}  // namespace foreshard
+}

@@ -49,5 +49,5 @@ BENCHMARK(BM_ReservedToSteadyState)
     ->Arg(static_cast<int>(Recompute::kNone))
     ->Arg(static_cast<int>(Recompute::kFull));
 
-}  // namespace
-}  // namespace foreshard
+}
+}

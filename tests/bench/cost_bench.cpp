@@ -42,5 +42,5 @@ void BM_PriceComputed(benchmark::State& state) {
 }
 BENCHMARK(BM_PriceComputed)->DenseRange(0, 2);
 
-}  // namespace
-}  // namespace foreshard
+}
+}

@@ -215,5 +215,5 @@ void BM_SearchAllKnobs(benchmark::State& state) {
 }
 BENCHMARK(BM_SearchAllKnobs)->Unit(benchmark::kMillisecond);
 
-}  // namespace
-}  // namespace foreshard
+}
+}

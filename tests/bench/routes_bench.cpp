@@ -40,5 +40,5 @@ void BM_RouteRemembered(benchmark::State& state) {
 }
 BENCHMARK(BM_RouteRemembered);
 
-}  // namespace
-}  // namespace foreshard
+}
+}

@@ -72,5 +72,5 @@ TEST(FirstLooks, CardsOfAKnownChipHaveItsSteps) {
   for (const char* card : {"h20", "b200", "l40s", "a40"}) EXPECT_FALSE(has_steps(card)) << card;
 }
 
-}  // namespace
-}  // namespace foreshard
+}
+}

@@ -89,5 +89,5 @@ TEST(GpuNames, ProtocolIsTheSourceWithoutGpuAndVersion) {
             protocol_of("aiconfigurator:h100_sxm/gemm/trtllm/1.3.0rc20", machines));
 }
 
-}  // namespace
-}  // namespace foreshard
+}
+}

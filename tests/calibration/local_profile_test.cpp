@@ -114,5 +114,5 @@ TEST(LocalMachine, NominalFiguresAreAllAssumed) {
   EXPECT_EQ(costs.price(EventKind::kAllGather, Bytes(1000), {8, 1}).evidence, Evidence::kAssumed);
 }
 
-}  // namespace
-}  // namespace foreshard::local_profile_test
+}
+}

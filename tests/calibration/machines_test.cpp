@@ -210,5 +210,5 @@ TEST(Machines, BadClusterFiles) {
   expect_part(file_message("{gpus: 64, machine: h100, gpu: {key: h200}}"), "machine");
 }
 
-}  // namespace
-}  // namespace foreshard
+}
+}

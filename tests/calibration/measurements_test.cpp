@@ -109,5 +109,5 @@ TEST(Measurements, OfOneMachineAreJoined) {
   }
 }
 
-}  // namespace
-}  // namespace foreshard
+}
+}

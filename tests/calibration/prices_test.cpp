@@ -100,5 +100,5 @@ TEST(Prices, BadListsSayWhereAndWhy) {
   }
 }
 
-}  // namespace
-}  // namespace foreshard
+}
+}

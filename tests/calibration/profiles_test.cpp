@@ -141,5 +141,5 @@ TEST(Profiles, ReaderIsStrict) {
   expect_error(json, "intra_node");
 }
 
-}  // namespace
-}  // namespace foreshard
+}
+}

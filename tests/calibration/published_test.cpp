@@ -137,5 +137,5 @@ TEST(Published, NoticeNamesEverySource) {
   for (const std::string& name : missing) ADD_FAILURE() << "NOTICE does not name " << name;
 }
 
-}  // namespace
-}  // namespace foreshard
+}
+}

@@ -442,5 +442,5 @@ TEST(Layout, WhatIsWrongIsSaidWithItsPlaceAndBothEnds) {
       "3:", "twice");
 }
 
-}  // namespace
-}  // namespace foreshard
+}
+}

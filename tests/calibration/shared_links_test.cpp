@@ -112,5 +112,5 @@ TEST(SharedLinksProperty, TheClosedFormCoversTheGraph) {
   EXPECT_GT(equal, 250);
 }
 
-}  // namespace
-}  // namespace foreshard::shared_links_test
+}
+}

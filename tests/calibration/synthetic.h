@@ -114,4 +114,4 @@ class SyntheticRaw {
   std::string cpu_ = "Example CPU @ 3.0GHz";
 };
 
-}  // namespace foreshard
+}

@@ -176,5 +176,5 @@ TEST(Topology, DotNamesEveryDevice) {
   EXPECT_NE(dot.find("450 GB/s"), std::string::npos);
 }
 
-}  // namespace
-}  // namespace foreshard
+}
+}

@@ -215,5 +215,5 @@ TEST(BadInput, FilesThatCannotBeWritten) {
   expect_no_crash(full);
 }
 
-}  // namespace
-}  // namespace foreshard::bad_input_test
+}
+}

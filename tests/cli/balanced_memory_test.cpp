@@ -228,5 +228,5 @@ TEST(ContendedBound, HoldsWhereCollectivesAreOnTheComputeStream) {
   EXPECT_GE(made.timeline.period, contended_bound(made.graph, made.costs));
 }
 
-}  // namespace
-}  // namespace foreshard
+}
+}

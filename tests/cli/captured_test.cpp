@@ -552,5 +552,5 @@ TEST(NullGpu, ExitStatusesAreTheCommands) {
 }
 #endif
 
-}  // namespace
-}  // namespace foreshard
+}
+}

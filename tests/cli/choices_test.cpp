@@ -204,5 +204,5 @@ TEST(Choices, TheEngineIsToldOfTheAttentionThatPytorchPrefers) {
   EXPECT_FALSE(names_cudnn("8xh100", "fsdp2", ""));
 }
 
-}  // namespace
-}  // namespace foreshard
+}
+}

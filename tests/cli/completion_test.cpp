@@ -69,5 +69,5 @@ TEST(Completion, Bash) {
   EXPECT_EQ(offered("foreshard predict --plan my"), "<my plan.yaml>");
 }
 
-}  // namespace
-}  // namespace foreshard
+}
+}

@@ -106,5 +106,5 @@ TEST(Documents, OfSweeps) {
   expect_document("calibrate", "calibrate all_gather.log --machine h100 --out p.json");
 }
 
-}  // namespace
-}  // namespace foreshard::documents_test
+}
+}

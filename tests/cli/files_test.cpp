@@ -97,5 +97,5 @@ TEST(Files, FilesThatAreTooLargeSaySo) {
   }
 }
 
-}  // namespace
-}  // namespace foreshard
+}
+}

@@ -126,5 +126,5 @@ TEST(Html, APlanThatDoesNotFitIsShownAllTheSame) {
             false);
 }
 
-}  // namespace
-}  // namespace foreshard::html_test
+}
+}

@@ -139,5 +139,5 @@ TEST(Infeasible, ThirdMicroBatchHasThePeak) {
   }
 }
 
-}  // namespace
-}  // namespace foreshard
+}
+}

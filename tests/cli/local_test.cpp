@@ -160,5 +160,5 @@ TEST(Local, AProfileOfAGpuIsReadForItsCluster) {
   EXPECT_NEAR(seconds / informed["step"]["seconds"]["value"].get<double>(), 1, 0.1);
 }
 
-}  // namespace
-}  // namespace foreshard::local_test
+}
+}

@@ -44,5 +44,5 @@ TEST(MeasuredMemory, OfTheEngineIsWhatAnH100Said) {
   EXPECT_EQ(judged, 4);
 }
 
-}  // namespace
-}  // namespace foreshard
+}
+}

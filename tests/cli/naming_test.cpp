@@ -172,5 +172,5 @@ TEST(Naming, PlansAreYamlOrJson) {
   EXPECT_EQ(plan_of("--plan p.json").at("batch").at("micro_batch"), 2);
 }
 
-}  // namespace
-}  // namespace foreshard
+}
+}

@@ -252,5 +252,5 @@ TEST(Nonsense, FrozenBlocksAreNoWork) {
   EXPECT_LE(mfu, 1);
 }
 
-}  // namespace
-}  // namespace foreshard
+}
+}

@@ -83,5 +83,5 @@ TEST(Output, FollowsTheTerminalsWidthAndCutsNothingInAPipe) {
   EXPECT_EQ(piped.out.find("…"), std::string::npos) << piped.out;
 }
 
-}  // namespace
-}  // namespace foreshard::output_test
+}
+}

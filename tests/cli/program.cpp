@@ -56,7 +56,7 @@ std::set<std::string> required_keys(const nlohmann::ordered_json& schema, const 
   return keys;
 }
 
-}  // namespace
+}
 
 Outcome shell(const std::string& command) {
   const fs::path out = folder() / ".out";
@@ -125,4 +125,4 @@ void expect_no_crash(const Outcome& outcome) {
   }
 }
 
-}  // namespace foreshard
+}

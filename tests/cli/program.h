@@ -41,4 +41,4 @@ void expect_says(std::string_view text, std::string_view part);
 // The marks of a crash are nowhere.
 void expect_no_crash(const Outcome& outcome);
 
-}  // namespace foreshard
+}

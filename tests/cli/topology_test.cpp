@@ -82,5 +82,5 @@ TEST(TopologyCli, MachinesDrawsIt) {
   expect_says(dot.out, "color=");
 }
 
-}  // namespace
-}  // namespace foreshard::topology_test
+}
+}

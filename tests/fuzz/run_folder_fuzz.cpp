@@ -45,7 +45,7 @@ void set_right(std::map<std::string, std::string>& files) {
   files[kRunFile] = root.dump(1, ' ', false, nlohmann::json::error_handler_t::replace);
 }
 
-}  // namespace
+}
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   std::map<std::string, std::string> files = split({reinterpret_cast<const char*>(data), size});

@@ -57,4 +57,4 @@ void expect_answer_or_refusal(Read read) {
   }
 }
 
-}  // namespace foreshard
+}

@@ -23,7 +23,7 @@ bool names_thousands(std::string_view text) {
   return false;
 }
 
-}  // namespace
+}
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   using namespace foreshard;

@@ -33,4 +33,4 @@ inline void walk(const ConfigNode& node) {
   }
 }
 
-}  // namespace foreshard
+}

@@ -19,7 +19,7 @@ void unit(Read read) {
   }
 }
 
-}  // namespace
+}
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   using namespace foreshard;

@@ -104,5 +104,5 @@ INSTANTIATE_TEST_SUITE_P(Recordings, RealLibrary, testing::ValuesIn(folders()),
                            return name;
                          });
 
-}  // namespace
-}  // namespace foreshard
+}
+}

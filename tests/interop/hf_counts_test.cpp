@@ -81,5 +81,5 @@ TEST(HfCountsTest, NamesAndShapesAreTransformersOwn) {
   EXPECT_GE(compared, 1000U);
 }
 
-}  // namespace
-}  // namespace foreshard
+}
+}

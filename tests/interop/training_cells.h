@@ -69,4 +69,4 @@ inline Cells unknown_run(const std::string& runtime) {
   return cells;
 }
 
-}  // namespace foreshard
+}

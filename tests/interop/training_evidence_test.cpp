@@ -178,5 +178,5 @@ TEST(TrainingEvidence, EveryPublishedRowIsInTheAnswer) {
   EXPECT_LT(summarize_balanced(rows).median_abs_error, 0.07);
 }
 
-}  // namespace
-}  // namespace foreshard
+}
+}

@@ -112,5 +112,5 @@ TEST(NamesTest, FiltersAreNamesInPart) {
   EXPECT_TRUE(zoo_names_with("").empty());
 }
 
-}  // namespace
-}  // namespace foreshard
+}
+}

@@ -304,5 +304,5 @@ TEST(VisionTest, BadSizesAreNamed) {
   EXPECT_THROW(build_vision_model(dims), Error);
 }
 
-}  // namespace
-}  // namespace foreshard::vision_test
+}
+}

@@ -85,5 +85,5 @@ TEST(Windows, FlexAttentionTakesWindowsAndChunks) {
       1);
 }
 
-}  // namespace
-}  // namespace foreshard
+}
+}

@@ -138,5 +138,5 @@ TEST(ZooTest, ReaderIsStrict) {
   EXPECT_THROW(parse_zoo("name,family\n", "zoo.csv"), ConfigError);
 }
 
-}  // namespace
-}  // namespace foreshard::zoo_test
+}
+}

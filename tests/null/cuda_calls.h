@@ -141,4 +141,4 @@ class Allocator {
   std::size_t sizes_ = 0;
 };
 
-}  // namespace foreshard::null_test
+}

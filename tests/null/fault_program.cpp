@@ -262,7 +262,7 @@ constexpr std::pair<const char*, void (*)(Bench&)> kFaults[] = {
     {"side_stream_not_joined", side_stream_not_joined},
 };
 
-}  // namespace
+}
 
 int main(int count, char** words) {
   for (const auto& [name, plant] : kFaults) {

@@ -414,7 +414,7 @@ void unanswered() {
   reinterpret_cast<int (*)()>(function)();
 }
 
-}  // namespace
+}
 
 int main(int, char** argv) {
   const std::string_view part = argv[1];

@@ -56,5 +56,5 @@ TEST(Amounts, SequencesAreNamedInPowersOfTwo) {
   }
 }
 
-}  // namespace
-}  // namespace foreshard
+}
+}

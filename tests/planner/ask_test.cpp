@@ -134,5 +134,5 @@ TEST(Ask, OneRunHalvesTheInterval) {
   EXPECT_NEAR(run->half_width, q.half_width / 2, 1e-12);
 }
 
-}  // namespace
-}  // namespace foreshard
+}
+}

@@ -319,5 +319,5 @@ RC_GTEST_PROP(AxesVariantsProperty, NoStepUndercutsItsLayers, ()) {
   RC_ASSERT(extended_bound(two.second, three.second, plan.batch.accumulation) <= period);
 }
 
-}  // namespace
-}  // namespace foreshard::axes_variants_test
+}
+}

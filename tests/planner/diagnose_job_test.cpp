@@ -149,5 +149,5 @@ TEST(DiagnoseJob, MeasuredFiguresNeedTheirUnits) {
   }
 }
 
-}  // namespace
-}  // namespace foreshard
+}
+}

@@ -60,5 +60,5 @@ TEST(FreeSearch, IsNotBeatenByAxesThatAreSet) {
   }
 }
 
-}  // namespace
-}  // namespace foreshard::free_search_test
+}
+}

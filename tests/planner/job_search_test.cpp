@@ -33,5 +33,5 @@ TEST(JobSearch, EveryPlanOfAVariantRunsItsModel) {
             expect_own_model(variants_of("gpt2", {})));
 }
 
-}  // namespace
-}  // namespace foreshard
+}
+}

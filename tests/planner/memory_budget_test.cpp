@@ -108,5 +108,5 @@ TEST(MemoryBudget, MoreThanTheGpuHasIsAllThatItHas) {
   EXPECT_EQ(curve.best->plan, curve.points.back().plan);
 }
 
-}  // namespace
-}  // namespace foreshard
+}
+}

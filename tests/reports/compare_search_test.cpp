@@ -128,5 +128,5 @@ TEST(SearchView, SaysHowFarTheSmallestPlanIsFromFitting) {
   EXPECT_TRUE(search_json(story, {}, nullptr)["best"].is_null());
 }
 
-}  // namespace
-}  // namespace foreshard
+}
+}

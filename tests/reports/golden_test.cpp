@@ -56,5 +56,5 @@ TEST(Golden, PredictionsAreThoseThatWerePinned) {
   for (std::size_t i = 0; i < now.size(); ++i) EXPECT_EQ(now[i], pinned[i]);
 }
 
-}  // namespace
-}  // namespace foreshard
+}
+}

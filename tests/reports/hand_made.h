@@ -54,4 +54,4 @@ class HandMade {
   Timeline timeline;
 };
 
-}  // namespace foreshard
+}

@@ -147,5 +147,5 @@ TEST(OpenStackReport, SaysSoInTextAndJson) {
   EXPECT_EQ(open_stack_text({}), "");
 }
 
-}  // namespace
-}  // namespace foreshard
+}
+}

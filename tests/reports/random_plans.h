@@ -61,4 +61,4 @@ class RandomPlans {
   std::mt19937 random_;
 };
 
-}  // namespace foreshard
+}

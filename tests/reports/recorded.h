@@ -42,4 +42,4 @@ inline RunRecord steady_run(int world, int steps, const EventGraph& graph,
   return record;
 }
 
-}  // namespace foreshard
+}

@@ -73,5 +73,5 @@ TEST(Sanity, ADoctoredReportIsFound) {
   }
 }
 
-}  // namespace
-}  // namespace foreshard
+}
+}

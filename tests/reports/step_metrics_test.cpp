@@ -80,5 +80,5 @@ TEST(StepMetrics, ComputeExposedAndIdleFillTheStepOfRandomPlans) {
   }
 }
 
-}  // namespace
-}  // namespace foreshard
+}
+}

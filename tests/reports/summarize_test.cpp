@@ -212,5 +212,5 @@ TEST(ReportJson, HasTheKeysThatScriptsCountOn) {
   EXPECT_EQ(json["plan"]["mesh"]["shard"], 8);
 }
 
-}  // namespace
-}  // namespace foreshard
+}
+}

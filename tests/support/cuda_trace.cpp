@@ -397,7 +397,7 @@ class Writer {
   std::int64_t external_ = 0, correlation_ = 0;
 };
 
-}  // namespace
+}
 
 std::string module_of(const std::string& unit) {
   if (unit == "root") return "";
@@ -412,4 +412,4 @@ std::string cuda_trace(const Forecast& forecast, const Timeline& timeline,
   return Writer(forecast, timeline, options).write();
 }
 
-}  // namespace foreshard
+}

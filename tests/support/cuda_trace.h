@@ -31,4 +31,4 @@ std::string module_of(const std::string& unit);
 std::string cuda_trace(const Forecast& forecast, const Timeline& timeline,
                        const CudaTraceOptions& options = {});
 
-}  // namespace foreshard
+}

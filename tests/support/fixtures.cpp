@@ -94,4 +94,4 @@ std::vector<std::string> text_lines(const std::string& text) {
   return lines;
 }
 
-}  // namespace foreshard
+}

@@ -36,4 +36,4 @@ CostModel round_costs(std::int64_t gpus = 16);
 std::int64_t count(const EventGraph& graph, EventKind kind);
 std::vector<std::string> text_lines(const std::string& text);
 
-}  // namespace foreshard
+}

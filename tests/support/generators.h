@@ -109,4 +109,4 @@ inline Contention random_contention() {
       .communication = *rc::gen::inRange<std::int64_t>(Contention::kOne, 3 * Contention::kOne)};
 }
 
-}  // namespace foreshard
+}

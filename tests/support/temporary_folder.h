@@ -50,4 +50,4 @@ inline std::string content_of(const std::filesystem::path& file) {
   return {std::istreambuf_iterator<char>(in), {}};
 }
 
-}  // namespace foreshard
+}

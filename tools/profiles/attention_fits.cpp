@@ -14,7 +14,7 @@ double fill(const AttentionRow& row, const Gpu& gpu) {
   return row.batch * row.heads * std::ceil(row.sequence / 128) / as_double(gpu.multiprocessors);
 }
 
-}  // namespace
+}
 
 Rows pick(const Rows& rows, std::string_view source_part, std::string_view kernel, int head_dim,
           AttentionPass pass) {
@@ -106,7 +106,7 @@ Rows training_like(const Rows& rows, const Gpu& gpu) {
   return picked;
 }
 
-}  // namespace attention_fits
+}
 
 double attention_seconds(const AttentionCurve& curve, const AttentionRow& row, double flops,
                          const Gpu& gpu) {
@@ -145,4 +145,4 @@ AttentionCurve fit_attention(const std::vector<AttentionRow>& rows, const Gpu& g
   return with(solve(problem));
 }
 
-}  // namespace foreshard
+}

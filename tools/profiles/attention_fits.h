@@ -72,4 +72,4 @@ class Collector {
   AttentionFits result_;
 };
 
-}  // namespace foreshard::attention_fits
+}

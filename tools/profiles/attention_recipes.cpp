@@ -402,7 +402,7 @@ Faster faster_by(const Rows& rows, const AttentionCurve& curve, std::int64_t hea
   return faster;
 }
 
-}  // namespace
+}
 
 // A quarter of H100's matrix units to a multiprocessor that is otherwise whole: what else a kernel
 // does (exponentials, the memory of the multiprocessor) takes a smaller share, so that kernels come
@@ -447,4 +447,4 @@ AttentionFits fit_attention_of(std::string_view chip, const std::vector<Chip>& c
   return fits;
 }
 
-}  // namespace foreshard
+}

@@ -156,7 +156,7 @@ void add_aotriton(Calibration& calibration, const std::vector<ReadAttention>& al
       "from 2.11 on) its backward calls aiter's assembly (release notes of ROCm/aotriton)";
 }
 
-}  // namespace
+}
 
 void use_cdna_figures(Calibration& calibration, const Gpu& own,
                       const std::vector<Machine>& machines) {
@@ -198,4 +198,4 @@ void use_cdna_figures(Calibration& calibration, const Gpu& own,
   }
 }
 
-}  // namespace foreshard
+}

@@ -379,11 +379,11 @@ class Builder {
   Catalogue done_;
 };
 
-}  // namespace
+}
 
 Catalogue fit_gemm_catalogue(const std::vector<GemmRow>& rows,
                              const std::vector<Machine>& machines) {
   return Builder(rows, machines).build();
 }
 
-}  // namespace foreshard
+}

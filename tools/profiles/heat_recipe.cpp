@@ -38,7 +38,7 @@ constexpr double kBlackwellFlops = 1237e12;
 constexpr double kBlackwellClock = 1580.0 / 1965;
 constexpr std::array kBlackwells = {"b200", "b300", "gb200", "gb300"};
 
-}  // namespace
+}
 
 HeatCurve fit_heat(const CsvTable& clocks) {
   LeastSquares problem = {.rows = clocks.rows()};
@@ -88,4 +88,4 @@ bool has_heat(const Gpu& gpu, const std::vector<Machine>& machines) {
   });
 }
 
-}  // namespace foreshard
+}

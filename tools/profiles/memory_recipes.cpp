@@ -302,7 +302,7 @@ void use_own_rows_of_h200(MemoryFits& fits, const Gpu& gpu) {
   }
 }
 
-}  // namespace
+}
 
 // What a byte costs beside the memory's time is the multiprocessors'.
 //
@@ -361,4 +361,4 @@ MemoryFits fit_memory_of(std::string_view chip, const std::vector<Chip>& chips) 
   return fits;
 }
 
-}  // namespace foreshard
+}

@@ -288,7 +288,7 @@ PublishedFit assemble(const Machine& machine, const ChipFits& own, const Catalog
   return fit;
 }
 
-}  // namespace
+}
 
 const Chip& chip_named(std::string_view name, const std::vector<Chip>& chips) {
   for (const Chip& chip : chips) {
@@ -334,7 +334,7 @@ std::string lines_of(const Json& store) {
                      fmt::join(lines, ",\n"));
 }
 
-}  // namespace
+}
 
 std::map<std::string, std::string> profile_files(const std::vector<PublishedFit>& fits) {
   struct File {
@@ -365,4 +365,4 @@ std::map<std::string, std::string> profile_files(const std::vector<PublishedFit>
   return texts;
 }
 
-}  // namespace foreshard
+}

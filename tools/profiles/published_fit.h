@@ -102,4 +102,4 @@ std::map<std::string, std::string> profile_files(const std::vector<PublishedFit>
 // Rows, constants and errors of every curve, as a page.
 std::string calibration_report(const std::vector<PublishedFit>& fits);
 
-}  // namespace foreshard
+}

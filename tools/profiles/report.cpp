@@ -22,7 +22,7 @@ std::string spread_text(const Calibration& c) {
   return text;
 }
 
-}  // namespace
+}
 
 std::string calibration_report(const std::vector<PublishedFit>& fits) {
   std::string text =
@@ -64,4 +64,4 @@ std::string calibration_report(const std::vector<PublishedFit>& fits) {
   return text;
 }
 
-}  // namespace foreshard
+}

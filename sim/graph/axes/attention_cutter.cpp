@@ -135,4 +135,4 @@ void AttentionCutter::attend_with_heads(Operation op) {
   back.collective = back.collective_backward = exchange;
 }
 
-}  // namespace foreshard
+}

@@ -149,7 +149,7 @@ class LossCutter : LayerWriter {
   std::int64_t ranks_;
 };
 
-}  // namespace
+}
 
 // Rows of slices are worked on in fp32 a few at a time (the native loss' own workspace).
 LayerSpec cut_native_loss(const LayerSpec& whole, const Plan& plan) {
@@ -188,4 +188,4 @@ LayerSpec cut_loss(const LayerSpec& whole, const Plan& plan) {
   return plan.loss.kind == Loss::Kind::kCompiled ? cutter.run_compiled() : cutter.run();
 }
 
-}  // namespace foreshard
+}

@@ -32,7 +32,7 @@ void forget(LayerSpec& layer, Index gone) {
   for (Operation& op : layer.operations) std::erase(op.released, gone);
 }
 
-}  // namespace
+}
 
 // Launches of MoELayer in a capture (Megatron-Core 0.16.1 on the null GPU: auxiliary loss, router
 // in fp32), less those of moe.cpp: of the router, and of a dispatcher by all-to-all, which flex
@@ -224,4 +224,4 @@ std::int64_t received_rows(const ExpertParallel& how, ExpertGroup group, std::in
   return std::llround(most * static_cast<double>(sent) * static_cast<double>(group.ranks));
 }
 
-}  // namespace foreshard
+}

@@ -14,7 +14,7 @@ namespace {
 constexpr const char* kCounts = "rows_per_expert";
 constexpr const char* kOffsets = "offsets";
 
-}  // namespace
+}
 
 ExpertCutter::ExpertCutter(LayerPart& part)
     : part_(part),
@@ -430,4 +430,4 @@ void ExpertCutter::combine() {
   call.released = {routing_.sizes, routing_.permuted, returned};
 }
 
-}  // namespace foreshard
+}

@@ -74,7 +74,7 @@ std::vector<Operation> take_out_like(LayerSpec& layer, std::size_t first) {
   return taken;
 }
 
-}  // namespace
+}
 
 LayerSpec fuse_columns(LayerSpec layer) {
   Indices gone;
@@ -171,4 +171,4 @@ LayerSpec copy_keys(LayerSpec layer, std::int64_t ranks) {
   return layer;
 }
 
-}  // namespace foreshard
+}

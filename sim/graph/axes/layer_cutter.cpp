@@ -425,7 +425,7 @@ bool is_megatrons(const LayerSpec& loss, const Plan& plan) {
                             &Operation::function) == 1;
 }
 
-}  // namespace
+}
 
 std::int64_t chunk_of(std::int64_t all, std::int64_t parts, std::int64_t index) {
   const std::int64_t chunk = (all + parts - 1) / parts;
@@ -446,4 +446,4 @@ CutLayer cut_layer(const LayerSpec& layer, const Plan& plan, Placement input, Pl
   return Cutter(layer, plan, input, joined).run();
 }
 
-}  // namespace foreshard
+}

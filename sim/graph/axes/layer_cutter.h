@@ -97,4 +97,4 @@ struct ExpertGroup {
 // like cards, for an expert's number says nothing about how often it is chosen.
 std::int64_t received_rows(const ExpertParallel& how, ExpertGroup group, std::int64_t sent);
 
-}  // namespace foreshard
+}

@@ -161,4 +161,4 @@ void LayerPart::reduce_and_add(Index result, Index bias, std::int8_t part) {
   layer.parameters[at(bias)].partial = tp > 1;
 }
 
-}  // namespace foreshard
+}

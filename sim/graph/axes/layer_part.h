@@ -168,4 +168,4 @@ class ExpertCutter {
   } routing_;
 };
 
-}  // namespace foreshard
+}

@@ -166,7 +166,7 @@ void cut_kinds(const ModelSpec& model, const Plan& plan, const Visit& visit) {
   }
 }
 
-}  // namespace
+}
 
 std::int64_t slices_of_rank(const Plan& plan) {
   return std::max(slices_of(plan.reduction_order) / plan.mesh.tp, std::int64_t{1});
@@ -249,4 +249,4 @@ void divide_loss(ModelSpec& model) {
   }
 }
 
-}  // namespace foreshard
+}

@@ -38,4 +38,4 @@ SlicesOfPart slices_of_part(const ModelSpec& model, const Plan& plan);
 inline constexpr const char* kUndividedLoss = "undivided loss";
 void divide_loss(ModelSpec& model);
 
-}  // namespace foreshard
+}

@@ -166,7 +166,7 @@ class Modules {
       widens_;
 };
 
-}  // namespace
+}
 
 void recompute_modules(LayerSpec& block, std::span<const MegatronOptions::Module> modules) {
   const Modules found(block);
@@ -179,4 +179,4 @@ void recompute_modules(LayerSpec& block, std::span<const MegatronOptions::Module
   }
 }
 
-}  // namespace foreshard
+}

@@ -86,4 +86,4 @@ struct StepRange {
 // Throws Error(kInvalidInput) where there is none: fewer than two steps.
 StepRange steady_step(const Capture& capture);
 
-}  // namespace foreshard
+}

@@ -493,7 +493,7 @@ class Builder {
   std::int64_t longest_ns_ = std::numeric_limits<std::int64_t>::max();
 };
 
-}  // namespace
+}
 
 CapturedGraph capture_graph(const Capture& capture) {
   const StepRange range = steady_step(capture);
@@ -509,4 +509,4 @@ CapturedGraph capture_graph(const Capture& capture) {
   }
 }
 
-}  // namespace foreshard
+}

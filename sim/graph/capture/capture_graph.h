@@ -30,4 +30,4 @@ struct CapturedGraph {
 // Throws Error(kInvalidInput) where the capture holds no whole step (steady_step).
 CapturedGraph capture_graph(const Capture& capture);
 
-}  // namespace foreshard
+}

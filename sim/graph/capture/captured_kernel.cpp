@@ -496,7 +496,7 @@ void set_busy(std::string_view name, const CapturedCall& call, Kernel& k) {
   }
 }
 
-}  // namespace
+}
 
 std::optional<CapturedKernel> captured_kernel(const Capture& capture, const CapturedCall& call,
                                               Pass pass) {
@@ -549,4 +549,4 @@ std::string_view attention_kernel_of(std::string_view kernel) {
   return "";
 }
 
-}  // namespace foreshard
+}

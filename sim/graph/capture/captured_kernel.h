@@ -28,4 +28,4 @@ std::optional<CapturedKernel> captured_kernel(const Capture& capture, const Capt
 // The plan's word for the kernel of attention that one of this name is; "": of none.
 std::string_view attention_kernel_of(std::string_view kernel);
 
-}  // namespace foreshard
+}

@@ -46,7 +46,7 @@ bool has_backward(const Capture& capture, std::size_t from, std::size_t to) {
   });
 }
 
-}  // namespace
+}
 
 StepRange steady_step(const Capture& capture) {
   std::vector<std::size_t> marks;
@@ -81,4 +81,4 @@ StepRange steady_step(const Capture& capture) {
   return {ends[ends.size() - 2] + 1, ends.back() + 1, std::ssize(ends)};
 }
 
-}  // namespace foreshard
+}

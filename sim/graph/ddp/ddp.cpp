@@ -23,7 +23,7 @@ namespace {
 constexpr Stream kReducing = Stream::kAllReduce;  // the process group's stream
 constexpr std::int64_t kInt32 = 4;
 
-}  // namespace
+}
 
 Ddp::Ddp(const ModelSpec& model, const Plan& plan, const LayerPrograms& programs,
          EventGraph recycled, Log keep)
@@ -355,4 +355,4 @@ EventGraph build_ddp(const ModelSpec& model, const Plan& plan, const LayerProgra
   return std::move(ddp.build(state).graph);
 }
 
-}  // namespace foreshard
+}

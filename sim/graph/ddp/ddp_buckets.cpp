@@ -67,4 +67,4 @@ std::vector<std::vector<std::int32_t>> partition_by_size(
   return owned;
 }
 
-}  // namespace foreshard
+}

@@ -143,4 +143,4 @@ class Ddp final : public GradientHooks {
   bool marked_unused_ = false;
 };
 
-}  // namespace foreshard
+}

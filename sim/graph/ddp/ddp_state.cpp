@@ -17,7 +17,7 @@ constexpr std::int64_t kDefaultCapMiB = 25;           // distributed.py, bucket_
 constexpr std::int64_t kFirstBucketBytes = kMiB;      // _DEFAULT_FIRST_BUCKET_BYTES
 constexpr std::int64_t kBroadcastBytes = 250 * kMiB;  // broadcast_bucket_size
 
-}  // namespace
+}
 
 // --- buckets ---
 
@@ -352,4 +352,4 @@ LibraryRun record_ddp(const ModelSpec& model, const Plan& plan, const LayerProgr
   return run;
 }
 
-}  // namespace foreshard
+}

@@ -366,4 +366,4 @@ void GradientHooks::log_module(std::string_view kind, std::int32_t layer, std::i
   log({.kind = kind, .unit = is_tied_head ? "lm_head" : module_name(model_, owner, whole)});
 }
 
-}  // namespace foreshard
+}

@@ -116,4 +116,4 @@ class GradientHooks : public StepBuilder {
   std::vector<LibraryEvent> events_;
 };
 
-}  // namespace foreshard
+}

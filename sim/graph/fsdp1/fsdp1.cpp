@@ -322,7 +322,7 @@ bool saves_behind_units(const LayerSpec& spec) {
   return spec.nested.empty();
 }
 
-}  // namespace
+}
 
 void Fsdp1::run_entry(const TapeEntry& entry) {
   const std::int32_t l = entry.layer;
@@ -406,4 +406,4 @@ LibraryRun record_fsdp1(const ModelSpec& model, const Plan& plan, const LayerPro
   return run;
 }
 
-}  // namespace foreshard
+}

@@ -231,4 +231,4 @@ class Fsdp1 final : public StepBuilder {
   std::unique_ptr<Fsdp1Log> log_;  // null: none is kept
 };
 
-}  // namespace foreshard
+}

@@ -27,7 +27,7 @@ std::vector<std::int64_t> trained_between(const std::vector<UnitParameter>& para
   return pieces;
 }
 
-}  // namespace
+}
 
 std::int64_t flat_group(const Plan& plan) {
   if (plan.mesh.shard > 1 || plan.fsdp1.hybrid_shard) return plan.mesh.shard;
@@ -69,4 +69,4 @@ FlatSize flat_size(const std::vector<UnitParameter>& parameters, const Plan& pla
   return size;
 }
 
-}  // namespace foreshard
+}

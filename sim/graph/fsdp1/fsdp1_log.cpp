@@ -228,4 +228,4 @@ void Fsdp1Log::run_inner_hooks() {
   }
 }
 
-}  // namespace foreshard
+}

@@ -78,4 +78,4 @@ class Fsdp1Log {
   std::size_t entry_begin_ = 0, entry_end_ = 0;  // operations of the entry
 };
 
-}  // namespace foreshard
+}

@@ -100,4 +100,4 @@ void Fsdp1::optimizer() {
   }
 }
 
-}  // namespace foreshard
+}

@@ -203,4 +203,4 @@ void Fsdp1::final_callback() {
   }
 }
 
-}  // namespace foreshard
+}

@@ -242,4 +242,4 @@ void Fsdp1::prefetch(std::int32_t unit, Training pass) {
   h.prefetched = true;
 }
 
-}  // namespace foreshard
+}

@@ -95,4 +95,4 @@ Fsdp1::UnitWork Fsdp1::step_work(EventKind kind) const {
   return step_work_of(kind, elements);
 }
 
-}  // namespace foreshard
+}

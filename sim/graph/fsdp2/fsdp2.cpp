@@ -641,7 +641,7 @@ std::vector<std::int32_t> stale_units(const ModelSpec& model, const Plan& plan,
   return first.pending_units();
 }
 
-}  // namespace
+}
 
 EventGraph build_fsdp2(const ModelSpec& model, const Plan& plan, const LayerPrograms& programs,
                        EventGraph recycled) {
@@ -658,4 +658,4 @@ RecordedStep record_training_step(const ModelSpec& model, const Plan& plan,
   return Fsdp2(model, plan, programs, {}).build(step, Fsdp2::Log::kKept, stale);
 }
 
-}  // namespace foreshard
+}

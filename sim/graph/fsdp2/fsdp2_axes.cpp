@@ -40,7 +40,7 @@ std::string_view reduction_word(const LayerCollective& collective) {
   return collective.maximum ? "MAX" : "SUM";
 }
 
-}  // namespace
+}
 
 // --- inside layers ---
 
@@ -324,4 +324,4 @@ std::vector<Fsdp2::ClipGroup> Fsdp2::clip_groups() const {
   return groups;
 }
 
-}  // namespace foreshard
+}

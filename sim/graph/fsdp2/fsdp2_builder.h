@@ -450,4 +450,4 @@ class Fsdp2 final : public StepBuilder {
   std::int32_t log_microbatch_ = 0;
 };
 
-}  // namespace foreshard
+}

@@ -19,7 +19,7 @@ namespace {
 
 constexpr std::int64_t kPosition = 4;  // int32
 
-}  // namespace
+}
 
 // An optimizer forgets the gradients of what it steps; one that it does not step is a view of all
 // that its unit's first reduction made.
@@ -287,4 +287,4 @@ void Fsdp2::balance_routers() {
   StepBuilder::free(read);
 }
 
-}  // namespace foreshard
+}

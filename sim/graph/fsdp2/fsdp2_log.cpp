@@ -17,7 +17,7 @@ std::string_view short_name(Stream stream) {
 constexpr std::string_view kWholeStreams[] = {"stream D", "stream CI", "stream AG", "stream RS",
                                               "stream AR"};
 
-}  // namespace
+}
 
 void Fsdp2::log(std::string_view kind, HostEvent event) {
   event.kind = kind;
@@ -65,4 +65,4 @@ void Fsdp2::wait_gather_streams(const DeviceEvent& event) {
   wait_event(Stream::kAllGather, event);
 }
 
-}  // namespace foreshard
+}

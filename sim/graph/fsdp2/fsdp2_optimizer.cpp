@@ -305,4 +305,4 @@ void Fsdp2::zero_grad() {
   }
 }
 
-}  // namespace foreshard
+}

@@ -416,4 +416,4 @@ bool Fsdp2::returns_outputs() const {
   return plan_.pipeline.return_outputs && spec_of(end_ - 1).role == LayerRole::kLoss;
 }
 
-}  // namespace foreshard
+}

@@ -20,7 +20,7 @@ std::int64_t made_numel(const UnitParameter& p) {
   return p.gradient_numel > 0 ? p.gradient_numel : p.numel;
 }
 
-}  // namespace
+}
 
 void Fsdp2::post_backward(std::int32_t unit, std::string_view cause) {
   Group& g = group(unit);
@@ -451,4 +451,4 @@ void Fsdp2::finalize_backward(std::int32_t unit) {
   g.post_forward = -1;
 }
 
-}  // namespace foreshard
+}

@@ -126,4 +126,4 @@ std::uint16_t Fsdp2::work_of_all(EventKind kind) {
   return it->second = new_work(kind, all);
 }
 
-}  // namespace foreshard
+}

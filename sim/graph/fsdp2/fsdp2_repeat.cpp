@@ -58,7 +58,7 @@ void visit_group(Group& g, const Id& id, const Fact& fact) {
   for (auto& event : g.host_copies) visit_event(event, id, fact);
 }
 
-}  // namespace
+}
 
 // What the builder of the whole step holds between two units.
 template <typename Builder, typename Id, typename Fact>
@@ -266,4 +266,4 @@ std::int32_t Fsdp2::Repeat::after(std::int32_t layer) {
   return times * static_cast<std::int32_t>(modules.size());
 }
 
-}  // namespace foreshard
+}

@@ -65,4 +65,4 @@ class Fsdp2::Repeat {
   std::vector<Group> nearby_;
 };
 
-}  // namespace foreshard
+}

@@ -29,4 +29,4 @@ class Fsdp2Scope {
   std::string_view where_;
 };
 
-}  // namespace foreshard
+}

@@ -301,4 +301,4 @@ void Fsdp2::free_gather(std::int32_t unit, Gather& gather) {
   }
 }
 
-}  // namespace foreshard
+}

@@ -109,4 +109,4 @@ void Fsdp2::step_plain_gradients() {
   }
 }
 
-}  // namespace foreshard
+}

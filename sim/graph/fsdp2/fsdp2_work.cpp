@@ -155,4 +155,4 @@ Fsdp2::UnitWork Fsdp2::step_work(EventKind kind) const {
   return work;
 }
 
-}  // namespace foreshard
+}

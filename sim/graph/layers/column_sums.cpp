@@ -29,7 +29,7 @@ std::int64_t power_of_two_below(std::int64_t n) {
   return power;
 }
 
-}  // namespace
+}
 
 std::int64_t column_sum_bytes(std::int64_t rows, std::int64_t columns) {
   std::int64_t read_at_once = 4;
@@ -51,4 +51,4 @@ std::int64_t column_sum_bytes(std::int64_t rows, std::int64_t columns) {
   return checked_multiply(checked_multiply(columns, shares), kPartialSum * width * read_at_once);
 }
 
-}  // namespace foreshard
+}

@@ -14,4 +14,4 @@ inline constexpr std::string_view kColumnSums = "column sums";
 // block of threads sums a column by itself.
 std::int64_t column_sum_bytes(std::int64_t rows, std::int64_t columns);
 
-}  // namespace foreshard
+}

@@ -22,7 +22,7 @@ bool insert(Indices& set, std::int16_t t) {
 
 std::int64_t size(const FusedRegion::Sizes& bytes, std::int16_t t) { return bytes[at(t)]; }
 
-}  // namespace
+}
 
 void FusedRegion::enter(const Operation& op) {
   if (region_ == op.region) return;
@@ -92,4 +92,4 @@ void FusedRegion::backward(const Operation& op, const Derivative& derivative, co
   add(op, Pass::kBackward, moved, phase);
 }
 
-}  // namespace foreshard
+}

@@ -45,4 +45,4 @@ class FusedRegion {
   Indices written_;  // forward: tensors; backward: tensors whose gradient it is
 };
 
-}  // namespace foreshard
+}

@@ -36,4 +36,4 @@ bool adds_sinusoids(const ModelSpec& model) {
   });
 }
 
-}  // namespace foreshard
+}

@@ -25,4 +25,4 @@ bool adds_sinusoids(const ModelSpec& model);
 // Bytes of each that a micro-batch keeps.
 std::vector<std::int64_t> kept_masks(const ModelSpec& model, const Plan& plan);
 
-}  // namespace foreshard
+}

@@ -186,4 +186,4 @@ bool LayerAutograd::is_frozen(Index p) const {
   return !parameter(p).trainable || (!options_.frozen.empty() && options_.frozen[at(p)]);
 }
 
-}  // namespace foreshard
+}

@@ -141,4 +141,4 @@ class LayerAutograd {
   ModuleSpans modules_;
 };
 
-}  // namespace foreshard
+}

@@ -765,7 +765,7 @@ class Backward {
   FusedRegion region_;
 };
 
-}  // namespace
+}
 
 void write_backward(LayerProgramWriter& writer) {
   writer.begin(writer.program().backward);
@@ -775,4 +775,4 @@ void write_backward(LayerProgramWriter& writer) {
   writer.end();
 }
 
-}  // namespace foreshard
+}

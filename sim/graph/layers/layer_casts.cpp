@@ -77,7 +77,7 @@ DType wider(DType a, DType b) {
 
 bool is_float(const TensorElement& element) { return element.type == ElementType::kCompute; }
 
-}  // namespace
+}
 
 std::int64_t TensorElement::size() const {
   switch (type) {
@@ -140,4 +140,4 @@ std::vector<TensorElement> element_types(const LayerSpec& layer, const CastedLay
   return result;
 }
 
-}  // namespace foreshard
+}

@@ -317,7 +317,7 @@ class Forward {
   std::vector<std::size_t> unread_, packed_;  // operations
 };
 
-}  // namespace
+}
 
 void write_forward(LayerProgramWriter& writer) {
   writer.begin(writer.program().forward);
@@ -349,4 +349,4 @@ void copy_stacked(LayerProgramWriter& writer, Pass pass) {
   add_memory_kernel(writer.phase(), Function::kCopy, pass, 2 * kept.count());
 }
 
-}  // namespace foreshard
+}

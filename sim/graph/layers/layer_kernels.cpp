@@ -582,7 +582,7 @@ void add_gradients_of_views(const KernelCounts& counts, const Operation& op, Bac
   }
 }
 
-}  // namespace
+}
 
 void add_memory_kernel(LayerPhaseProgram& phase, Function function, Pass pass, std::int64_t bytes) {
   Kernel kernel;
@@ -627,4 +627,4 @@ void mark_eager_norm(const Operation& op, std::size_t begin, LayerPhaseProgram& 
   }
 }
 
-}  // namespace foreshard
+}

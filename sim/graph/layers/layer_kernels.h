@@ -38,4 +38,4 @@ void mark_eager_norm(const Operation& op, std::size_t begin, LayerPhaseProgram& 
 void add_scan_forward(const KernelCounts& counts, const Operation& op, LayerPhaseProgram& phase);
 void add_scan_backward(const KernelCounts& counts, const Operation& op, LayerPhaseProgram& phase);
 
-}  // namespace foreshard
+}

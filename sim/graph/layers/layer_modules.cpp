@@ -37,7 +37,7 @@ std::int16_t module_at(std::vector<LayerModule>& modules, const std::string& nam
   return static_cast<std::int16_t>(modules.size() - 1);
 }
 
-}  // namespace
+}
 
 std::vector<LayerModule> modules_of(const LayerSpec& layer) {
   std::vector<LayerModule> modules;
@@ -107,4 +107,4 @@ std::string module_name(const ModelSpec& model, std::int32_t layer, const LayerM
   return module.name.empty() ? prefix : prefix + "." + module.name;
 }
 
-}  // namespace foreshard
+}

@@ -48,4 +48,4 @@ std::string parameter_name(const ModelSpec& model, std::int32_t layer, std::int1
 // "model.layers.17.self_attn.q_proj", "model.layers.17" (module -1 of a block).
 std::string module_name(const ModelSpec& model, std::int32_t layer, const LayerModule& module);
 
-}  // namespace foreshard
+}

@@ -45,4 +45,4 @@ LayerProgramWriter::Slots write_ring_forward(LayerProgramWriter& writer, const O
 // All but the gradients of q, k and v. Returns the slots that go when those are there.
 LayerProgramWriter::Slots write_ring_backward(LayerProgramWriter& writer, const Operation& op);
 
-}  // namespace foreshard
+}

@@ -146,7 +146,7 @@ class Finisher {
   const std::int32_t own_;
 };
 
-}  // namespace
+}
 
 Bytes LayerProgram::saved_bytes() const {
   Bytes sum;
@@ -170,4 +170,4 @@ LayerProgram build_layer_program(const LayerSpec& layer, const ProgramOptions& o
   return std::move(writer.program());
 }
 
-}  // namespace foreshard
+}

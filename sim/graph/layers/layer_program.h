@@ -307,4 +307,4 @@ struct ProgramOptions {
 // Throws Error(kInvalidInput) when sizes overflow.
 LayerProgram build_layer_program(const LayerSpec& layer, const ProgramOptions& options);
 
-}  // namespace foreshard
+}

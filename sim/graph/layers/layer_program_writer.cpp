@@ -284,4 +284,4 @@ void LayerProgramWriter::drop_kept() {
   }
 }
 
-}  // namespace foreshard
+}

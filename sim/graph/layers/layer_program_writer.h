@@ -125,4 +125,4 @@ class LayerProgramWriter {
   std::vector<bool> named_, kept_, popped_;  // tensors
 };
 
-}  // namespace foreshard
+}

@@ -296,7 +296,7 @@ std::vector<Variant> variants_of(const ModelSpec& model, const Plan& plan) {
   return variants;
 }
 
-}  // namespace
+}
 
 // Under autocast gradients are cast back to the parameters' dtype; _MixedPrecision swaps the
 // parameters themselves. Micro-batches add to the gradients that are there.
@@ -331,7 +331,7 @@ Mesh joined_data_ranks(Mesh mesh) {
   return mesh;
 }
 
-}  // namespace
+}
 
 LayerPrograms::Setting LayerPrograms::setting_of(const Plan& plan) {
   Setting setting;
@@ -620,4 +620,4 @@ bool LayerPrograms::serve(const Plan& plan) const {
   });
 }
 
-}  // namespace foreshard
+}

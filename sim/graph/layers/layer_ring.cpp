@@ -311,7 +311,7 @@ class Ring {
   std::int16_t launched_ = 0;
 };
 
-}  // namespace
+}
 
 Slots write_ring_forward(LayerProgramWriter& writer, const Operation& op, MemoryCategory category) {
   return Ring(writer, op, category, Pass::kForward).forward();
@@ -321,4 +321,4 @@ Slots write_ring_backward(LayerProgramWriter& writer, const Operation& op) {
   return Ring(writer, op, MemoryCategory::kBackwardTemp, Pass::kBackward).backward();
 }
 
-}  // namespace foreshard
+}

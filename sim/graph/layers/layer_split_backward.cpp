@@ -153,11 +153,11 @@ class WeightBackward {
   Slots copy_, added_;
 };
 
-}  // namespace
+}
 
 void write_weight_backward(LayerProgramWriter& writer, WeightGradients& weights,
                            const std::vector<std::int32_t>& captured) {
   WeightBackward(writer, weights, captured).run();
 }
 
-}  // namespace foreshard
+}

@@ -165,4 +165,4 @@ void WeightGradients::store(Index p) {
   writer_.add_hook(LayerHook::Kind::kGradient, p);
 }
 
-}  // namespace foreshard
+}

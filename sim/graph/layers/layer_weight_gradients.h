@@ -52,4 +52,4 @@ class WeightGradients {
   std::set<std::string> again_of_;  // whose they are
 };
 
-}  // namespace foreshard
+}

@@ -109,4 +109,4 @@ class LayerWriter {
   std::int8_t part_ = 0;  // the module that parameters and operations belong to
 };
 
-}  // namespace foreshard
+}

@@ -106,10 +106,10 @@ class Pipeline {
   LayerPhaseProgram& phase_;
 };
 
-}  // namespace
+}
 
 void pipeline_products(const LayerSpec& layer, LayerPhaseProgram& phase) {
   Pipeline(layer, phase).run();
 }
 
-}  // namespace foreshard
+}

@@ -11,4 +11,4 @@ namespace foreshard {
 // stays as it is.
 void pipeline_products(const LayerSpec& layer, LayerPhaseProgram& phase);
 
-}  // namespace foreshard
+}

@@ -157,7 +157,7 @@ class DeltaRuleKernels {
   bool by_channel_ = false;  // decays of each channel of a key
 };
 
-}  // namespace
+}
 
 void add_scan_forward(const KernelCounts& counts, const Operation& op, LayerPhaseProgram& phase) {
   if (op.function == Function::kDeltaRule) {
@@ -180,4 +180,4 @@ void add_scan_backward(const KernelCounts& counts, const Operation& op, LayerPha
   scan.convolve_backward();
 }
 
-}  // namespace foreshard
+}

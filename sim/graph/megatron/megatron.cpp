@@ -257,4 +257,4 @@ EventGraph build_megatron(const ModelSpec& model, const Plan& plan, const LayerP
   return Megatron(model, plan, programs, std::move(recycled)).build();
 }
 
-}  // namespace foreshard
+}

@@ -15,7 +15,7 @@ std::int64_t padded(std::int64_t numel, std::int64_t multiple) {
   return (numel + multiple - 1) / multiple * multiple;
 }
 
-}  // namespace
+}
 
 bool Megatron::is_expert(std::int32_t p) const {
   const Parameter& each = parameter(p);
@@ -156,4 +156,4 @@ void Megatron::reduce(FlatBuffer& buffer, Bucket& bucket) {
                               Bytes(bytes / buffer.ranks), -1);
 }
 
-}  // namespace foreshard
+}

@@ -102,4 +102,4 @@ class Megatron final : public GradientHooks {
   std::vector<EventId> batches_sent_;               // of transfers, by number
 };
 
-}  // namespace foreshard
+}

@@ -115,4 +115,4 @@ void Megatron::act(const PipelineAction& action) {
   StepBuilder::free(input);
 }
 
-}  // namespace foreshard
+}

@@ -102,4 +102,4 @@ PipelineRows pipeline_rows(const StagePipeline& pipeline, int rank);
 PipelineRows pipeline_rows(const PipelineOrder& lowered, const std::vector<int>& stage_ranks,
                            int rank);
 
-}  // namespace foreshard
+}

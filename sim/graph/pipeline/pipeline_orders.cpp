@@ -273,7 +273,7 @@ PipelineOrder order_of(const StagePipeline& p, int rank) {
   return in_turn(p, rank);
 }
 
-}  // namespace
+}
 
 std::vector<int> stage_ranks(const StagePipeline& pipeline) {
   if (pipeline.schedule == PipelineSchedule::kCustom) {
@@ -303,4 +303,4 @@ std::vector<PipelineOrder> pipeline_orders(const StagePipeline& pipeline) {
   return orders;
 }
 
-}  // namespace foreshard
+}

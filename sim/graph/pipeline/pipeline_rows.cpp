@@ -265,7 +265,7 @@ PipelineRows one_f_one_b_rows(const StagePipeline& p, int rank) {
   return std::move(host).rows();
 }
 
-}  // namespace
+}
 
 std::vector<PipelineOrder> lowered(const std::vector<PipelineOrder>& orders,
                                    const std::vector<int>& stage_ranks, int microbatches) {
@@ -328,7 +328,7 @@ PipelineRows rows_of(const StagePipeline& pipeline, const std::vector<PipelineOr
   return pipeline_rows(lowered[at(rank)], stage_ranks(pipeline), rank);
 }
 
-}  // namespace
+}
 
 std::vector<PipelineRows> pipeline_rows(const StagePipeline& pipeline) {
   const std::vector<PipelineOrder> lowered = lowered_orders(pipeline);
@@ -353,4 +353,4 @@ PipelineRows pipeline_rows(const StagePipeline& pipeline, int rank) {
   return rows_of(pipeline, last.orders, rank);
 }
 
-}  // namespace foreshard
+}

@@ -80,7 +80,7 @@ std::string text_of(const PipelineRow& row) {
   return fmt::format("[{}:{}]", row.batch, transfers);
 }
 
-}  // namespace
+}
 
 std::optional<PipelineSchedule> pipeline_schedule_of(std::string_view name) {
   const auto* const found = std::ranges::find(kSchedules, name);
@@ -131,4 +131,4 @@ std::string text_of(const PipelineRows& rows) {
   return text;
 }
 
-}  // namespace foreshard
+}

@@ -38,7 +38,7 @@ void part_table(ModelSpec& model) {
   }
 }
 
-}  // namespace
+}
 
 StagePipeline stage_pipeline(const Plan& plan) {
   const std::int64_t microbatches = plan.pipeline.microbatches;
@@ -110,4 +110,4 @@ Bytes boundary_bytes(const ModelSpec& part, const Plan& plan) {
   return {};
 }
 
-}  // namespace foreshard
+}

@@ -31,4 +31,4 @@ std::vector<StageLayers> stages_of_part(const ModelSpec& part, const Plan& plan)
 // Bytes of one micro-batch between two stages.
 Bytes boundary_bytes(const ModelSpec& part, const Plan& plan);
 
-}  // namespace foreshard
+}

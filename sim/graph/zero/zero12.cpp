@@ -211,4 +211,4 @@ LibraryRun record_zero12(const ModelSpec& model, const Plan& plan, const LayerPr
   return run;
 }
 
-}  // namespace foreshard
+}

@@ -50,4 +50,4 @@ void Zero12::step_of_bf16(bool stepped) {
   gather();
 }
 
-}  // namespace foreshard
+}

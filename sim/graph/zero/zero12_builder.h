@@ -121,4 +121,4 @@ class Zero12 final : public GradientHooks {
   std::vector<LibraryBucket> listed_;
 };
 
-}  // namespace foreshard
+}

@@ -177,4 +177,4 @@ void Zero12::list_bucket() {
   for (const std::int32_t p : bucket_.parameters) bucket.parameters.push_back(name_of(p));
 }
 
-}  // namespace foreshard
+}

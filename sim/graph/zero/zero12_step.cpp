@@ -237,4 +237,4 @@ void Zero12::list_facts(LibraryRun& run) const {
   run.facts["averaged_gradient_bytes_end_of_backward"] = averaged_gradient_bytes();
 }
 
-}  // namespace foreshard
+}

@@ -453,4 +453,4 @@ LibraryRun record_zero3(const ModelSpec& model, const Plan& plan, const LayerPro
   return record;
 }
 
-}  // namespace foreshard
+}

@@ -243,4 +243,4 @@ class Zero3 final : public StepBuilder {
   std::int64_t buckets_ = 0;  // listed
 };
 
-}  // namespace foreshard
+}

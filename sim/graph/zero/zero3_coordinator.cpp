@@ -324,4 +324,4 @@ std::span<const std::int32_t> Zero3Coordinator::after_step() {
   return list_;
 }
 
-}  // namespace foreshard
+}

@@ -134,4 +134,4 @@ class Zero3Coordinator {
       5;  // OffloadParam's buffer_count (deepspeed/runtime/zero/offload_config.py)
 };
 
-}  // namespace foreshard
+}

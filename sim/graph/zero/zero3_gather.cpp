@@ -236,4 +236,4 @@ void Zero3::gather_persistent() {
   note_.clear();
 }
 
-}  // namespace foreshard
+}

@@ -18,7 +18,7 @@ void append(std::string& note, std::string_view more) {
   note += more;
 }
 
-}  // namespace
+}
 
 LibraryEvent& Zero3::log(std::string_view kind, std::string unit, std::string note) {
   append(note, fmt::format("live={} gather_buffers={}", coordinator_->live(), flat_bytes_));
@@ -207,4 +207,4 @@ void Zero3::record_construction(Zero3Run& run, const Plan& plan) {
       "torch." + std::string(torch_word(wide ? DType::kFp32 : plan.param_dtype));
 }
 
-}  // namespace foreshard
+}

@@ -236,4 +236,4 @@ void Zero3::update_on_host(std::size_t sub_group) {
   }
 }
 
-}  // namespace foreshard
+}

@@ -15,7 +15,7 @@ namespace {
 
 using PlaceKind = Zero3Place::Kind;
 
-}  // namespace
+}
 
 void Zero3Script::go_to(std::vector<Zero3Place>& places, EventKind phase, std::int32_t target) {
   std::vector<std::int32_t> path;  // from the target up
@@ -221,4 +221,4 @@ void Zero3Script::write_backward() {
   }
 }
 
-}  // namespace foreshard
+}

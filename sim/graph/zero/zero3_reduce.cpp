@@ -170,4 +170,4 @@ void Zero3::quantized_reduce(std::span<const std::int32_t> bucket) {
   }
 }
 
-}  // namespace foreshard
+}

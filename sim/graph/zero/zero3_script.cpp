@@ -16,7 +16,7 @@ std::string parent_name(const std::string& name) {
   return dot == std::string::npos ? "" : name.substr(0, dot);
 }
 
-}  // namespace
+}
 
 Zero3Script::Zero3Script(const StepBuilder& builder, const ModelSpec& model, const Plan& plan)
     : builder_(&builder), model_(model), plan_(&plan) {
@@ -281,4 +281,4 @@ std::string Zero3Script::name_of_parameter(std::int32_t p) const {
   return parameter_name(model_, parameter(p).layer, parameter(p).index);
 }
 
-}  // namespace foreshard
+}

@@ -146,4 +146,4 @@ class Zero3Script {
   std::int32_t current_ = -1;  // innermost open container
 };
 
-}  // namespace foreshard
+}

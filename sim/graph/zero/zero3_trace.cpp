@@ -110,7 +110,7 @@ class TracedBuilder final : public StepBuilder {
   UnitWork step_work(EventKind) const override { return {}; }
 };
 
-}  // namespace
+}
 
 Zero3Trace::Zero3Trace(const StepBuilder& builder, const ModelSpec& model, const Plan& plan,
                        bool forward_alone, const std::vector<Zero3Place>& base)
@@ -171,4 +171,4 @@ std::shared_ptr<const Zero3Trace> trace_zero3(const ModelSpec& model, const Plan
   return std::make_shared<const Zero3Trace>(builder, model, plan);
 }
 
-}  // namespace foreshard
+}

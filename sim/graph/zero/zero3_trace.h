@@ -75,4 +75,4 @@ struct Zero3Trace {
 std::shared_ptr<const Zero3Trace> trace_zero3(const ModelSpec& model, const Plan& plan,
                                               const LayerPrograms& programs);
 
-}  // namespace foreshard
+}

@@ -30,4 +30,4 @@ ZeroPartition lay_out(std::span<const GradientHooks::Parameter> parameters,
   return result;
 }
 
-}  // namespace foreshard
+}

@@ -60,4 +60,4 @@ void for_each_slice(std::span<const ZeroPartition> groups,
   if (slice.numel > 0) take(slice);
 }
 
-}  // namespace foreshard
+}

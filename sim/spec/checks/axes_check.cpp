@@ -428,7 +428,7 @@ Problem problem_of_pipeline(const Plan& plan, const ModelSpec& model) {
       fmt::format("at most {} stages", std::max<std::int64_t>(1, model.block_count() / 2)));
 }
 
-}  // namespace
+}
 
 std::optional<PlanProblem> problem_of_runtime_axes(const Plan& plan) {
   const RuntimeAxes axes = axes_of(plan.runtime);
@@ -468,4 +468,4 @@ std::optional<PlanProblem> problem_of_axes(const Plan& plan, const ModelSpec& mo
   return problem_of_expert_axes(plan, model);
 }
 
-}  // namespace foreshard
+}

@@ -95,7 +95,7 @@ std::int32_t minor_of(const Runtime& runtime) {
   return fsdp2_minor(runtime.version).value_or(kNewestFsdp2);
 }
 
-}  // namespace
+}
 
 std::span<const Capability> capability_table() {
   static const std::vector<Capability> table = [] {
@@ -136,4 +136,4 @@ bool has_capability(const Runtime& runtime, std::string_view asked) {
   });
 }
 
-}  // namespace foreshard
+}

@@ -45,4 +45,4 @@ std::optional<PlanProblem> problem_of_capability(const Plan& plan, Capability::O
 // for: has_capability(plan, "reduction.divide_factor != none").
 bool has_capability(const Runtime& runtime, std::string_view asked);
 
-}  // namespace foreshard
+}

@@ -123,7 +123,7 @@ bool compares(const Json& value, char comparison, const Json& with) {
   return comparison == '>' ? value > with : value < with;
 }
 
-}  // namespace
+}
 
 bool stacks_share_table(const ModelSpec& model) {
   return std::ranges::any_of(model.order, [&](const LayerInstance& layer) {
@@ -189,4 +189,4 @@ bool Condition::holds(const PlanDocument& document, const ModelSpec& model) cons
   });
 }
 
-}  // namespace foreshard
+}

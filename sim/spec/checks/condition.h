@@ -44,4 +44,4 @@ class Condition {
   std::shared_ptr<const std::vector<Term>> terms_;
 };
 
-}  // namespace foreshard
+}

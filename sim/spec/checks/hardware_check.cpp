@@ -57,7 +57,7 @@ const char* nearest_kernel(std::string_view architecture) {
   return to_string(kFlash);
 }
 
-}  // namespace
+}
 
 std::optional<PlanProblem> problem_of_hardware(const Plan& plan, const Cluster& cluster) {
   const Gpu& gpu = cluster.gpu;
@@ -90,4 +90,4 @@ std::optional<PlanProblem> problem_of_hardware(const Plan& plan, const Cluster& 
   return std::nullopt;
 }
 
-}  // namespace foreshard
+}

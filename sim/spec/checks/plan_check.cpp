@@ -523,7 +523,7 @@ Problem problem_of_experts(const Plan& plan, const ModelSpec& model) {
   return std::nullopt;
 }
 
-}  // namespace
+}
 
 std::optional<PlanProblem> find_problem(const Plan& plan, const ModelSpec& model,
                                         const Cluster& cluster) {
@@ -573,4 +573,4 @@ void throw_problem(const PlanProblem& problem, Location location) {
   throw Error(problem.exit_code, ConfigError(std::move(location), what).what());
 }
 
-}  // namespace foreshard
+}

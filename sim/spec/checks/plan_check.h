@@ -34,7 +34,7 @@ inline constexpr std::int64_t kParameters = std::int64_t{1} << 40;  // from 0
 inline constexpr std::int64_t kSteps = 1'000'000'000;
 inline constexpr std::int64_t kSeed = std::int64_t{1} << 53;
 inline constexpr std::int64_t kEvery = 9'999'999;  // K of recompute: every-K
-}  // namespace plan_limits
+}
 
 // The newest version of a runtime that is modelled: "2.15" of PyTorch for fsdp2, "1" for native.
 const char* newest_version(RuntimeKind kind);
@@ -134,4 +134,4 @@ std::vector<std::int64_t> nearest_divisors(std::int64_t n, std::int64_t x);
 // for the GPU's architecture. A GPU whose architecture nobody said is taken to run every kernel.
 std::optional<PlanProblem> problem_of_hardware(const Plan& plan, const Cluster& cluster);
 
-}  // namespace foreshard
+}

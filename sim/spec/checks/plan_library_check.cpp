@@ -63,7 +63,7 @@ Problem problem_of_unused_parameters(const Plan& plan, const ModelSpec& model) {
       "true, or ddp.static_graph: true");
 }
 
-}  // namespace
+}
 
 std::optional<PlanProblem> problem_of_divisions(const Plan& plan) {
   const ZeroOptions& zero = plan.zero;
@@ -94,4 +94,4 @@ std::optional<PlanProblem> problem_of_running_library(const Plan& plan, const Mo
   return std::nullopt;
 }
 
-}  // namespace foreshard
+}

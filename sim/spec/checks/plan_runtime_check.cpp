@@ -130,7 +130,7 @@ Problem problem_of_engine_operations(const ModelSpec& model) {
   return std::nullopt;
 }
 
-}  // namespace
+}
 
 bool cuts_another_dimension(const ModelSpec& model, std::int64_t wanted, const Mesh& mesh) {
   return std::ranges::any_of(model.kinds, [&](const LayerSpec& layer) {
@@ -182,4 +182,4 @@ std::optional<PlanProblem> problem_of_running(const Plan& plan, const ModelSpec&
   return problem_of_shard_dim(plan, model);
 }
 
-}  // namespace foreshard
+}

@@ -35,4 +35,4 @@ std::optional<PlanProblem> problem_of_axes(const Plan& plan, const ModelSpec& mo
 // What fully_shard raises while it runs, though every knob is there.
 std::optional<PlanProblem> problem_of_running(const Plan& plan, const ModelSpec& model);
 
-}  // namespace foreshard
+}

@@ -98,7 +98,7 @@ void add_mixed_nodes(const Cluster& cluster, std::vector<std::string>& texts) {
       slow, cluster.nodes(), cluster.gpu.key, format_bytes(cluster.gpu.memory)));
 }
 
-}  // namespace
+}
 
 std::vector<std::string> warnings(const Plan& plan, const ModelSpec& model,
                                   const Cluster& cluster) {
@@ -172,4 +172,4 @@ std::vector<std::string> warnings(const Plan& plan, const ModelSpec& model,
   return texts;
 }
 
-}  // namespace foreshard
+}

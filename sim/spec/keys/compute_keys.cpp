@@ -161,8 +161,8 @@ constexpr PlanKey kComputeKeys[] = {
     FORESHARD_COUNT(rank, 0, plan_limits::kMesh - 1),
 };
 
-}  // namespace
+}
 
 std::span<const PlanKey> compute_keys() { return kComputeKeys; }
 
-}  // namespace foreshard
+}

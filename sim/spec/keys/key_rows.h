@@ -81,4 +81,4 @@ constexpr PlanKeyType other(const char* schema) {
 #define FORESHARD_COUNT(member, ...) FORESHARD_COUNT_AT(#member, member, __VA_ARGS__)
 #define FORESHARD_WORD(member, ...) FORESHARD_WORD_AT(#member, member, __VA_ARGS__)
 
-}  // namespace foreshard
+}

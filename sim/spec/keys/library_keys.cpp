@@ -114,8 +114,8 @@ constexpr auto kLibraryKeys = [] {
   return keys;
 }();
 
-}  // namespace
+}
 
 std::span<const PlanKey> library_keys() { return kLibraryKeys; }
 
-}  // namespace foreshard
+}

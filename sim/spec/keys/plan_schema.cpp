@@ -97,7 +97,7 @@ Json mapping(std::string_view says) {
           {"properties", Json::object()}};
 }
 
-}  // namespace
+}
 
 Json plan_schema() {
   Json root = {{"$schema", "http://json-schema.org/draft-07/schema#"}, {"title", "Foreshard plan"}};
@@ -116,4 +116,4 @@ Json plan_schema() {
   return root;
 }
 
-}  // namespace foreshard
+}

@@ -155,8 +155,8 @@ constexpr PlanKey kShapeKeys[] = {
     FORESHARD_FLAG(prefetch.async_unshard),
 };
 
-}  // namespace
+}
 
 std::span<const PlanKey> shape_keys() { return kShapeKeys; }
 
-}  // namespace foreshard
+}

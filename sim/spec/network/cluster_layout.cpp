@@ -45,7 +45,7 @@ std::vector<NodeGroup> seated(const std::vector<NodeGroup>& from,
   return groups;
 }
 
-}  // namespace
+}
 
 Cluster with_nodes(Cluster cluster, const std::function<void(NodeKind&)>& change) {
   change(cluster.node);
@@ -126,4 +126,4 @@ ClusterLayout layout_of(const Cluster& cluster) {
   return layout;
 }
 
-}  // namespace foreshard
+}

@@ -75,4 +75,4 @@ Cluster on_nodes(Cluster cluster, std::span<const std::int64_t> nodes);
 // nodes without ports.
 ClusterLayout layout_of(const Cluster& cluster);
 
-}  // namespace foreshard
+}

@@ -95,4 +95,4 @@ FairShares fair_shares(const GroupLoads& loads, std::size_t ends,
   return shares;
 }
 
-}  // namespace foreshard
+}

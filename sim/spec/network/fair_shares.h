@@ -53,4 +53,4 @@ struct FairShares {
 FairShares fair_shares(const GroupLoads& loads, std::size_t ends,
                        const std::function<double(std::uint32_t)>& rate_of);
 
-}  // namespace foreshard
+}

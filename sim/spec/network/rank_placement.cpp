@@ -66,7 +66,7 @@ std::vector<std::int32_t> switches_below_each_other(const Topology& topology) {
   return order;
 }
 
-}  // namespace
+}
 
 RankGroups tiled_groups(const GroupShape& shape, std::int64_t gpus) {
   if (shape.size < 1 || shape.stride < 1 || shape.size > gpus / shape.stride) {
@@ -119,4 +119,4 @@ std::vector<std::int32_t> placed(const Topology& topology, RankPlacement placeme
   return gpus;
 }
 
-}  // namespace foreshard
+}

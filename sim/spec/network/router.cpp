@@ -418,7 +418,7 @@ class Router {
   Hops outside_hops_;
 };
 
-}  // namespace
+}
 
 AxisRoute route(const Topology& topology, const RankGroups& groups) {
   return Router(topology).route(groups);
@@ -433,4 +433,4 @@ AxisRoute route(const Topology& topology, const GroupShape& shape) {
   return route(topology, groups);
 }
 
-}  // namespace foreshard
+}

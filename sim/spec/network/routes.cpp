@@ -59,4 +59,4 @@ Cluster with_routes(Cluster cluster) {
   return cluster;
 }
 
-}  // namespace foreshard
+}

@@ -93,4 +93,4 @@ class Routes {
 // change of them.
 Cluster with_routes(Cluster cluster);
 
-}  // namespace foreshard
+}

@@ -82,7 +82,7 @@ std::vector<LinkShares> most_wanted(std::set<Shares> rows, std::size_t shapes) {
   return result;
 }
 
-}  // namespace
+}
 
 std::vector<LinkShares> shared_links(std::span<const AxisRoute* const> axes) {
   return most_wanted(axes.size() < 2 ? std::set<Shares>() : rows_of(axes), axes.size());
@@ -93,4 +93,4 @@ std::vector<LinkShares> shared_links(const Cluster& cluster, std::span<const Gro
   return most_wanted(rows_of_closed_form(cluster, shapes), shapes.size());
 }
 
-}  // namespace foreshard
+}

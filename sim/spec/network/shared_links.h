@@ -27,4 +27,4 @@ std::vector<LinkShares> shared_links(const Cluster& cluster, std::span<const Gro
 // Of one cluster's routes.
 std::vector<LinkShares> shared_links(std::span<const AxisRoute* const> axes);
 
-}  // namespace foreshard
+}

@@ -126,4 +126,4 @@ class SwitchPaths {
   std::unordered_map<std::uint64_t, Route> routes_;
 };
 
-}  // namespace foreshard
+}

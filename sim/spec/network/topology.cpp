@@ -225,7 +225,7 @@ class TopologyBuilder {
   std::int32_t nvswitch_ = 0;  // of the domain that is being added
 };
 
-}  // namespace
+}
 
 Topology build_topology(const Cluster& cluster) {
   return TopologyBuilder(cluster, layout_of(cluster)).build();
@@ -258,4 +258,4 @@ std::string wire_name(const Topology& topology, std::int64_t wire) {
   return fmt::format("{} - {}", device_name(topology, w.a), device_name(topology, w.b));
 }
 
-}  // namespace foreshard
+}

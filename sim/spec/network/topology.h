@@ -90,4 +90,4 @@ std::string wire_name(const Topology& topology,
 // for none, then green to red; empty: no colours.
 std::string to_dot(const Topology& topology, std::span<const float> used = {});
 
-}  // namespace foreshard
+}

@@ -24,7 +24,7 @@ std::string colour_of(double used) {
   return fmt::format("{:.3f} 1 0.8", (1 - std::min(1.0, used)) / 3);
 }
 
-}  // namespace
+}
 
 std::string to_dot(const Topology& topology, std::span<const float> used) {
   Graph graph(topology.devices.size());
@@ -57,4 +57,4 @@ std::string to_dot(const Topology& topology, std::span<const float> used) {
   return out.str();
 }
 
-}  // namespace foreshard
+}

@@ -105,5 +105,5 @@ TEST(ClusterNamesTest, MachinesWithoutACount) {
   EXPECT_FALSE(machine_named("h1000").has_value());
 }
 
-}  // namespace
-}  // namespace foreshard
+}
+}

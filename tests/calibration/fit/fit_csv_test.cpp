@@ -84,5 +84,5 @@ TEST(FitCsv, AbsurdTablesAreRefused) {
   EXPECT_NE(refusal(noise).find("misses half of its 12 rows"), std::string::npos);
 }
 
-}  // namespace
-}  // namespace foreshard
+}
+}

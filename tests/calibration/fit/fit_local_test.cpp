@@ -194,5 +194,5 @@ TEST(LocalFit, WithoutARateToStartFromItSaysWhatIsMissing) {
   EXPECT_EQ(bare.profile.variants[1].calibration.intra_node.evidence, Evidence::kAssumed);
 }
 
-}  // namespace
-}  // namespace foreshard
+}
+}

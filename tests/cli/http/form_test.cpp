@@ -78,5 +78,5 @@ TEST(HttpForm, NamesOfFilesKeepTheirEnd) {
   EXPECT_TRUE(plain_file_name(std::string(200, 'a') + ".json", "x").ends_with("a.json"));
 }
 
-}  // namespace
-}  // namespace foreshard::form_test
+}
+}

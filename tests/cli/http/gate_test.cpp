@@ -81,5 +81,5 @@ TEST(HttpGate, TokensAreLongAndNeverTheSame) {
   }
 }
 
-}  // namespace
-}  // namespace foreshard
+}
+}

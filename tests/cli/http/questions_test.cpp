@@ -54,5 +54,5 @@ TEST(HttpQuestions, PathsAreThoseOfVerbs) {
   }
 }
 
-}  // namespace
-}  // namespace foreshard
+}
+}

@@ -40,5 +40,5 @@ TEST(Calibrate, SaysWhatToMeasureNext) {
   EXPECT_NE(text.out.find("what would narrow forecasts most"), std::string::npos) << text.out;
 }
 
-}  // namespace
-}  // namespace foreshard
+}
+}

@@ -84,5 +84,5 @@ TEST(ConformVerb, ListsWhatCannotBeCompared) {
   EXPECT_EQ(run("conform --only y r").exit_code, 0);
 }
 
-}  // namespace
-}  // namespace foreshard
+}
+}

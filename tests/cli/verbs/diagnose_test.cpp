@@ -201,5 +201,5 @@ TEST(DiagnoseVerb, ScoresItselfOnPublishedThreads) {
   EXPECT_GE(score.at("among_three").get<double>(), 0.75);
 }
 
-}  // namespace
-}  // namespace foreshard::diagnose_test
+}
+}

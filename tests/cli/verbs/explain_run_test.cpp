@@ -124,5 +124,5 @@ TEST(ExplainTrace, InfersAPlanOfCpuRanksByTheirModel) {
   EXPECT_EQ(json.at("trace").at("missing").size(), 0U);
 }
 
-}  // namespace
-}  // namespace foreshard
+}
+}

@@ -197,5 +197,5 @@ TEST(Launch, RanksFillTheNodes) {
   EXPECT_TRUE(uneven.exit_code == 6 || uneven.exit_code == 3) << uneven.exit_code << uneven.err;
 }
 
-}  // namespace
-}  // namespace foreshard::export_test
+}
+}

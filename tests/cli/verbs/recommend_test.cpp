@@ -276,5 +276,5 @@ TEST(SearchInDepth, LimitsAndObjectives) {
   expect_says(unknown.err, "did you mean dtype.reduce?");
 }
 
-}  // namespace
-}  // namespace foreshard
+}
+}

@@ -540,5 +540,5 @@ TEST(Schema, ReportTakesReportsOnly) {
   }
 }
 
-}  // namespace
-}  // namespace foreshard
+}
+}

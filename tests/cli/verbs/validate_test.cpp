@@ -298,5 +298,5 @@ TEST(ValidateVerb, ComparesCollectivesAndMemoryOverAxes) {
   expect_says(absent.err, "rank-1.timed.json: is not there");
 }
 
-}  // namespace
-}  // namespace foreshard::validate_test
+}
+}

@@ -265,5 +265,5 @@ TEST(Verbs, ModelsThatReadImagesForecast) {
   EXPECT_EQ(llava.at("plan").at("batch").at("images"), 1);
 }
 
-}  // namespace
-}  // namespace foreshard::verbs_test
+}
+}

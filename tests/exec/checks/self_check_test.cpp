@@ -55,5 +55,5 @@ TEST(EngineCheck, ALostDeviceEndsTheChecks) {
   EXPECT_EQ(failed, std::vector<std::string>{"engine_bf16"});
 }
 
-}  // namespace
-}  // namespace foreshard
+}
+}

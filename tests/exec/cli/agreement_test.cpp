@@ -96,5 +96,5 @@ TEST(Agree, TheRankThatIsAloneIsNamed) {
   });
 }
 
-}  // namespace
-}  // namespace foreshard
+}
+}

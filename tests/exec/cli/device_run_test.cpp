@@ -107,5 +107,5 @@ TEST_F(ExecRunTest, PlansOfGpusNeedADevice) {
   refused({"--graph", "--steps", "1"}, 6, "CPU ranks compute themselves");
 }
 
-}  // namespace
-}  // namespace foreshard
+}
+}

@@ -373,5 +373,5 @@ TEST_F(ExecFaults, ARunEndedAtAnyMomentGoesOnFromItsLastCheckpoint) {
   EXPECT_EQ(rest.losses, std::vector<double>(whole.losses.end() - 2, whole.losses.end()));
 }
 
-}  // namespace
-}  // namespace foreshard
+}
+}

@@ -20,7 +20,7 @@ constexpr const char* kModel = R"({
   "tie_word_embeddings": false
 })";
 
-}  // namespace
+}
 
 ExecRunTest::ExecRunTest() {
   write("model.json", kModel);
@@ -97,4 +97,4 @@ std::map<int, int> ranks_of(int launcher) {
   return ranks;
 }
 
-}  // namespace foreshard
+}

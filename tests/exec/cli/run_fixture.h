@@ -44,4 +44,4 @@ Words operator+(Words words, const Words& more);
 // The processes that `launcher` started with --spawn, by rank.
 std::map<int, int> ranks_of(int launcher);
 
-}  // namespace foreshard
+}

@@ -279,5 +279,5 @@ TEST_F(ExecRunTest, AnotherJobsCheckpointsAreLeftAlone) {
   EXPECT_TRUE(fs::exists(path("saved/step-00000002")));
 }
 
-}  // namespace
-}  // namespace foreshard
+}
+}

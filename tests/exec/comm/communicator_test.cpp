@@ -253,5 +253,5 @@ RC_GTEST_PROP(CommunicatorProperty, ReduceScatterThenAllGatherEqualsAllReduce, (
   });
 }
 
-}  // namespace
-}  // namespace foreshard
+}
+}

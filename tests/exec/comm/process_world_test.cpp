@@ -229,5 +229,5 @@ TEST(GlooSymbols, NoneOfOurs) {
   EXPECT_NE(symbols.output.find("vtable for foreshard::"), std::string::npos);  // nm saw symbols
 }
 
-}  // namespace
-}  // namespace foreshard
+}
+}

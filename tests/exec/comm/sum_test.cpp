@@ -47,5 +47,5 @@ RC_GTEST_PROP(SumProperty, EqualsThePlainLoop, ()) {
   RC_ASSERT(std::memcmp(sum.data(), expected.data(), values.size() * sizeof(float)) == 0);
 }
 
-}  // namespace
-}  // namespace foreshard
+}
+}

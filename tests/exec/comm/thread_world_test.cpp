@@ -59,5 +59,5 @@ TEST(ThreadWorld, WhoeverLearnsNothingSaysWhatItSaw) {
   EXPECT_EQ(worlds[1]->announced_failure(milliseconds(1)), "rank 0: rank 1 closed its connection");
 }
 
-}  // namespace
-}  // namespace foreshard
+}
+}

@@ -191,5 +191,5 @@ TEST(SharedTransport, ATicketOpensOnlyItsOwnMemory) {
   EXPECT_THROW(SharedMemory::open("/proc/self/fd/999 1", 2), Error);
 }
 
-}  // namespace
-}  // namespace foreshard
+}
+}

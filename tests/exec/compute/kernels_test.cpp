@@ -224,5 +224,5 @@ TEST(CrossEntropy, IsItsFormulaAndItsGradient) {
               finite_differences(formula, wide(logits), {0.5F}), 1e-6);
 }
 
-}  // namespace
-}  // namespace foreshard::kernels_test
+}
+}

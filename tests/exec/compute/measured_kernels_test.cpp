@@ -43,5 +43,5 @@ TEST(MeasuredKernels, AreOfEveryPartThatATensorParallelPlanComputes) {
   EXPECT_EQ(measured, needed);
 }
 
-}  // namespace
-}  // namespace foreshard
+}
+}

@@ -81,5 +81,5 @@ TEST(RotaryTable, OtherScalingsAreRefused) {
             std::string::npos);
 }
 
-}  // namespace
-}  // namespace foreshard::rotary_table_test
+}
+}

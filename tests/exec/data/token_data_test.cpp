@@ -255,5 +255,5 @@ RC_GTEST_PROP(ShuffledProperty, IsABijection, ()) {
   }
 }
 
-}  // namespace
-}  // namespace foreshard::token_data_test
+}
+}

@@ -58,4 +58,4 @@ void AccessLog::forget(const std::byte* begin, std::size_t bytes) {
   spans_.erase(spans_.lower_bound(begin), spans_.lower_bound(begin + bytes));
 }
 
-}  // namespace foreshard
+}

@@ -75,4 +75,4 @@ class AccessLog {
   std::map<const std::byte*, Span> spans_;  // by their begin; they do not overlap
 };
 
-}  // namespace foreshard
+}

@@ -205,5 +205,5 @@ TEST(SplitWorld, EveryPartHasADeadline) {
   });
 }
 
-}  // namespace
-}  // namespace foreshard
+}
+}

@@ -89,5 +89,5 @@ TEST(DeviceCollectives, CalibrateMakesSweepsOfThem) {
   EXPECT_NE(fit.notes.back().find("2 curves of collectives were measured"), std::string::npos);
 }
 
-}  // namespace
-}  // namespace foreshard
+}
+}

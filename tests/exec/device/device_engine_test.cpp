@@ -346,5 +346,5 @@ TEST(DevicePlans, WhatADeviceCannotDoIsRefused) {
   EXPECT_TRUE(find_device_problem(model, device_plan(1), true));
 }
 
-}  // namespace
-}  // namespace foreshard::device_engine_test
+}
+}

@@ -140,10 +140,10 @@ class HostileAccelerator final : public Accelerator {
   Lane lane_ = 0;
 };
 
-}  // namespace
+}
 
 std::unique_ptr<Accelerator> hostile_accelerator(std::shared_ptr<HostileGpu> gpu) {
   return std::make_unique<HostileAccelerator>(std::move(gpu));
 }
 
-}  // namespace foreshard
+}

@@ -16,4 +16,4 @@ namespace foreshard {
 // Ranks that share the device give the same one. The thread that calls this uses it from then on.
 std::unique_ptr<Accelerator> hostile_accelerator(std::shared_ptr<HostileGpu> gpu);
 
-}  // namespace foreshard
+}

@@ -23,7 +23,7 @@ std::vector<at::Tensor> tensors_of(const c10::IValue& value) {
   return found;
 }
 
-}  // namespace
+}
 
 Shape::Shape(const at::Tensor& t)
     : memory(const_cast<void*>(t.const_data_ptr())),
@@ -122,4 +122,4 @@ std::vector<Extent> extents_of(const std::vector<Argument>& arguments) {
   return extents;
 }
 
-}  // namespace foreshard
+}

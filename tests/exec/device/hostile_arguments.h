@@ -53,4 +53,4 @@ std::vector<c10::IValue> stack_of(const std::vector<Argument>& arguments,
 // Results take the place of arguments.
 void call_on_host(const c10::OperatorHandle& op, std::vector<c10::IValue>& stack);
 
-}  // namespace foreshard
+}

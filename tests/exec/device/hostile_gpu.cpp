@@ -20,7 +20,7 @@ std::size_t index(HostileLane lane) { return static_cast<std::size_t>(lane); }
 
 [[noreturn]] void fault(const std::string& what) { throw std::runtime_error(what); }
 
-}  // namespace
+}
 
 HostileGpu::HostileGpu(std::uint64_t seed, std::size_t bytes)
     : draw_(seed), draws_anew_(seed % 3 == 2), goes_on_early_(seed % 4 == 3), memory_(bytes) {}
@@ -348,4 +348,4 @@ void HostileGpu::run_all(std::unique_lock<std::mutex>& lock) {
   for (const LaneState& lane : lanes_) host_.join(lane.clock);
 }
 
-}  // namespace foreshard
+}

@@ -140,4 +140,4 @@ class HostileGpu {
   bool was_needed_ = false;
 };
 
-}  // namespace foreshard
+}

@@ -81,4 +81,4 @@ void HostileGpu::free_graph(Graph* graph) noexcept {
   delete graph;
 }
 
-}  // namespace foreshard
+}

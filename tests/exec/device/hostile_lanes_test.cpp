@@ -72,5 +72,5 @@ TEST(HostileLanes, TheHostReadsNoDeviceMemory) {
   EXPECT_EQ(value, 0);
 }
 
-}  // namespace
-}  // namespace foreshard
+}
+}

@@ -14,7 +14,7 @@ constexpr std::size_t kGranularity = 512;
 
 [[noreturn]] void memory_fault(const std::string& what) { throw std::runtime_error(what); }
 
-}  // namespace
+}
 
 HostileMemory::HostileMemory(std::size_t bytes) : bytes_(bytes) {
   const int file = ::memfd_create("hostile-gpu", MFD_CLOEXEC);
@@ -86,4 +86,4 @@ bool HostileMemory::is_freed(const std::byte* begin, std::size_t bytes) const {
   return holds(begin) && (overlaps(freed_, begin, bytes) || overlaps(free_, begin, bytes));
 }
 
-}  // namespace foreshard
+}

@@ -37,4 +37,4 @@ class HostileMemory {
   Blocks free_, taken_, freed_;
 };
 
-}  // namespace foreshard
+}

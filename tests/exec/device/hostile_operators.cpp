@@ -267,5 +267,5 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
 using Guard = c10::impl::NoOpDeviceGuardImpl<c10::DeviceType::PrivateUse1>;
 C10_REGISTER_GUARD_IMPL(PrivateUse1, Guard)
 
-}  // namespace
-}  // namespace foreshard
+}
+}

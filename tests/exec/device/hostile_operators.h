@@ -14,4 +14,4 @@ struct HostilePlace {
 };
 HostilePlace& hostile_place();
 
-}  // namespace foreshard
+}

@@ -48,4 +48,4 @@ struct HostileGpu::Capture {
   std::unique_ptr<Graph> graph;
 };
 
-}  // namespace foreshard
+}

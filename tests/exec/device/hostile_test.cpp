@@ -175,5 +175,5 @@ TEST(HostileFaults, EveryWaitIsFoundOrOrdersNothing) {
             << " ordered otherwise, " << orders_nothing << " order nothing in memory\n";
 }
 
-}  // namespace
-}  // namespace foreshard::hostile_test
+}
+}

@@ -36,7 +36,7 @@ EventGraph without(EventGraph graph, const Pair& pair) {
   return graph;
 }
 
-}  // namespace
+}
 
 Plan device_plan(std::int64_t shard, std::int64_t replicate) {
   Plan plan = small_plan(shard, replicate);
@@ -256,4 +256,4 @@ void capture_with(const Lanes& l, const at::Tensor& x, const ForbiddenCall& forb
   }));
 }
 
-}  // namespace foreshard
+}

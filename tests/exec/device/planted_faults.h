@@ -76,4 +76,4 @@ std::vector<ForbiddenCall> forbidden_calls();
 // Captures an addition to `x` and the call, and gives the graph back.
 void capture_with(const Lanes& lanes, const at::Tensor& x, const ForbiddenCall& call);
 
-}  // namespace foreshard
+}

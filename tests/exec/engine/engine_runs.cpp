@@ -98,7 +98,7 @@ void put_together(const Pieces& pieces, std::map<std::string, std::vector<float>
   }
 }
 
-}  // namespace
+}
 
 double relative_difference(const EngineRun& a, const EngineRun& b) {
   double difference = 0;
@@ -171,4 +171,4 @@ EngineRun run_graph(const ModelSpec& model, const Plan& plan, const EventGraph& 
   return result;
 }
 
-}  // namespace foreshard
+}

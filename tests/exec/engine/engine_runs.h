@@ -58,4 +58,4 @@ EngineRun run_graph(const ModelSpec& model, const Plan& plan, const EventGraph& 
 // Micro-batch `number` of all there are (see sim/spec/plan.h, ReductionOrder).
 MicroBatch batch_of(const ModelSpec& model, const Plan& plan, std::int64_t number, double scale);
 
-}  // namespace foreshard
+}

@@ -312,5 +312,5 @@ RC_GTEST_PROP(EngineProperty, RandomPlansGiveTheSameBits, ()) {
   RC_ASSERT(run.norms == references[key].norms);
 }
 
-}  // namespace
-}  // namespace foreshard::engine_test
+}
+}

@@ -14,4 +14,4 @@ inline void expect_same(const EngineRun& run, const EngineRun& reference) {
   EXPECT_EQ(run.tensors_held, 0);
 }
 
-}  // namespace foreshard
+}

@@ -83,5 +83,5 @@ TEST_P(EngineMemory, OfSumsLeftApartIsTheForecast) {
 INSTANTIATE_TEST_SUITE_P(All, EngineMemory, testing::Values("llama", "gpt2", "qwen3"),
                          [](const auto& param) { return std::string(param.param); });
 
-}  // namespace
-}  // namespace foreshard::memory_test
+}
+}

@@ -160,5 +160,5 @@ TEST(ReductionOrder, LibraryInBf16) {
   }
 }
 
-}  // namespace
-}  // namespace foreshard::reduction_order_test
+}
+}

@@ -259,5 +259,5 @@ INSTANTIATE_TEST_SUITE_P(All, EngineReference,
                                   (param.param.second ? "Tied" : "");
                          });
 
-}  // namespace
-}  // namespace foreshard::reference_test
+}
+}

@@ -147,5 +147,5 @@ TEST(Rows, TheFingerprintCoversOperationsAndSteps) {
   EXPECT_NE(broken.fingerprint(), graph.fingerprint());
 }
 
-}  // namespace
-}  // namespace foreshard::rows_test
+}
+}

@@ -71,5 +71,5 @@ TEST(Schedule, LossesAreAddedInGlobalOrder) {
             expected);
 }
 
-}  // namespace
-}  // namespace foreshard::schedule_test
+}
+}

@@ -154,5 +154,5 @@ TEST(TensorParallel, FeedsADevice) {
   expect_near(run, run_in_threads(model, plan_of(2), kSteps), 1e-5);
 }
 
-}  // namespace
-}  // namespace foreshard::tensor_parallel_test
+}
+}

@@ -144,5 +144,5 @@ TEST(InitialValues, HaveTheirDistribution) {
   EXPECT_EQ(matrices, 3U * 4U + 3U);  // four per block; two embeddings and the head
 }
 
-}  // namespace
-}  // namespace foreshard
+}
+}

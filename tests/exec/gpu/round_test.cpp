@@ -272,5 +272,5 @@ TEST(CudaPlugin, WithoutAGpuTheReasonIsSaid) {
   EXPECT_NE(outcome.output.find("no GPU for the engine"), std::string::npos) << outcome.output;
 }
 
-}  // namespace
-}  // namespace foreshard
+}
+}

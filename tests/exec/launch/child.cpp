@@ -25,7 +25,7 @@ int occurrences(const std::string& text, const std::string& part) {
   return count;
 }
 
-}  // namespace
+}
 
 ChildProcess::ChildProcess(const std::vector<std::string>& program,
                            const std::map<std::string, std::string>& environment) {
@@ -123,4 +123,4 @@ int process_in(const std::string& output, const std::string& prefix) {
   return std::stoi(output.substr(at + mark.size()));
 }
 
-}  // namespace foreshard
+}

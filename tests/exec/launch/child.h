@@ -48,4 +48,4 @@ std::map<std::string, std::string> by_hand(int rank, int size, int port);
 // The number behind "ready " in the line that starts with `prefix`.
 int process_in(const std::string& output, const std::string& prefix);
 
-}  // namespace foreshard
+}

@@ -223,5 +223,5 @@ TEST(Launch, SpawnedRanksSaySo) {
   EXPECT_EQ(launch.run_id, "spawn-1/2");
 }
 
-}  // namespace
-}  // namespace foreshard
+}
+}

@@ -150,5 +150,5 @@ TEST(OpenMpi, StartsRanks) {
   EXPECT_TRUE(contains(outcome.output, "rank 1 of 2: I am 0, I am 1; 2 1")) << outcome.output;
 }
 
-}  // namespace
-}  // namespace foreshard
+}
+}

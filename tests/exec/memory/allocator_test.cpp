@@ -117,5 +117,5 @@ TEST_F(AllocatorTest, BlocksDoNotOverlap) {
   EXPECT_EQ(account_.now, 0);
 }
 
-}  // namespace
-}  // namespace foreshard
+}
+}

@@ -204,8 +204,8 @@ int run(const std::vector<std::string>& words) {
   }
 }
 
-}  // namespace
-}  // namespace foreshard
+}
+}
 
 int main(int argc, char** argv) {
   // As foreshard-exec: who writes to a rank that is gone hears of it.

@@ -38,7 +38,7 @@ void apart(const std::string& name, const std::function<void()>& work) {
   }
 }
 
-}  // namespace
+}
 
 int main(int count, char** words) {
   const bool is_right = count > 1 && std::string_view(words[1]) == "right";

@@ -282,4 +282,4 @@ class CheckpointTest : public testing::Test {
 // One function, as EXPECT_PRED2 takes it.
 inline bool says(const std::string& text, const std::string& part) { return contains(text, part); }
 
-}  // namespace foreshard::state_test
+}

@@ -234,5 +234,5 @@ RC_GTEST_PROP(ConvertProperty, SixteenBitsSurviveARoundTrip, (std::uint16_t bits
   }
 }
 
-}  // namespace
-}  // namespace foreshard
+}
+}

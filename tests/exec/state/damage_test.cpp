@@ -212,5 +212,5 @@ RC_GTEST_PROP(DamageProperty, AHostileHeaderIsRefusedOrRead, ()) {
   }
 }
 
-}  // namespace
-}  // namespace foreshard
+}
+}

@@ -213,5 +213,5 @@ TEST_F(InterruptionTest, AKilledRunLeavesItsLastWholeCheckpoint) {
   EXPECT_EQ(names().size(), 2U);
 }
 
-}  // namespace
-}  // namespace foreshard
+}
+}

@@ -477,5 +477,5 @@ TEST(ModuleCalls, AGradientThatOthersShareIsNotTakenInPlace) {
   EXPECT_TRUE(layer_named(model_of(3, document), "blocks.1").operations[1].in_place);
 }
 
-}  // namespace
-}  // namespace foreshard
+}
+}

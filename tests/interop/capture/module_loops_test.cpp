@@ -127,5 +127,5 @@ TEST(ModuleLoops, OtherDifferencesStay) {
   EXPECT_THROW(model_of_modules({two, other}, "net"), Error);
 }
 
-}  // namespace
-}  // namespace foreshard
+}
+}

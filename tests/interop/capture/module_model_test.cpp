@@ -221,5 +221,5 @@ TEST(ModuleModel, WhatHasAGradientWasRead) {
   EXPECT_NE(refusal_of(capture).find("a.0.expert has a gradient"), std::string::npos);
 }
 
-}  // namespace
-}  // namespace foreshard
+}
+}

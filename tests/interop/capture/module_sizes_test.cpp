@@ -59,5 +59,5 @@ TEST(ModuleSizes, ScoresOfSamplesGrowWithTheirSquare) {
   EXPECT_EQ(elements_said(said_of({{2, 128}, {4, 256}}), 3, 1024), 3 * 512);
 }
 
-}  // namespace
-}  // namespace foreshard
+}
+}

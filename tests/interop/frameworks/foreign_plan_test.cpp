@@ -483,5 +483,5 @@ TEST(ForeignPlan, WrongValuesAreRefusedWhereTheyStand) {
   fails(accelerate, bomb, "accelerate.yaml");
 }
 
-}  // namespace
-}  // namespace foreshard::foreign_plan_test
+}
+}

@@ -160,5 +160,5 @@ TEST(ReadMegatron, BadInputIsNamed) {
   EXPECT_THROW(read("model: {tensor_model_parallel_size: 2, cp_comm_type: ring}"), ConfigError);
 }
 
-}  // namespace
-}  // namespace foreshard
+}
+}

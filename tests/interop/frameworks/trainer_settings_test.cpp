@@ -399,5 +399,5 @@ train: {global_batch_size: 64, max_norm: 0.5}
          "model pythia-14m; runtime fsdp1; compile model");
 }
 
-}  // namespace
-}  // namespace foreshard::trainer_settings_test
+}
+}

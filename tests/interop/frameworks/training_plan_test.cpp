@@ -414,5 +414,5 @@ TEST(TrainingRows, CodesThatFuseByHandFuseMore) {
   EXPECT_EQ(training_job(row_of(cells)).resolved.plan.compile, Compile::kNone);
 }
 
-}  // namespace
-}  // namespace foreshard::training_plan_test
+}
+}

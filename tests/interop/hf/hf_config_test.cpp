@@ -674,5 +674,5 @@ TEST(HfConfigTest, Overflow) {
   }
 }
 
-}  // namespace
-}  // namespace foreshard::hf_config_test
+}
+}

@@ -95,5 +95,5 @@ TEST(HfVisionTest, WhatIsNotModelledIsAnError) {
                  "2:32", "not supported");
 }
 
-}  // namespace
-}  // namespace foreshard::hf_vision_test
+}
+}

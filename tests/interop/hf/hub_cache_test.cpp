@@ -47,5 +47,5 @@ TEST_F(HubCacheTest, NothingOutsideIsRead) {
   EXPECT_FALSE(cached_config(folder_ / "absent", "a/b").has_value());
 }
 
-}  // namespace
-}  // namespace foreshard
+}
+}

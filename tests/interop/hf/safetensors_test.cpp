@@ -97,5 +97,5 @@ TEST(Safetensors, FilesThatAreCutOffAreRefused) {
   EXPECT_THROW(read_safetensors(path), ConfigError);
 }
 
-}  // namespace
-}  // namespace foreshard
+}
+}

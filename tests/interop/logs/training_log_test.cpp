@@ -104,5 +104,5 @@ TEST(TrainingLog, OtherTextHasNoSteps) {
   EXPECT_EQ(read_training_log("the step is slow: 3 s/it, 5 tps\n").steps, 0);
 }
 
-}  // namespace
-}  // namespace foreshard
+}
+}

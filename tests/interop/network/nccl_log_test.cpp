@@ -170,5 +170,5 @@ TEST(NcclLog, DevicesWithoutAHostAreOnOneNode) {
   EXPECT_GT(count(tests.ledger, Mapping::kDefaulted), 0);
 }
 
-}  // namespace
-}  // namespace foreshard::nccl_log_test
+}
+}

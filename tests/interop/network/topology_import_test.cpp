@@ -436,5 +436,5 @@ TEST(TopologyFormats, OthersAreNone) {
   EXPECT_EQ(topology_format(""), TopologyFormat::kNone);
 }
 
-}  // namespace
-}  // namespace foreshard
+}
+}

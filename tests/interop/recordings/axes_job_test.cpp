@@ -42,5 +42,5 @@ TEST(AxesRecordings, PeaksOfAllMemoryAreToTheByte) {
   }
 }
 
-}  // namespace
-}  // namespace foreshard
+}
+}

@@ -148,5 +148,5 @@ TEST_F(HfCaseFile, BrokenFilesAreConfigErrors) {
   EXPECT_THROW(changed("\"versions\":", "\"version\":"), Error);
 }
 
-}  // namespace
-}  // namespace foreshard
+}
+}

@@ -155,5 +155,5 @@ TEST_F(LibraryRecordings, BadCellsSayWhereTheyStand) {
   }
 }
 
-}  // namespace
-}  // namespace foreshard
+}
+}

@@ -19,5 +19,5 @@ TEST(PipelineRanks, StagesDoWhatTheLibrarysDo) {
   }
 }
 
-}  // namespace
-}  // namespace foreshard
+}
+}

@@ -81,5 +81,5 @@ TEST(PipelineTables, StagesThatAreNotThereAreRefused) {
   EXPECT_NE(found.rows[0].reason.find("stage 9"), std::string::npos) << found.rows[0].reason;
 }
 
-}  // namespace
-}  // namespace foreshard
+}
+}

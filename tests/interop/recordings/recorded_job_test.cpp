@@ -208,5 +208,5 @@ TEST_F(RecordedJobTest, UnitsInTheRecordersWords) {
   EXPECT_EQ(recorded_unit_name("root", llama), "root");
 }
 
-}  // namespace
-}  // namespace foreshard
+}
+}

@@ -264,5 +264,5 @@ TEST_F(RecordingsTest, WhatCannotBeRead) {
             std::string::npos);
 }
 
-}  // namespace
-}  // namespace foreshard
+}
+}

@@ -354,5 +354,5 @@ TEST(PublishedWords, ANumberThatIsNoneIsAProblemWithItsPlace) {
   EXPECT_EQ(problems[0].find("published.csv:2: seq: '4k'"), 0U) << problems[0];
 }
 
-}  // namespace
-}  // namespace foreshard::published_words_test
+}
+}

@@ -245,5 +245,5 @@ TEST(TrainingRows, StepTimeFollowsFromTokensPerSecond) {
   EXPECT_NEAR(row.measured, 128.0 * 2048 / 16000, 1e-9);
 }
 
-}  // namespace
-}  // namespace foreshard
+}
+}

@@ -231,5 +231,5 @@ RC_GTEST_PROP(InferJobProperty, GivesThePlanOfTheStepBack, ()) {
             build_training_step(model, plan).fingerprint());
 }
 
-}  // namespace
-}  // namespace foreshard
+}
+}

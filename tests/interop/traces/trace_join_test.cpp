@@ -363,5 +363,5 @@ TEST(RealTrace, DiffersFromAPlanThatTheJobDidNotFollow) {
       << join.missing.front();
 }
 
-}  // namespace
-}  // namespace foreshard
+}
+}

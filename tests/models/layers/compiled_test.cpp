@@ -190,5 +190,5 @@ TEST(Compiled, QuantisesAnInputOnce) {
             (3 + 3) * (2 * kD + kD) + 2 * (3 * kD + 2 * kD + kF));
 }
 
-}  // namespace
-}  // namespace foreshard::compiled_test
+}
+}

@@ -181,5 +181,5 @@ TEST(DeltaRuleTest, DecaysOfChannels) {
                        (3 * keys + decays + pairs + states));
 }
 
-}  // namespace
-}  // namespace foreshard::delta_rule_test
+}
+}

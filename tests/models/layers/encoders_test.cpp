@@ -159,5 +159,5 @@ TEST(VariantBlocksTest, TheEngineRefusesWhatItHasNoKernelsFor) {
   EXPECT_FALSE(find_problem(plan, load_zoo_model("llama-3-8b", Stack::kNative), cluster));
 }
 
-}  // namespace
-}  // namespace foreshard::encoders_test
+}
+}

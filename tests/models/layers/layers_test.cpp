@@ -234,5 +234,5 @@ TEST(ModelSpecTest, SizesAreChecked) {
   EXPECT_THROW(parameter.numel(), Error);
 }
 
-}  // namespace
-}  // namespace foreshard::layers_test
+}
+}

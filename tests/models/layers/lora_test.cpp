@@ -404,5 +404,5 @@ TEST(LoraTest, KeysGoThereAndBack) {
   EXPECT_THROW(apply_set(document, "lora.rank=-1"), ConfigError);
 }
 
-}  // namespace
-}  // namespace foreshard::lora_test
+}
+}

@@ -197,5 +197,5 @@ TEST(MambaTest, RefusesWhatIsNoPattern) {
   EXPECT_NE(failure(dims).find("without a number of experts"), std::string::npos);
 }
 
-}  // namespace
-}  // namespace foreshard::mamba_test
+}
+}

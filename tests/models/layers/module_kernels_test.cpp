@@ -272,5 +272,5 @@ TEST(ModuleKernels, WeightsOfEagerNormsAreSummedOverTensorParallelRanks) {
   }
 }
 
-}  // namespace
-}  // namespace foreshard::module_kernels_test
+}
+}

@@ -311,5 +311,5 @@ TEST(BuildMixtureTest, RefusesImpossibleSizes) {
   EXPECT_NE(failure(dims).find("the plain part of each head"), std::string::npos);
 }
 
-}  // namespace
-}  // namespace foreshard
+}
+}

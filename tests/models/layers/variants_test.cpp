@@ -580,5 +580,5 @@ TEST(Variants, EagerAttentionTakesSinksAsScores) {
   }
 }
 
-}  // namespace
-}  // namespace foreshard::variants_test
+}
+}

@@ -261,5 +261,5 @@ TEST(ModelYamlTest, RopeScalingReadsBack) {
             std::string::npos);
 }
 
-}  // namespace
-}  // namespace foreshard::model_yaml_test
+}
+}

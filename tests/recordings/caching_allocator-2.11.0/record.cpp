@@ -73,7 +73,7 @@ CUresult attribute(int* value, CUdevice_attribute, CUdevice) {
   return CUDA_SUCCESS;
 }
 
-}  // namespace
+}
 
 extern "C" {
 cudaError_t cudaGetDeviceCount(int* n) { return *n = 1, cudaSuccess; }

@@ -140,5 +140,5 @@ TEST(Accuracy, FrozenForecastsStandInForNewOnesAndCannotBeChanged) {
   EXPECT_THROW(with_frozen(rows, Json::array()), Error);
 }
 
-}  // namespace
-}  // namespace foreshard
+}
+}

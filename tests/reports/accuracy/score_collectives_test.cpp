@@ -169,5 +169,5 @@ TEST(ScoreCollectives, ASweepOfTheFabricThatIsGivenIsUsed) {
   EXPECT_EQ(group_of(swept, "how"), "other collective");
 }
 
-}  // namespace
-}  // namespace foreshard
+}
+}

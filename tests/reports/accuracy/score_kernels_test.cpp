@@ -151,5 +151,5 @@ TEST(ScoreKernels, WholeFileInSeconds) {
   EXPECT_LT(taken.count(), 20);
 }
 
-}  // namespace
-}  // namespace foreshard::score_kernels_test
+}
+}

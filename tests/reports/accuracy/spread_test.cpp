@@ -52,5 +52,5 @@ TEST(Spread, SummariesSayWhatNarrowerIntervalsHold) {
   EXPECT_GT(summary.crps, 0);
 }
 
-}  // namespace
-}  // namespace foreshard
+}
+}

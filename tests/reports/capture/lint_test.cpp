@@ -127,5 +127,5 @@ TEST(Lint, PaddedShardsAreFoundWhereTheyMatter) {
   EXPECT_EQ(step.findings(), Found{"unequal_shards experts.weight [9, ...] of 8 ranks 1"});
 }
 
-}  // namespace
-}  // namespace foreshard
+}
+}

@@ -503,5 +503,5 @@ TEST(ConformView, SumsAndKeys) {
   EXPECT_NE(text.find("no such knob"), std::string::npos) << text;
 }
 
-}  // namespace
-}  // namespace foreshard
+}
+}

@@ -166,5 +166,5 @@ TEST(PickleRead, ReadsFramesAndTheMemo) {
   EXPECT_EQ(document.root->find("c"), nullptr);
 }
 
-}  // namespace
-}  // namespace foreshard::snapshot_test
+}
+}

@@ -247,5 +247,5 @@ TEST(HtmlPage, NamesItsScriptsByHashAndNothingElse) {
   EXPECT_EQ(count(page, "form-action 'none'"), 1U);
 }
 
-}  // namespace
-}  // namespace foreshard
+}
+}

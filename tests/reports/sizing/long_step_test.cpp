@@ -92,5 +92,5 @@ TEST(LongStep, OfAPipelineIsTheWholeStep) {
   }
 }
 
-}  // namespace
-}  // namespace foreshard
+}
+}

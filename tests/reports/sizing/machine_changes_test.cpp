@@ -77,5 +77,5 @@ TEST(MachineChanges, InsideANodeThereIsNoNetwork) {
                                                "gpu.memory_bandwidth", "gpu.peak_bf16"}));
 }
 
-}  // namespace
-}  // namespace foreshard
+}
+}

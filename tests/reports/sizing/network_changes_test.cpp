@@ -137,5 +137,5 @@ TEST(NetworkChanges, SayNothingOfAlikeNodes) {
   EXPECT_TRUE(network_changes(forecast_on(cluster), costs_on(cluster)).empty());
 }
 
-}  // namespace
-}  // namespace foreshard::network_changes_test
+}
+}

@@ -279,5 +279,5 @@ TEST(WhatIf, FasterIsWorthSomething) {
   EXPECT_GT(list.front().worth_per_gpu_hour, 0);
 }
 
-}  // namespace
-}  // namespace foreshard
+}
+}

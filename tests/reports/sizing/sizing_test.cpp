@@ -27,5 +27,5 @@ TEST(SizeUp, IntervalsAreOfAllMicroBatches) {
   }
 }
 
-}  // namespace
-}  // namespace foreshard
+}
+}

@@ -130,5 +130,5 @@ TEST(Accuracy, SummarisesWhatIsScored) {
   EXPECT_EQ(accuracy_json({})["summary"]["rows"], 0);
 }
 
-}  // namespace
-}  // namespace foreshard
+}
+}

@@ -177,5 +177,5 @@ TEST(CheckRecord, RefusesWhatDoesNotFitTheGraph) {
   EXPECT_EQ(said(run), "step 1 of rank 0 took no time");
 }
 
-}  // namespace
-}  // namespace foreshard
+}
+}

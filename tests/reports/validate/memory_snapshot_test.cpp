@@ -98,5 +98,5 @@ TEST(MemorySnapshot, PythonReadsThePeakAndTheSegmentsBack) {
   }
 }
 
-}  // namespace
-}  // namespace foreshard
+}
+}

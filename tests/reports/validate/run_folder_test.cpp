@@ -285,5 +285,5 @@ TEST(RunRecord, TokensPerSecondLeavesOutThreeStepsOfTheSlowestRank) {
   EXPECT_EQ(tokens_per_second(run), 0);
 }
 
-}  // namespace
-}  // namespace foreshard
+}
+}

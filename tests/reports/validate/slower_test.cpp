@@ -48,5 +48,5 @@ TEST(Slower, SaysNothingOfEqualSteps) {
   EXPECT_TRUE(why_slower(step.graph, step.timeline, step.timeline).parts.empty());
 }
 
-}  // namespace
-}  // namespace foreshard
+}
+}

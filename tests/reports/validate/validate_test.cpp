@@ -329,5 +329,5 @@ TEST(Mismatch, NamesTheKeysThatChangeTheStep) {
   says(ran, "0.1.0", "they differ in model");
 }
 
-}  // namespace
-}  // namespace foreshard
+}
+}

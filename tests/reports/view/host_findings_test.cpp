@@ -62,5 +62,5 @@ TEST(HostFindings, WhatHelpsIsWhatThePlanDoesNotDoYet) {
   EXPECT_FALSE(says(host_findings(forecast(tiny_model(4), plan, costs)), "megatron.cuda_graphs"));
 }
 
-}  // namespace
-}  // namespace foreshard
+}
+}

@@ -49,5 +49,5 @@ TEST(ScheduleCsv, TellsCommunicatorsOfSingleUnitsApart) {
   EXPECT_NE(lines[1].find(",post_forward/layers.0,"), std::string::npos) << lines[1];
 }
 
-}  // namespace
-}  // namespace foreshard
+}
+}

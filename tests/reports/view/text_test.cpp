@@ -128,5 +128,5 @@ TEST(ExplainJson, SumsToTheStepAndToTheMemoryPeak) {
   }
 }
 
-}  // namespace
-}  // namespace foreshard
+}
+}

@@ -66,5 +66,5 @@ TEST(ChromeTrace, NamesEveryThreadItUsesAndPairsItsFlows) {
   EXPECT_GT(counters, 0U);
 }
 
-}  // namespace
-}  // namespace foreshard
+}
+}

@@ -135,5 +135,5 @@ TEST(CauseChain, GoesBackWithoutHolesToTheStepsBeginOrTheHostOnRandomPlans) {
   }
 }
 
-}  // namespace
-}  // namespace foreshard
+}
+}

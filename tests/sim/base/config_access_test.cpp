@@ -194,5 +194,5 @@ TEST(ConfigAccess, NodesOutliveTheirRoot) {
             "x:1:4: a: too short; expected 3 values");
 }
 
-}  // namespace
-}  // namespace foreshard::config_access_test
+}
+}

@@ -77,5 +77,5 @@ TEST_F(ConfigFile, KeepsItsPathInErrors) {
   }
 }
 
-}  // namespace
-}  // namespace foreshard
+}
+}

@@ -126,5 +126,5 @@ TEST(JsonConfig, RefusesEmptyAndBinaryFiles) {
   EXPECT_NE(refusal("{\"a\": \"\xFF\"}").find("UTF-8"), std::string::npos);
 }
 
-}  // namespace
-}  // namespace foreshard::config_json_test
+}
+}

@@ -146,5 +146,5 @@ TEST(Yaml, AcceptsNestingUpToTheLimit) {
   EXPECT_NE(refusal(repeat("[", 65) + repeat("]", 65)), "");
 }
 
-}  // namespace
-}  // namespace foreshard::config_yaml_test
+}
+}

@@ -40,5 +40,5 @@ TEST(Embedded, TextStaysWhereItIs) {
   EXPECT_EQ(once.data(), again.data());
 }
 
-}  // namespace
-}  // namespace foreshard
+}
+}

@@ -44,5 +44,5 @@ TEST(Check, ThrowsAnInternalErrorWithBaseNameAndLine) {
   }
 }
 
-}  // namespace
-}  // namespace foreshard
+}
+}

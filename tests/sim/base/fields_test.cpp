@@ -76,5 +76,5 @@ TEST(Fields, WhatIsNotInTheListIsRefused) {
             std::string::npos);
 }
 
-}  // namespace
-}  // namespace foreshard
+}
+}

@@ -44,5 +44,5 @@ TEST(Fingerprint, FlippingAnyBitFlipsAboutHalfOfTheResult) {
   }
 }
 
-}  // namespace
-}  // namespace foreshard
+}
+}

@@ -37,5 +37,5 @@ TEST(Json, ReplacesBytesThatAreNotUtf8) {
   EXPECT_EQ(to_text(Json("plan\xFF.yaml")), "\"plan\xEF\xBF\xBD.yaml\"\n");
 }
 
-}  // namespace
-}  // namespace foreshard
+}
+}

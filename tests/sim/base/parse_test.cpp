@@ -39,5 +39,5 @@ TEST(Parse, SqueezedNamesAreAlike) {
   EXPECT_TRUE(is_name_letter('Z') && is_name_letter('_') && !is_name_letter(' '));
 }
 
-}  // namespace
-}  // namespace foreshard
+}
+}

@@ -41,5 +41,5 @@ TEST(Spelling, QuotesOnOneShortLine) {
   EXPECT_EQ(quote(std::string(59, 'a') + "\xC3\xA4\xC3\xA4"), "'" + std::string(59, 'a') + "...'");
 }
 
-}  // namespace
-}  // namespace foreshard
+}
+}

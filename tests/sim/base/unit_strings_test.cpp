@@ -123,5 +123,5 @@ TEST(UnitStrings, PrintsCountsInGroupsOfThree) {
   EXPECT_EQ(format_count(std::numeric_limits<std::int64_t>::min()), "-9,223,372,036,854,775,808");
 }
 
-}  // namespace
-}  // namespace foreshard::unit_strings_test
+}
+}

@@ -74,5 +74,5 @@ TEST(Units, CheckedArithmeticThrowsInsteadOfOverflowing) {
   }
 }
 
-}  // namespace
-}  // namespace foreshard
+}
+}

@@ -232,5 +232,5 @@ TEST(CollectiveModel, CostsLittle) {
   EXPECT_LT(each, 1e-6);
 }
 
-}  // namespace
-}  // namespace foreshard::collective_test
+}
+}

@@ -144,5 +144,5 @@ TEST(CostModel, AnOptimizerOnTheHostTakesWhatPublishedStepsSay) {
   EXPECT_LT(large / small, 1.25);  // they agree
 }
 
-}  // namespace
-}  // namespace foreshard
+}
+}

@@ -115,5 +115,5 @@ TEST(Heat, PointsOfOnesOwnWereMeasuredHot) {
   EXPECT_NEAR(beside, alone, 1e-9);
 }
 
-}  // namespace
-}  // namespace foreshard::heat_test
+}
+}

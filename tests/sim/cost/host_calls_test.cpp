@@ -273,5 +273,5 @@ TEST(HostCalls, DeepSpeedsHooksAndCollectivesAreThoseOfModules) {
   EXPECT_GT(collectives, 0);
 }
 
-}  // namespace
-}  // namespace foreshard::host_calls_test
+}
+}

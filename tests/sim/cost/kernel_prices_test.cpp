@@ -158,5 +158,5 @@ TEST(KernelPrices, RememberedIsComputedFromManyThreads) {
   for (const int count : wrong) EXPECT_EQ(count, 0);
 }
 
-}  // namespace
-}  // namespace foreshard::kernel_prices_test
+}
+}

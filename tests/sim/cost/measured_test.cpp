@@ -222,5 +222,5 @@ TEST(CostModelOnCpu, FunctionsAreFoundByFunctionPassAndDtype) {
   EXPECT_NEAR(price(DType::kFp32), 1e-9, 1e-15);
 }
 
-}  // namespace
-}  // namespace foreshard::measured_test
+}
+}

@@ -202,5 +202,5 @@ TEST(NcclVersionText, ReadsWhatPeopleWrite) {
   EXPECT_EQ(parse_nccl_version(""), NcclVersion{});
 }
 
-}  // namespace
-}  // namespace foreshard::nccl_test
+}
+}

@@ -96,5 +96,5 @@ RC_GTEST_PROP(DataParallel, EveryGradientIsReduced, ()) {
   RC_ASSERT(sent <= expected + padding);
 }
 
-}  // namespace
-}  // namespace foreshard
+}
+}

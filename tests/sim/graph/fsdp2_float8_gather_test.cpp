@@ -140,5 +140,5 @@ TEST(Float8OverTensorParallel, WhatProductsReadIsCastBeforeItTravels) {
   EXPECT_EQ(saved(megatron, Float8::kDelayed, EventKind::kReduceScatter), 0);
 }
 
-}  // namespace
-}  // namespace foreshard
+}
+}

@@ -330,5 +330,5 @@ TEST(LayerRecordings, BlocksOfOtherFamiliesAllocateAsPyTorchDoes) {
   }
 }
 
-}  // namespace
-}  // namespace foreshard
+}
+}

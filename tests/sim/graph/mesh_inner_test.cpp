@@ -69,5 +69,5 @@ TEST(MeshInner, CostsFollowFromTheGroup) {
   EXPECT_GT(longest(MeshInner::kShard, kAllReduce), longest(MeshInner::kReplicate, kAllReduce));
 }
 
-}  // namespace
-}  // namespace foreshard
+}
+}

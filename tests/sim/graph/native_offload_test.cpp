@@ -85,5 +85,5 @@ TEST(NativeOffload, OnlyTwoSumsOfGradientsStayOnTheDevice) {
   EXPECT_EQ(before.size - after.size, Bytes(14 * shards - 2 * 4 * largest));
 }
 
-}  // namespace
-}  // namespace foreshard
+}
+}

@@ -240,5 +240,5 @@ TEST(Native, FingerprintsTellPlansApartAndNotMachines) {
   EXPECT_NE(build_training_step(model, plan).fingerprint(), fingerprint);
 }
 
-}  // namespace
-}  // namespace foreshard
+}
+}

@@ -57,5 +57,5 @@ TEST(OptimizerState, ACheckpointHasIt) {
   EXPECT_EQ(checkpoint_bytes(frozen, plan), Bytes(32 * kNumel * 2 + 3 * kNumel * 8));
 }
 
-}  // namespace
-}  // namespace foreshard
+}
+}

@@ -147,5 +147,5 @@ TEST(Reference, LeavesNothingBehind) {
   }
 }
 
-}  // namespace
-}  // namespace foreshard::reference_test
+}
+}

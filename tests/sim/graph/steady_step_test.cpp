@@ -35,5 +35,5 @@ TEST(SteadyStep, WithoutAThreadOfAutogradEachMarkIsAStep) {
   EXPECT_EQ(range.steps, 3);
 }
 
-}  // namespace
-}  // namespace foreshard
+}
+}

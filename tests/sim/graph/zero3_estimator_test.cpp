@@ -161,5 +161,5 @@ TEST(Zero3, Fp32GradientsAreThoseOfOneSubGroup) {
   EXPECT_LT(quarters, whole - 6 * (share - share / 4 - kLargest / 8) + 4096);
 }
 
-}  // namespace
-}  // namespace foreshard::zero3_estimator_test
+}
+}

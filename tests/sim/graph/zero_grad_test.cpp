@@ -113,5 +113,5 @@ TEST(ZeroGrad, ABatchThatIsPrefetchedLivesThroughTheStep) {
   }
 }
 
-}  // namespace
-}  // namespace foreshard::zero_grad_test
+}
+}

@@ -129,5 +129,5 @@ RC_GTEST_PROP(AllocatorProperty, ACachedBlockIsUsedExactlyWhereOneIsLargeEnough,
   }
 }
 
-}  // namespace
-}  // namespace foreshard
+}
+}

@@ -326,5 +326,5 @@ TEST(AllocatorSettings, RefusesWhatPytorchRefuses) {
   }
 }
 
-}  // namespace
-}  // namespace foreshard::caching_allocator_test
+}
+}

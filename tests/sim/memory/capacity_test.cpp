@@ -75,5 +75,5 @@ TEST(Capacity, ACodeThatNobodyHasReadMayKeepItsLogits) {
   EXPECT_GT(after, before);
 }
 
-}  // namespace
-}  // namespace foreshard
+}
+}

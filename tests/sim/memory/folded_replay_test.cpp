@@ -101,5 +101,5 @@ TEST(FoldedReplay, FindsTheMicroBatchesInTheMiddle) {
   EXPECT_EQ(allocation_log(few, {}).repeated(few).count, 0U);
 }
 
-}  // namespace
-}  // namespace foreshard
+}
+}

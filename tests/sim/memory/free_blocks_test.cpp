@@ -47,5 +47,5 @@ TEST(FreeBlocks, IsASetOrderedBySizeThenAddress) {
   EXPECT_EQ(blocks.ids(), ids);
 }
 
-}  // namespace
-}  // namespace foreshard
+}
+}

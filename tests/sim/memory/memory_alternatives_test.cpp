@@ -65,5 +65,5 @@ TEST(MemoryAlternatives, WhatNoGpuHoldsIsNotWhatTrains) {
   EXPECT_TRUE(has_largest);
 }
 
-}  // namespace
-}  // namespace foreshard
+}
+}

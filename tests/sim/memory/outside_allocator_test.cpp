@@ -174,5 +174,5 @@ TEST(OutsideAllocator, TheGenerationDecidesAndNotTheKey) {
   EXPECT_EQ(mib(memory_outside(graph, named, torch("2.6")), "NVLS"), -1);
 }
 
-}  // namespace
-}  // namespace foreshard::outside_allocator_test
+}
+}

@@ -111,5 +111,5 @@ TEST_P(RecordedAllocator, TheModelDoesTheSame) {
 INSTANTIATE_TEST_SUITE_P(Torch211, RecordedAllocator, testing::ValuesIn(kRecordings),
                          [](const auto& info) { return std::string(info.param.name); });
 
-}  // namespace
-}  // namespace foreshard::recorded_allocator_test
+}
+}

@@ -138,5 +138,5 @@ TEST(RecordedStreams, AForecastHasTimes) {
   EXPECT_GE(result.reserved.peak, result.memory.peak);
 }
 
-}  // namespace
-}  // namespace foreshard::recorded_streams_test
+}
+}

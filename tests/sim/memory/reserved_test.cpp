@@ -337,5 +337,5 @@ TEST(ForecastReserved, FollowsThePlansAllocatorSettings) {
   EXPECT_GT(forecast_reserved(graph, plan, cluster).peak, usual);
 }
 
-}  // namespace
-}  // namespace foreshard
+}
+}

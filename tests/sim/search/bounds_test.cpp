@@ -270,5 +270,5 @@ RC_GTEST_PROP(Bounds, GatheringEarlierHoldsHardlyLess, ()) {
   RC_ASSERT(latest <= peak_allocated(build_training_step(model, plan)) * 21 / 20);
 }
 
-}  // namespace
-}  // namespace foreshard
+}
+}

@@ -65,4 +65,4 @@ inline std::optional<Optimum> brute_force(const LayerProblem& p, const CostModel
   }
 }
 
-}  // namespace foreshard
+}

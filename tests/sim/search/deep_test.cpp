@@ -129,5 +129,5 @@ RC_GTEST_PROP(DeepProperty, IsNeverSlowerThanItsBeginning, ()) {
   RC_ASSERT(holds(fit_in(cluster, f.memory.peak, f.reserved.peak, Bytes(0)), MemoryTerms()));
 }
 
-}  // namespace
-}  // namespace foreshard
+}
+}

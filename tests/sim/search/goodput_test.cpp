@@ -82,5 +82,5 @@ TEST(Goodput, OfLlama3) {
   EXPECT_LT(goodput(x, checkpoint_interval(x)), 0.95);
 }
 
-}  // namespace
-}  // namespace foreshard
+}
+}

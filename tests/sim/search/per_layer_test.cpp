@@ -99,5 +99,5 @@ TEST_F(PerLayer, RangesAreTheExceptionsOfTheMostFrequent) {
   EXPECT_EQ(policy.ranges[0].value, kNone);
 }
 
-}  // namespace
-}  // namespace foreshard
+}
+}

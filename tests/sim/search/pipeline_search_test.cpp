@@ -135,5 +135,5 @@ TEST(PipelineSearch, FindsTheFastestOfAll) {
   }
 }
 
-}  // namespace
-}  // namespace foreshard::pipeline_search_test
+}
+}

@@ -254,5 +254,5 @@ TEST(Search, StopsWhenProgressSaysSo) {
   EXPECT_THROW(search(space, tiny_model(1), costs, options), Error);
 }
 
-}  // namespace
-}  // namespace foreshard
+}
+}

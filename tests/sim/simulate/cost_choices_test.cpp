@@ -14,5 +14,5 @@ TEST(CostChoices, CollectivesAreThePlans) {
   EXPECT_EQ(cost_choices(plan).collectives.max_ctas, 8);
 }
 
-}  // namespace
-}  // namespace foreshard
+}
+}

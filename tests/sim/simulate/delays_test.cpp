@@ -53,5 +53,5 @@ RC_GTEST_PROP(Delays, AnAllocatorThatRanOutWaitsForTheDevice, ()) {
   }
 }
 
-}  // namespace
-}  // namespace foreshard
+}
+}

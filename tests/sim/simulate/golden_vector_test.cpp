@@ -206,5 +206,5 @@ INSTANTIATE_TEST_SUITE_P(Variants, GoldenStep,
                                          StepCase{{8, 12, 1, Communicators::kSeparate}, 113.4},
                                          StepCase{{8, 12, 2, Communicators::kSeparate}, 111.7}));
 
-}  // namespace
-}  // namespace foreshard
+}
+}

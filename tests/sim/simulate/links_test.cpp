@@ -70,5 +70,5 @@ TEST(Links, TheNarrowerOfTwoSetsThePace) {
   EXPECT_EQ(ends({{kAll, kAll * 3 / 4}, {0, kAll * 3 / 4}}), (Ends{1502, 1502}));
 }
 
-}  // namespace
-}  // namespace foreshard::links_test
+}
+}

@@ -116,5 +116,5 @@ TEST(Occupancy, ASlowNetworkTakesMultiprocessorsAndLittleMemory) {
   EXPECT_LT(slow.compute, fast.compute);
 }
 
-}  // namespace
-}  // namespace foreshard::occupancy_test
+}
+}

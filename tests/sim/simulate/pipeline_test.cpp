@@ -433,5 +433,5 @@ RC_GTEST_PROP(PipelineProperty, ARankWithItsPeersTimesDoesTheSameAlone, ()) {
   }
 }
 
-}  // namespace
-}  // namespace foreshard
+}
+}

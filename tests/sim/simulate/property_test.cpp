@@ -139,5 +139,5 @@ RC_GTEST_PROP(Property, TheSteadyPeriodIsNotLongerThanTheFirstStepAndRepeats, ()
   RC_ASSERT(t.period >= Time::ns(0));
 }
 
-}  // namespace
-}  // namespace foreshard
+}
+}

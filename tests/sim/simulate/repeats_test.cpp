@@ -140,5 +140,5 @@ TEST(Repeats, ASingleMicroBatchDoesNotRepeat) {
   EXPECT_GT(rows.rows, 4 * 3);
 }
 
-}  // namespace
-}  // namespace foreshard
+}
+}

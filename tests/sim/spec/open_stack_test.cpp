@@ -135,5 +135,5 @@ TEST(OpenStacks, DrawsFollowTheWeights) {
   EXPECT_EQ(alternative_of_draw({1}, 7), 0U);
 }
 
-}  // namespace
-}  // namespace foreshard
+}
+}

@@ -338,5 +338,5 @@ TEST(PlanConfig, ReadsFiles) {
   EXPECT_EQ(refusal_of([&] { read_plan_file(folder.path()); }).exit_code, 3);
 }
 
-}  // namespace
-}  // namespace foreshard::plan_config_test
+}
+}

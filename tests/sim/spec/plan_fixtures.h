@@ -71,4 +71,4 @@ Refusal refusal_of(Act act) {
   return {};
 }
 
-}  // namespace foreshard
+}

@@ -133,5 +133,5 @@ TEST(PlanPages, EachKeyIsDocumented) {
 
 TEST(PlanPages, KeysAreTheirTable) { expect_page("plan-keys.md", keys_page()); }
 
-}  // namespace
-}  // namespace foreshard
+}
+}

@@ -258,5 +258,5 @@ TEST(PlanResolve, CheckSaysWhereTheWrongKeyStands) {
   EXPECT_EQ(prefetch.text.find("plan.yaml:1:21: prefetch.forward: "), 0U) << prefetch.text;
 }
 
-}  // namespace
-}  // namespace foreshard
+}
+}

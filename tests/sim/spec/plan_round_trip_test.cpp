@@ -205,5 +205,5 @@ RC_GTEST_PROP(PlanRoundTrip, AssignmentsReadBackAsThePlan, ()) {
   RC_ASSERT(resolve(document, model, cluster).plan == plan);
 }
 
-}  // namespace
-}  // namespace foreshard
+}
+}

@@ -101,5 +101,5 @@ TEST(PlanAllocator, IsReadCheckedAndWrittenBack) {
   EXPECT_THROW(document_of(std::string(kBase) + "allocator: max_split_size_mb:1\n"), ConfigError);
 }
 
-}  // namespace
-}  // namespace foreshard
+}
+}

@@ -31,5 +31,5 @@ TEST(PlanUnits, AreCountedAsTheyAreBuilt) {
   }
 }
 
-}  // namespace
-}  // namespace foreshard
+}
+}

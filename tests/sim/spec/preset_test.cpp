@@ -92,5 +92,5 @@ TEST(Presets, AMisspeltStackIsAnErrorWithTheNearestName) {
   }
 }
 
-}  // namespace
-}  // namespace foreshard
+}
+}

@@ -156,5 +156,5 @@ TEST(Trainer, TrainsWithFsdp2) {
       << refused.text;
 }
 
-}  // namespace
-}  // namespace foreshard
+}
+}

@@ -23,4 +23,4 @@ inline const PublishedFit& fit_of(std::string_view gpu) {
   throw std::runtime_error(std::string(gpu));
 }
 
-}  // namespace foreshard
+}

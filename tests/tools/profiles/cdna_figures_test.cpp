@@ -187,5 +187,5 @@ TEST(FitAmd, TheMi200sUseMoreOfTheirUnits) {
   EXPECT_NEAR(curve.full_efficiency / (1 + curve.full_s_half / 8192), 94.61 / 181, 1e-3);
 }
 
-}  // namespace
-}  // namespace foreshard
+}
+}

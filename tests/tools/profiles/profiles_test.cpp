@@ -57,5 +57,5 @@ TEST(Profiles, ReportNamesEveryGpu) {
   }
 }
 
-}  // namespace
-}  // namespace foreshard
+}
+}

@@ -318,5 +318,5 @@ TEST(Fit, BlackwellsProductsAreAsSlowAsTheirLimitLeavesThem) {
   EXPECT_EQ(fit_of("rtx-5090").calibration.heat.idle, 0);
 }
 
-}  // namespace
-}  // namespace foreshard
+}
+}

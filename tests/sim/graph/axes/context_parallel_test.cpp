@@ -327,5 +327,5 @@ TEST(ReceivedRows, SteeperIsFuller) {
   }
 }
 
-}  // namespace
-}  // namespace foreshard
+}
+}

@@ -51,5 +51,5 @@ TEST(CutLoss, ACompiledLossKeepsOneCopy) {
   }
 }
 
-}  // namespace
-}  // namespace foreshard::cut_loss_test
+}
+}

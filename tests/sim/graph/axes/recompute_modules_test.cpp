@@ -109,5 +109,5 @@ TEST(RecomputeModules, AnActivationThatRunsAgainIsNotKept) {
   EXPECT_EQ(program.recompute.kernels.size(), 2U);
 }
 
-}  // namespace
-}  // namespace foreshard::recompute_modules_test
+}
+}

@@ -263,5 +263,5 @@ TEST(CapturedKernel, AttentionIsOfAKernelByItsName) {
   EXPECT_EQ(attention_kernel_of("cublasGemmEx"), "");
 }
 
-}  // namespace
-}  // namespace foreshard
+}
+}

@@ -397,5 +397,5 @@ TEST(Ddp, AStepLeavesNothingBehind) {
   }
 }
 
-}  // namespace
-}  // namespace foreshard::ddp_test
+}
+}

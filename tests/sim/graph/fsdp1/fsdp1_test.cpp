@@ -430,5 +430,5 @@ TEST(Fsdp1, NothingIsLeftBehind) {
   }
 }
 
-}  // namespace
-}  // namespace foreshard::fsdp1_test
+}
+}

@@ -176,5 +176,5 @@ TEST(Fsdp2Repeat, AGradientThatIsMadeWholeIsKeptWhole) {
   EXPECT_EQ(kept, (table + table / 2) * fp32);
 }
 
-}  // namespace
-}  // namespace foreshard::fsdp2_repeat_test
+}
+}

@@ -144,5 +144,5 @@ TEST(LayerModules, ModulesNest) {
   }
 }
 
-}  // namespace
-}  // namespace foreshard::layer_modules_test
+}
+}

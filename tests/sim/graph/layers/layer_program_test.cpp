@@ -274,5 +274,5 @@ TEST(LayerProgram, WorkspacesLiveWhileTheirOperationRuns) {
   }
 }
 
-}  // namespace
-}  // namespace foreshard
+}
+}

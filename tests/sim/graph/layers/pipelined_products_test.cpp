@@ -101,5 +101,5 @@ TEST(PipelinedProducts, OtherAxesAndSumsOfProductsStayAsTheyAre) {
   EXPECT_EQ(p.calls[2].segment, 3);
 }
 
-}  // namespace
-}  // namespace foreshard
+}
+}

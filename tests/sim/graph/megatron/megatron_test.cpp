@@ -601,5 +601,5 @@ RC_GTEST_PROP(MegatronProperty, RowsPointBackAndBuffersAreFreedOnce, ()) {
   RC_ASSERT(replay_allocations(graph).peak == peak_allocated(graph));
 }
 
-}  // namespace
-}  // namespace foreshard
+}
+}

@@ -119,5 +119,5 @@ TEST(Pipeline, WordsAreReadAsTheyAreWritten) {
   }
 }
 
-}  // namespace
-}  // namespace foreshard
+}
+}

@@ -220,5 +220,5 @@ TEST(Stages, OneOfManyMicroBatchesHoldsFewerActivationsTheLaterItsStage) {
   EXPECT_GT(before, next);
 }
 
-}  // namespace
-}  // namespace foreshard
+}
+}

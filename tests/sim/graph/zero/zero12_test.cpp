@@ -371,5 +371,5 @@ TEST(Zero12, AStepLeavesNothingBehind) {
   }
 }
 
-}  // namespace
-}  // namespace foreshard::zero12_test
+}
+}

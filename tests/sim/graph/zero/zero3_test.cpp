@@ -438,5 +438,5 @@ TEST(Zero3, WhatDeepSpeedRefuses) {
   EXPECT_THROW(check(plan, model, cluster), Error);
 }
 
-}  // namespace
-}  // namespace foreshard::zero3_test
+}
+}

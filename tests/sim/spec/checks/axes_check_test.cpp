@@ -108,5 +108,5 @@ TEST(AxesCheck, ContextParallelNeedsAttentionThatReadsKeysAndValuesApart) {
   EXPECT_TRUE(find_problem(plan, biased, round_cluster(8)));
 }
 
-}  // namespace
-}  // namespace foreshard
+}
+}

@@ -127,5 +127,5 @@ TEST(Capabilities, AskForARangeAsForTheWhole) {
   EXPECT_EQ(problem->what_is_wrong, "fsdp1 gathers every unit in backward");
 }
 
-}  // namespace
-}  // namespace foreshard
+}
+}

@@ -44,5 +44,5 @@ TEST(Condition, RefusesWhatNothingIsCalled) {
   EXPECT_THROW(Condition("model.tied = true").holds(Plan()), Error);
 }
 
-}  // namespace
-}  // namespace foreshard
+}
+}

@@ -60,5 +60,5 @@ TEST(HardwareCheck, AttentionKernelsRunWhereTheyWereBuiltFor) {
   EXPECT_TRUE(runs(kFa3, ""));  // nobody said what it is
 }
 
-}  // namespace
-}  // namespace foreshard
+}
+}

@@ -272,5 +272,5 @@ TEST(PlanCheck, KnowsSizes) {
   EXPECT_EQ(size_of(DType::kFp32), 4);
 }
 
-}  // namespace
-}  // namespace foreshard
+}
+}

@@ -129,5 +129,5 @@ TEST(DataParallelCheck, ZeroRefusals) {
                           [](Plan& p) { p.accumulation = AccumulationMode::kKeepUnsharded; }));
 }
 
-}  // namespace
-}  // namespace foreshard
+}
+}

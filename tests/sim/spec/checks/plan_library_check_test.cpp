@@ -106,5 +106,5 @@ TEST(Fsdp1Trainers, HaveDefaultsOfTheirOwn) {
   EXPECT_THROW(trained_by("torchtitan"), Error);
 }
 
-}  // namespace
-}  // namespace foreshard
+}
+}

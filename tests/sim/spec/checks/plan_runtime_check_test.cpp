@@ -203,5 +203,5 @@ TEST(PlanRuntimeCheck, RefusesValuesThatContradictEachOther) {
                        "share one parameter");
 }
 
-}  // namespace
-}  // namespace foreshard
+}
+}

@@ -117,5 +117,5 @@ TEST(PlanWarnings, TellOfExpertsThatAreNotThere) {
             from_to(4, 15));
 }
 
-}  // namespace
-}  // namespace foreshard
+}
+}
