@@ -66,7 +66,7 @@ class ReportTest(support.PageCase):
             self.assertEqual(report[key], predicted[key], key)
         explained = json.loads(run("explain", *JOB, "--json"))
         self.assertEqual(self.document["views"][0]["waterfall"], explained["waterfall"])
-        searched = json.loads(run("search", *JOB, "--json"))
+        searched = json.loads(run("search", *JOB, "--json", "--html", path("search.html")))  # which asks every mesh, too
         search = self.document["search"]
         for key in ("enumerated", "rejected_memory", "simulated"):
             self.assertEqual(search[key], searched[key])

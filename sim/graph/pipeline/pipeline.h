@@ -25,6 +25,7 @@ struct StagePipeline {
   int microbatches = 1;
   int stages_per_rank = 1;
   std::vector<std::string> orders = {};  // of schedule custom
+  bool takes_fewer = false;              // micro-batches than stages under 1F1B: Megatron-Core's
 
   int stages() const { return ranks * stages_per_rank; }
   bool operator==(const StagePipeline&) const = default;

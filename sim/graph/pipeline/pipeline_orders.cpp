@@ -105,6 +105,10 @@ PipelineOrder in_turn(const StagePipeline& p, int rank) {
     refuse(fmt::format("{} stages on a rank", p.stages_per_rank), "1 under GPipe and 1F1B");
   }
   const bool is_gpipe = p.schedule == PipelineSchedule::kGPipe;
+  if (!is_gpipe && !p.takes_fewer && p.microbatches < p.ranks) {
+    refuse(fmt::format("{} micro-batches under 1F1B", p.microbatches),
+           fmt::format("as many as stages, {}, or more", p.ranks));
+  }
   const int warmup = is_gpipe ? p.microbatches : std::min(p.microbatches, p.ranks - rank);
   Writer writer;
   for (int i = 0; i < warmup; ++i) writer.next(rank, Kind::kForward);

@@ -42,9 +42,12 @@ void part_table(ModelSpec& model) {
 
 StagePipeline stage_pipeline(const Plan& plan) {
   const std::int64_t microbatches = plan.pipeline.microbatches;
-  return {plan.pipeline.schedule, static_cast<int>(plan.mesh.pp),
+  return {plan.pipeline.schedule,
+          static_cast<int>(plan.mesh.pp),
           static_cast<int>(microbatches > 0 ? microbatches : plan.batch.accumulation),
-          static_cast<int>(plan.pipeline.stages_per_rank), plan.pipeline.orders};
+          static_cast<int>(plan.pipeline.stages_per_rank),
+          plan.pipeline.orders,
+          plan.runtime.kind == RuntimeKind::kMegatron};
 }
 
 std::vector<StageLayers> split_into_stages(const ModelSpec& model, const Plan& plan) {
