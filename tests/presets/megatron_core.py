@@ -21,7 +21,7 @@ from held import KINDS, captured, last_lines, same, scheduled, step_collectives
 
 HERE = pathlib.Path(__file__).parent
 KEPT = HERE / "megatron_core.json.xz"
-COMMON = {"num_attention_heads": 8, "vocab_size": 50304}
+COMMON = {"num_attention_heads": 8, "vocab_size": 51200}
 LLAMA = COMMON | {"hidden_size": 512, "intermediate_size": 1408, "num_hidden_layers": 4, "num_key_value_heads": 4,
                   "max_position_embeddings": 2048, "tie_word_embeddings": False, "hidden_act": "silu", "rms_norm_eps": 1e-5}
 CONFIGS = {

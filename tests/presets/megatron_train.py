@@ -65,7 +65,7 @@ chunks = []
 for chunk in range(CHUNKS):
     ends = {"ignore_virtual": False, "vp_stage": chunk} if CHUNKS > 1 else {}
     model = GPTModel(
-        config, spec, 50304, SEQUENCE, pre_process=ranks.is_pipeline_first_stage(**ends), post_process=ranks.is_pipeline_last_stage(**ends),
+        config, spec, 51200, SEQUENCE, pre_process=ranks.is_pipeline_first_stage(**ends), post_process=ranks.is_pipeline_last_stage(**ends),
         share_embeddings_and_output_weights=GPT, position_embedding_type="learned_absolute" if GPT else "rope",
         vp_stage=chunk if CHUNKS > 1 else None).cuda().bfloat16()
     chunks.append(DistributedDataParallel(config, settings, model, disable_bucketing=chunk > 0))

@@ -109,6 +109,42 @@ void order_as_executed(LayerSpec& layer) {
   sort_parameters(layer, order);
 }
 
+// Megatron's tables have a multiple of 128 rows on each rank of tp, whatever the tokenizer
+// (Megatron-LM's make_vocab_size_divisible_by): no product of the head is misaligned.
+void pad_vocabulary(ModelSpec& model, std::int64_t ranks) {
+  const std::int64_t own = model.vocabulary, multiple = 128 * ranks;
+  if (own <= 0 || own % multiple == 0) return;
+  const std::int64_t all = (own + multiple - 1) / multiple * multiple;
+  const auto pad = [&](std::int64_t& size) {
+    if (size % own == 0) size = size / own * all;  // of several predictions
+  };
+  for (LayerSpec& layer : model.kinds) {
+    if (layer.tower || layer.tensors.empty()) continue;
+    std::vector<bool> has_logits(layer.tensors.size(), layer.role == LayerRole::kLoss);
+    const std::int64_t width = layer.role == LayerRole::kHead
+                                   ? layer.tensors[at(layer.output)].per_token
+                                   : layer.tensors.front().per_token;
+    for (Operation& op : layer.operations) {
+      const bool looks_up = layer.role == LayerRole::kEmbedding &&
+                            op.kind == OperationKind::kEmbedding && op.inputs.front() == 0;
+      const bool projects =
+          layer.role == LayerRole::kHead && op.kind == OperationKind::kGemm && op.n == own;
+      if (projects) op.n = all;
+      for (const Index p : op.parameters) {
+        std::vector<std::int64_t>& shape = layer.parameters[at(p)].shape;
+        const bool turned = op.transposed_weight && shape.size() > 1;
+        if ((looks_up || projects) && shape[turned ? 1 : 0] == own) shape[turned ? 1 : 0] = all;
+      }
+      const bool reads = std::ranges::any_of(op.inputs, [&](Index t) { return has_logits[at(t)]; });
+      for (const Index t : op.outputs) has_logits[at(t)] = has_logits[at(t)] || projects || reads;
+    }
+    for (std::size_t t = 0; t < layer.tensors.size(); ++t) {
+      TensorSpec& tensor = layer.tensors[t];
+      if (has_logits[t] && width > 0 && tensor.per_token == width) pad(tensor.per_token);
+    }
+  }
+}
+
 // With the products that Megatron-Core runs as one, and what its mixtures and dispatchers do.
 LayerSpec as_executed(LayerSpec layer, const Plan& plan) {
   const bool is_megatron = plan.runtime.kind == RuntimeKind::kMegatron;
@@ -201,6 +237,7 @@ void shorten_table_gradient(LayerSpec& layer) {
 
 ModelSpec part_of_rank(const ModelSpec& model, const Plan& plan) {
   ModelSpec part = model;
+  if (plan.runtime.kind == RuntimeKind::kMegatron) pad_vocabulary(part, plan.mesh.tp);
   if (parts_table(plan)) {
     for (LayerSpec& layer : part.kinds) {
       for (ParameterSpec& p : layer.parameters) p.tied = false;

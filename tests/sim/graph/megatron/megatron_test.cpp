@@ -92,7 +92,7 @@ TEST(Megatron, BothEndsOfAPipelineHaveATiedTable) {
   plan.mesh = {2, 1};
   plan.mesh.pp = 4;
   const EventGraph graph = build_training_step(model, plan);
-  constexpr std::int64_t kTable = 50257 * 768;  // of 128 elements a multiple, as buckets are
+  constexpr std::int64_t kTable = 50304 * 768;  // of 128 rows a multiple
   ASSERT_EQ(graph.pipeline.size(), 4U);
   for (std::size_t stage = 0; stage < 4; ++stage) {
     const EventGraph& rank = graph.pipeline[stage] ? *graph.pipeline[stage] : graph;
