@@ -27,8 +27,8 @@ AGAIN = """
 import torch
 lengths = torch.tensor([3, 2], device="cuda") + 1
 torch.ones(2, 8, device="cuda")[:, : int(lengths.cpu().max())].reshape(2, 2, 2)
-assert len(torch.where(torch.ones(8, 4, device="cuda").topk(2).indices == 1)[0]) == 4
-x = torch.ones(4, device="cuda")
+assert len(torch.where(torch.ones(8, 4, device="cuda", requires_grad=True).topk(2).indices == 1)[0]) == 4
+x = torch.ones(4, device="cuda", requires_grad=True)
 x[x > 0].max()
 """
 # TorchScript reads an optimizer's functions; what a program says of all, or asserts, holds; programs divide by what they read; no step
