@@ -42,7 +42,7 @@ ExitCode run_predict(const PredictOptions& options) {
     const Plan& plan = a.forecast.plan;
     write_file(options.memory_snapshot,
                memory_snapshot(a.forecast, plan.allocator, DeviceMemory::unlimited(),
-                               library_buffers(a.job.cluster, plan.runtime)));
+                               library_buffers(a.forecast.graph, a.job.cluster, plan.runtime)));
   }
   if (!options.html.empty()) {
     PageDocument page(page_title(a.job), options.output.command);

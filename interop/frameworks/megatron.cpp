@@ -117,6 +117,19 @@ void read_cuda_graphs(ForeignReader& reader) {
              whole ? "iteration" : kOurs[node->as_choice(kWords)]);
 }
 
+// model_parallel_config.py: cross_entropy_loss_fusion, and by whom.
+void read_cross_entropy(ForeignReader& reader) {
+  const ConfigNode* fuses = reader.find("model.cross_entropy_loss_fusion");
+  if (fuses != nullptr && !fuses->as_bool()) {
+    reader.find("model.cross_entropy_fusion_impl");
+    return reader.map("model.cross_entropy_loss_fusion", "loss", "eager");
+  }
+  const ConfigNode* impl = reader.find("model.cross_entropy_fusion_impl");
+  if (impl == nullptr || !impl->is_scalar()) return;
+  reader.choice("model.cross_entropy_fusion_impl", "loss",
+                {{"native", "compiled"}, {"te", "fused"}});
+}
+
 // transformer_config.py: allgather, alltoall, flex; of flex, whose kernels.
 void read_dispatcher(ForeignReader& reader) {
   const ConfigNode* node = reader.find("model.moe_token_dispatcher_type");
@@ -201,6 +214,7 @@ ForeignPlan read_megatron(const ConfigNode& root) {
   read_expert_tensor_parallel(reader);
   read_context_parallel(reader);
   read_recompute(reader);
+  read_cross_entropy(reader);
   read_cuda_graphs(reader);
   read_dispatcher(reader);
   read_dtypes(reader);

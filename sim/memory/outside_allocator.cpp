@@ -29,6 +29,7 @@
 
 #include "sim/base/parse.h"
 #include "sim/cost/collective.h"
+#include "sim/spec/checks/plan_check.h"
 #include "sim/spec/gpu_generation.h"
 
 namespace foreshard {
@@ -275,11 +276,13 @@ Bytes total(const OutsideItems& items) {
   return sum;
 }
 
-LibraryBuffers library_buffers(const Cluster& cluster, const Runtime& runtime) {
+LibraryBuffers library_buffers(const EventGraph& graph, const Cluster& cluster,
+                               const Runtime& runtime) {
   if (cluster.host_computes) return {};
   // Before Hopper CUBLAS_WORKSPACE_CONFIG is :4096:2:16:8 in KiB.
   constexpr std::int64_t kSmall = (2 * 4096 + 8 * 16) << 10;
   constexpr std::int64_t kLarge = 32 * kMiB;
+  constexpr int kEngineStreams = 4;
   const bool large = generation_of(cluster.gpu).is_hopper_or_later();
   const Bytes bytes(large ? kLarge : kSmall);
   constexpr const char* kSource =
@@ -290,6 +293,16 @@ LibraryBuffers library_buffers(const Cluster& cluster, const Runtime& runtime) {
   if (runtime.kind != RuntimeKind::kNative) {  // whose one thread does both
     list.push_back({"cublas workspace, autograd thread", bytes, Stream::kCompute,
                     EventKind::kBackward, kSource});
+  }
+  if (has_engine_modules(runtime)) {
+    const bool is_grouped = std::ranges::any_of(
+        graph.kernels, [](const Kernel& kernel) { return kernel.groups > 1; });
+    for (int i = 0; i < (is_grouped ? 1 + kEngineStreams : 1); ++i) {
+      list.push_back({"transformer engine workspace", Bytes(large ? kLarge + 1024 : 4 * kMiB),
+                      Stream::kCompute, EventKind::kForward,
+                      "NVIDIA/TransformerEngine:transformer_engine/pytorch/cpp_extensions/gemm.py "
+                      "2.11, get_cublas_workspace: one, and one for each stream of grouped products"});
+    }
   }
   return list;
 }

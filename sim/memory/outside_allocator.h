@@ -66,6 +66,8 @@ using LibraryBuffers = std::vector<LibraryBuffer>;
 
 // One cuBLAS workspace per handle and stream; handles belong to host threads, and backward runs in
 // autograd's own thread. Empty for runtimes and clusters that do not use cuBLAS.
-LibraryBuffers library_buffers(const Cluster& cluster, const Runtime& runtime);
+// TransformerEngine's modules have workspaces of their own.
+LibraryBuffers library_buffers(const EventGraph& graph, const Cluster& cluster,
+                               const Runtime& runtime);
 
 }

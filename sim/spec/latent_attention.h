@@ -8,10 +8,11 @@
 
 namespace foreshard {
 
-// Whether the layer attends by latents, by the names of models/parameter_names.h.
+// Of what makes or norms latents, by the names of models/parameter_names.h.
+inline bool is_latent(const ParameterSpec& p) { return contains(p.name, "kv_a_"); }
+
 inline bool has_latents(const LayerSpec& layer) {
-  return std::ranges::any_of(layer.parameters,
-                             [](const ParameterSpec& p) { return contains(p.name, "kv_a_"); });
+  return std::ranges::any_of(layer.parameters, is_latent);
 }
 
 // Queries, keys and values are views of one tensor, whose gradient is put together from theirs.

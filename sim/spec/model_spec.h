@@ -318,7 +318,8 @@ struct Operation {
   bool sums_last = false;
   // GEMM of Megatron-Core's ColumnParallelLinear: the first input is gathered before the product
   // and nothing of that kept, so that it is gathered again beside the product that makes the
-  // input's gradient; that one is reduced beside the product that makes the weight's.
+  // input's gradient; that one is reduced beside the product that makes the weight's. Attention of
+  // Megatron-Core's cp by all-gather: keys and values are gathered again in backward.
   LayerCollective gathers, reduces;
   // What moves the first input to make the first output, and the output's gradient to make the
   // input's; without a kind the one is a view of the other.

@@ -28,23 +28,32 @@ CONFIGS = {
     "gpt": COMMON | {"architectures": ["GPT2LMHeadModel"], "model_type": "gpt2", "n_embd": 512, "n_layer": 4, "n_head": 8, "n_positions": 512,
                      "resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0, "tie_word_embeddings": True},
     "llama": LLAMA | {"architectures": ["LlamaForCausalLM"], "model_type": "llama"},
-    "mixtral": LLAMA | {"architectures": ["MixtralForCausalLM"], "model_type": "mixtral", "num_local_experts": 8, "num_experts_per_tok": 2}}
+    "mixtral": LLAMA | {"architectures": ["MixtralForCausalLM"], "model_type": "mixtral", "num_local_experts": 8, "num_experts_per_tok": 2},
+    "deepseek": LLAMA | {"architectures": ["DeepseekV3ForCausalLM"], "model_type": "deepseek_v3", "num_key_value_heads": 8, "q_lora_rank": 256,
+                         "kv_lora_rank": 128, "qk_nope_head_dim": 64, "qk_rope_head_dim": 32, "v_head_dim": 64, "n_routed_experts": 8,
+                         "num_experts_per_tok": 2, "moe_intermediate_size": 1408, "first_k_dense_replace": 4, "n_shared_experts": 0}}
 
 
 def plan(case, rank, config):
     """The words of `foreshard schedule` that say the same."""
     of = case.get
-    axes = {axis: of(axis, 1) for axis in ("tp", "pp", "ep", "etp", "replicate")}
+    axes = {axis: of(axis, 1) for axis in ("tp", "pp", "cp", "ep", "etp", "replicate")}
     keys = {f"mesh.{axis}": size for axis, size in axes.items()}
-    keys["mesh.shard"] = case["world"] // (axes["tp"] * axes["pp"] * axes["replicate"])
+    keys["mesh.shard"] = case["world"] // (axes["tp"] * axes["pp"] * axes["cp"] * axes["replicate"])
     keys |= {"megatron.bucket_size": case["bucket"], "megatron.overlap_param_gather": of("gathers_beside", False),
              "megatron.overlap_grad_reduce": of("reduces_beside", True), "megatron.distributed_optimizer": of("shards", True),
-             "dtype.reduce": of("reduce", "fp32"), "attention": "eager", "rank": rank, "recompute": of("recompute", "none")}
+             "dtype.reduce": of("reduce", "fp32"), "rank": rank, "recompute": of("recompute", "none")}
+    if of("layers") != "te":
+        keys |= {"attention": "eager", "compile": "none"}
+    fused = {"te": "fused", "native": "compiled"}[of("entropy", "native")]
+    keys["loss"] = fused if of("layers") == "te" and not of("experts") else "eager"
+    if axes["cp"] > 1:
+        keys["context_parallel.rotate"] = {"p2p": "alltoall", "all_gather": "allgather", "a2a": "ulysses"}[of("cp_comm", "p2p")]
     if axes["tp"] > 1:
         keys["tensor_parallel.sequence"] = of("sequence", True)
     if of("chunks", 1) > 1:
         keys |= {"pipeline.schedule": "Interleaved1F1B", "pipeline.stages_per_rank": case["chunks"]}
-    said = ["--model", config, "--cluster", f"{case['world']}xh100", "--runtime", "megatron", "--sequence", 512, "--micro-batch", 2,
+    said = ["--model", config, "--cluster", f"{case['world']}xh100", "--runtime", "megatron", "--sequence", of("sequence_length", 512), "--micro-batch", 2,
             "--accumulation", of("micro_batches", 4)]
     return said + [word for key, value in keys.items() for word in ("--set", f"{key}={json.dumps(value) if isinstance(value, bool) else value}")]
 

@@ -50,8 +50,12 @@ void AttentionCutter::ring(const Operation& op) {
                      .balanced = how.balance == ContextParallel::Balance::kHeadTail,
                      .narrow = part_.megatron};
   part_.layer.operations.back().ring = ring;
-  // One head's result is in order whatever the order of dimensions.
-  if (!ring.halves(mesh.cp - 1) || op.attention.heads == 1) return;
+  // One head's result is in order whatever the order of dimensions; TransformerEngine merges in
+  // place.
+  if (ring.halves(mesh.cp - 1) && op.attention.heads > 1 && !part_.megatron) put_in_order(op);
+}
+
+void AttentionCutter::put_in_order(const Operation& op) {
   const Index made = op.outputs.front();
   TensorSpec spec = part_.layer.tensors[at(made)];
   spec.name += " in order";
@@ -96,12 +100,19 @@ void AttentionCutter::attend_to_all(Operation op) {
     gather.collective_backward = {
         .kind = CollectiveKind::kReduceScatter, .dim = MeshDim::kCp, .packs = true, .waits = true};
     replace_read(op, own, all);
+    if (part_.megatron) {  // TransformerEngine keeps the rank's own
+      std::erase(op.saved, all);
+      gather.saved = {own};
+      op.gathers = gather.collective;
+    }
   }
   part_.layer.operations.back().released = std::move(copies);
   // (_cp_custom_ops.py, flex_cp_allgather: one operator for both)
   part_.layer.operations.back().continues_node = !part_.megatron;
   op.attention.key_ranks = part_.plan.mesh.cp;
   part_.layer.operations.push_back(std::move(op));
+  // TransformerEngine keeps the two halves that it put together.
+  if (part_.megatron) put_in_order(Operation(part_.layer.operations.back()));
 }
 
 void AttentionCutter::attend_with_heads(Operation op) {

@@ -109,7 +109,7 @@ LayerSpec weigh_in_activation(LayerSpec layer, bool adds_bias) {
     layer.operations.insert(behind, bias.begin(), bias.end());
   }
   Operation cast = {
-      .name = "scores_cast", .function = Function::kCast, .inputs = {scores}, .outputs = {factors}};
+      .name = kScoresCast, .function = Function::kCast, .inputs = {scores}, .outputs = {factors}};
   layer.operations.insert(find_op(layer, makes(scores)) + 1, std::move(cast));
   return layer;
 }

@@ -197,6 +197,11 @@ Index ExpertCutter::find(std::string_view name) const {
   return kNone;
 }
 
+Index ExpertCutter::find_scores() const {
+  const auto cast = std::ranges::find(part_.source.operations, kScoresCast, &Operation::name);
+  return cast == part_.source.operations.end() ? kNone : cast->outputs.front();
+}
+
 Index ExpertCutter::fixed(std::string name, std::int64_t elements, ElementType type) {
   return part_.add_tensor({.name = std::move(name), .fixed = elements, .type = type},
                           Placement::kWhole);
@@ -215,7 +220,8 @@ Operation& ExpertCutter::route(Index from, Index to, bool waits) {
 }
 
 void ExpertCutter::dispatch(const Operation& first) {
-  constexpr std::int64_t kAlignment = 8;
+  // Megatron-Core's rows are padded for fp8 alone (moe_router_padding_for_fp8).
+  const std::int64_t alignment = part_.megatron && part_.plan.float8 == Float8::kNone ? 0 : 8;
   // `first` may be a cast of the rows, in front of what the experts multiply.
   const Operation& product = *std::ranges::find_if(
       part_.source.operations, [](const Operation& op) { return op.groups > 1; });
@@ -233,8 +239,8 @@ void ExpertCutter::dispatch(const Operation& first) {
       received_rows(part_.plan.expert_parallel, {part_.plan.mesh.ep, product.groups},
                     tokens * product.rows / parts) *
       parts_gathered();
-  const std::int64_t padded = routing_.received + kAlignment * routing_.experts;
-  routing_.padded = (padded + kAlignment - 1) / kAlignment * kAlignment;
+  const std::int64_t padded = routing_.received + alignment * routing_.experts;
+  routing_.padded = alignment > 0 ? (padded + alignment - 1) / alignment * alignment : padded;
 
   Index rows = routing_.rows;
   if (parts_of_expert() > parts_gathered()) {
@@ -244,6 +250,9 @@ void ExpertCutter::dispatch(const Operation& first) {
   Index counts = find(kCounts);
   Indices ended;  // with the call that permutes
   if (rows_travel()) {
+    // Weighed where the experts are, so what weighs them goes, too (a DeepEP dispatcher sends both).
+    if (part_.megatron && !sends_tokens(part_.plan)) routing_.own_scores = find_scores();
+    routing_.scores = routing_.own_scores;
     rows = receive(rows, counts, product.groups, ended);
     counts = ended.front();
   }
@@ -288,11 +297,23 @@ Index ExpertCutter::receive(Index rows, Index counts, std::int64_t groups, Indic
     const Index arrived = arrive("rows received", all / parts_gathered());
     route(rows, arrived, false);
     rows = arrived;
+    if (routing_.scores != kNone) {
+      const Index scores = fixed("scores received", routing_.received / parts_gathered());
+      route(routing_.scores, scores, false);
+      routing_.scores = scores;
+    }
   }
   if (parts_gathered() > 1) {
     const Index shared = arrive("rows of the ranks of etp", all);
     share_rows(rows, shared, CollectiveKind::kAllGather, CollectiveKind::kReduceScatter);
     rows = shared;
+    if (routing_.scores != kNone) {
+      const Index scores = fixed("scores of the ranks of etp", routing_.received);
+      share_rows(routing_.scores, scores, CollectiveKind::kAllGather,
+                 CollectiveKind::kReduceScatter);
+      if (exchanges()) ended.push_back(routing_.scores);
+      routing_.scores = scores;
+    }
   }
   append(ended, {sent, received});
   return rows;
@@ -360,6 +381,8 @@ void ExpertCutter::cut_expert(Operation op) {
   if (!routing_.open) dispatch(op);
   for (Indices* list : {&op.inputs, &op.saved, &op.released}) {
     std::replace(list->begin(), list->end(), routing_.rows, routing_.permuted);
+    if (routing_.own_scores != kNone)
+      std::replace(list->begin(), list->end(), routing_.own_scores, routing_.scores);
   }
   const Placement placement = expert_placement(op);
   for (Indices* list : {&op.outputs, &op.saved, &op.backward_temporaries, &op.forward_workspace,

@@ -7,6 +7,7 @@
 #include "sim/base/integers.h"
 #include "sim/base/lookup.h"
 #include "sim/graph/axes/layer_cutter.h"
+#include "sim/graph/layers/layer_writer.h"
 #include "sim/spec/latent_attention.h"
 
 namespace foreshard {
@@ -54,6 +55,15 @@ void erase_parameters(LayerSpec& layer, Indices gone) {
   }
 }
 
+// Each product to latents is a module (core/transformer/multi_latent_attention.py).
+Indices read_by_latents(const LayerSpec& layer) {
+  for (const Operation& op : layer.operations) {
+    if (op.kind == OperationKind::kGemm && is_latent(layer.parameters[at(op.parameters.front())]))
+      return op.inputs;
+  }
+  return {};
+}
+
 // Products like operation `first` behind it are taken out; what they were the last to name is let
 // go of by the operation that now stands there.
 std::vector<Operation> take_out_like(LayerSpec& layer, std::size_t first) {
@@ -78,8 +88,10 @@ std::vector<Operation> take_out_like(LayerSpec& layer, std::size_t first) {
 
 LayerSpec fuse_columns(LayerSpec layer) {
   Indices gone;
+  const Indices latents_of = read_by_latents(layer);
   for (std::size_t o = 0; o < layer.operations.size(); ++o) {
     if (!is_plain_product(layer, layer.operations[o])) continue;
+    if (layer.operations[o].inputs == latents_of) continue;
     const std::vector<Operation> others = take_out_like(layer, o);
     if (others.empty()) continue;
     Operation& product = layer.operations[o];
@@ -136,6 +148,33 @@ LayerSpec unpack_attention(LayerSpec layer) {
       split.released = split.inputs;
     }
     layer.operations.insert(layer.operations.begin() + (o++), std::move(split));
+  }
+  return layer;
+}
+
+LayerSpec copy_values(LayerSpec layer) {
+  for (std::size_t o = 0; o < layer.operations.size(); ++o) {
+    if (layer.operations[o].kind != OperationKind::kAttention) continue;
+    if (layer.operations[o].inputs.size() < 3) continue;
+    const Index query = layer.operations[o].inputs[0], value = layer.operations[o].inputs[2];
+    const bool is_part = std::ranges::any_of(layer.operations, [&](const Operation& split) {
+      return split.view && std::ranges::count(split.outputs, value) > 0 &&
+             std::ranges::count(split.outputs, query) == 0;
+    });
+    if (!is_part) continue;
+    TensorSpec spec = layer.tensors[at(value)];
+    spec.name += "_contiguous";
+    layer.tensors.push_back(std::move(spec));
+    const auto copied = static_cast<Index>(layer.tensors.size() - 1);
+    renumber(layer.operations[o], [&](Index t) { return t == value ? copied : t; });
+    Operation copy;
+    copy.name = layer.operations[o].name + "_values";
+    copy.function = Function::kCopy;
+    copy.gradient = GradientRule::kAlias;
+    copy.part = layer.operations[o].part;
+    copy.inputs = copy.released = {value};
+    copy.outputs = {copied};
+    layer.operations.insert(layer.operations.begin() + (o++), std::move(copy));
   }
   return layer;
 }

@@ -420,9 +420,11 @@ bool is_megatrons(const LayerSpec& loss, const Plan& plan) {
   using enum Loss::Kind;
   const Loss::Kind kind = plan.loss.kind;
   return plan.runtime.kind == RuntimeKind::kMegatron &&
-         (kind == kEager || kind == kEagerCompute || kind == kCompiled) &&
-         std::ranges::count(loss.operations, Function::kNegativeLogLikelihood,
-                            &Operation::function) == 1;
+         (kind == kEager || kind == kEagerCompute || kind == kCompiled || kind == kFused) &&
+         std::ranges::count_if(loss.operations, [](const Operation& op) {
+           return op.function == Function::kNegativeLogLikelihood ||
+                  op.function == Function::kCrossEntropy;
+         }) == 1;
 }
 
 }

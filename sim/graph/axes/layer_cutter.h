@@ -43,6 +43,10 @@ LayerSpec fuse_columns(LayerSpec layer);
 // send round apart.
 LayerSpec unpack_attention(LayerSpec layer);
 
+// Values that lie between keys in what one product made are copied where queries do not:
+// TransformerEngine's attention takes the three in one layout (get_qkv_layout of 2.11).
+LayerSpec copy_values(LayerSpec layer);
+
 // Fewer heads of keys and values than `ranks`: copies, one for each. All ranks gather what the
 // others project and pick theirs (core/transformer/attention.py, get_query_key_value_tensors).
 LayerSpec copy_keys(LayerSpec layer, std::int64_t ranks);
@@ -70,6 +74,8 @@ LayerSpec cut_native_loss(const LayerSpec& layer, const Plan& plan);
 
 // Whether the plan's dispatcher takes tokens. (torchtitan's tensor parallel cuts rows before them.)
 bool sends_tokens(const Plan& plan);
+
+inline constexpr const char* kScoresCast = "scores_cast";  // its operation that makes them narrow
 
 // Scores are multiplied into the experts' activation instead of into their rows in fp32
 // (Megatron-Core, core/fusions/fused_bias_swiglu.py: WeightedSwiGLUFunction; DeepEP's users too).

@@ -74,6 +74,7 @@ class AttentionCutter {
   // Keys and values of the other ranks of cp come round. What a step with a part of the queries
   // leaves is merged in another order of dimensions and copied back.
   void ring(const Operation& op);
+  void put_in_order(const Operation& attention);  // a copy of its result
   void replace_read(Operation& op, Index from, Index to);
   // Heads are a dimension in front of positions there.
   Index make_contiguous(Operation& op, std::size_t i);
@@ -139,6 +140,7 @@ class ExpertCutter {
   void share_rows(Index from, Index to, CollectiveKind kind, CollectiveKind backward,
                   MeshDim dim = MeshDim::kEtp);
   Index find(std::string_view name) const;
+  Index find_scores() const;  // kNone: rows are not weighed in the activation
   Index fixed(std::string name, std::int64_t elements, ElementType type = ElementType::kCompute);
   Operation& route(Index from, Index to, bool waits);
   // Rows go to the ranks that have their experts (moe/utils.py, expert_parallel.py): how many, by
@@ -163,6 +165,7 @@ class ExpertCutter {
     bool open = false;
     std::int8_t part = 0;
     Index rows = kNone, permuted = kNone, made = kNone, sizes = kNone, order = kNone;
+    Index own_scores = kNone, scores = kNone;  // of rows: of the rank's tokens, where they arrived
     std::int64_t per_token = 1;  // rows of a token
     std::int64_t width = 0, experts = 0, received = 0, padded = 0;
   } routing_;

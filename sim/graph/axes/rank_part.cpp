@@ -29,6 +29,7 @@
 #include "sim/base/error.h"
 #include "sim/base/lookup.h"
 #include "sim/graph/axes/layer_cutter.h"
+#include "sim/spec/checks/plan_check.h"
 #include "sim/spec/latent_attention.h"
 
 namespace foreshard {
@@ -151,6 +152,7 @@ LayerSpec as_executed(LayerSpec layer, const Plan& plan) {
   if (is_megatron) layer = fuse_columns(std::move(layer));
   if (plan.mesh.cp > 1) layer = unpack_attention(std::move(layer));
   if (is_megatron) layer = copy_keys(std::move(layer), plan.mesh.tp);
+  if (has_engine_modules(plan.runtime)) layer = copy_values(std::move(layer));
   const bool sends = sends_tokens(plan);
   if (is_megatron || sends) {
     // Graphs of whole iterations need rows that the host does not count: fused experts.

@@ -39,7 +39,7 @@ class Modules {
   Marks of(Module module) const {
     switch (module) {
       case Module::kCoreAttn:
-        return attention_;
+        return core_attention();
       case Module::kMoeAct:
         return without(both(behind(experts_), before(experts_)), experts_);
       case Module::kLayernorm:
@@ -57,6 +57,18 @@ class Modules {
   }
 
  private:
+  // With the copies and gathers of what it reads, which TransformerEngine makes.
+  Marks core_attention() const {
+    Marks marks = attention_;
+    for (std::size_t o = ops_.size(); o-- > 0;) {
+      if (!marks[o]) continue;
+      each_source(o, [&](std::size_t from) {
+        const Operation& op = ops_[from];
+        if (op.function == Function::kCopy && !op.view && op.inputs.size() == 1) marks[from] = true;
+      });
+    }
+    return marks;
+  }
   template <typename Is>
   Marks all_that(const Is& is) const {
     Marks marks(ops_.size());

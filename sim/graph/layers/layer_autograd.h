@@ -32,6 +32,11 @@ CastedLayer with_casts(const LayerSpec& layer, const ProgramOptions& options);
 std::vector<TensorElement> element_types(const LayerSpec& layer, const CastedLayer& casts,
                                          const ProgramOptions& options);
 
+// Products make it.
+inline bool has_product_gradient(const LayerSpec& layer, const ParameterSpec& parameter) {
+  return layer.role != LayerRole::kEmbedding && parameter.shape.size() >= 2;
+}
+
 class LayerAutograd {
  public:
   // Throws Error(kInvalidInput) when sizes overflow.
@@ -110,8 +115,8 @@ class LayerAutograd {
   }
   // Its gradient is added where it is kept, by the product that makes it.
   bool has_fused_gradient(Index p) const {
-    return options_.fused_gradients && layer_.role != LayerRole::kEmbedding &&
-           parameter(p).shape.size() >= 2 && !parameter(p).tied;
+    return options_.fused_gradients && has_product_gradient(layer_, parameter(p)) &&
+           !parameter(p).tied;
   }
   std::int64_t gradient_bytes(Index p, DType dtype) const {
     if (has_fused_gradient(p)) return 0;

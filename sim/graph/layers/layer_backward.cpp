@@ -266,6 +266,7 @@ class Backward {
         std::exchange(held_, op.continues_node ? share(incoming) : kNoGradient);
     end_step_of(o, incoming, made);
     if (held != kNoGradient) drop(held);
+    if (!retains(o)) drop_saved(graph_.saves(o));
     accumulate({input, made});
     free_dying();
   }
@@ -349,6 +350,17 @@ class Backward {
     return op.kind == OperationKind::kNorm || (op.parameters.size() > 1 && !graph_.is_flat());
   }
 
+  // Keys and values of all ranks, which forward has let go of.
+  Slots gather_keys(const Operation& op) {
+    Slots all;
+    for (const Index t : {op.inputs[1], op.inputs[2]}) {
+      const std::int64_t whole = graph_.bytes(t), part = whole / op.attention.key_ranks;
+      all.push_back(writer_.make_temporary(whole, graph_.tensor(t).name));
+      writer_.await(writer_.launch(op.gathers, part, whole, graph_.element(t)));
+    }
+    return all;
+  }
+
   // A product whose input's parts are on several ranks: gathered again beside the product that
   // makes the input's gradient, which is reduced beside the one that makes the weight's.
   Contributions differentiate_parts(std::size_t o) {
@@ -418,6 +430,7 @@ class Backward {
       }
       Slots ended;
       if (op.ring.ranks > 1) ended = write_ring_backward(writer_, op);
+      if (op.gathers.kind != CollectiveKind::kNone) ended = gather_keys(op);
       contributions = addend != kNoGradient && adds_in_place(op)
                           ? Contributions{{op.inputs.front(), addend}}
                           : input_gradients(op, incoming);

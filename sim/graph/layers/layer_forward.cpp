@@ -257,7 +257,7 @@ class Forward {
   // All of a product's input, for the product alone; where products are pipelined, both run chunk
   // by chunk and what follows waits for both.
   std::int16_t gather_input(const Operation& op, MemoryCategory category) {
-    if (op.gathers.kind == CollectiveKind::kNone) return -1;
+    if (op.kind != OperationKind::kGemm || op.gathers.kind == CollectiveKind::kNone) return -1;
     const Index input = op.inputs.front();
     const std::int64_t in = graph_.bytes(input), out = graph_.whole_bytes(input);
     whole_input_ = writer_.add_slot(category, out, graph_.tensor(input).name + " gathered");

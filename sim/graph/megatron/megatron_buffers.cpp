@@ -5,8 +5,12 @@
 // overlap_grad_reduce a buffer is one bucket (distributed_data_parallel.py).
 #include <algorithm>
 #include <numeric>
+#include <set>
+#include <utility>
 
+#include "sim/graph/layers/layer_autograd.h"
 #include "sim/graph/megatron/megatron_builder.h"
+#include "sim/spec/checks/plan_check.h"
 
 namespace foreshard {
 namespace {
@@ -112,6 +116,32 @@ void Megatron::persistent_memory() {
     for (int moment = 0; moment < 2; ++moment) {
       hold(MemoryCategory::kOptimizerState, buffer.shard_numel() * size_of(plan_.optimizer.state));
     }
+  }
+  unread_gradients();
+  // The head's module gathers into a buffer of the process (GlobalMemoryBuffer "mpu").
+  const bool has_head = std::ranges::any_of(model_.order, [&](const LayerInstance& each) {
+    return model_.kinds[at(each.kind)].role == LayerRole::kHead;
+  });
+  if (has_head && plan_.mesh.tp > 1 && plan_.tensor_parallel.sequence) {
+    const std::int64_t tokens = plan_.batch.micro_batch * plan_.batch.sequence / plan_.mesh.cp;
+    hold(MemoryCategory::kCommTemp, tokens * model_.hidden * param_size());
+  }
+}
+
+// Where products add to the buffer, autograd is handed a gradient of the weight's shape that nobody
+// reads: one for each shape, which stays (TransformerEngine's get_dummy_wgrad, 2.11).
+void Megatron::unread_gradients() {
+  if (!has_engine_modules(plan_.runtime)) return;
+  std::set<std::pair<std::int64_t, std::int64_t>> shapes;
+  for (std::int32_t layer = 0; layer < static_cast<std::int32_t>(model_.order.size()); ++layer) {
+    const LayerSpec& spec = spec_of(layer);
+    for (const ParameterSpec& p : spec.parameters) {
+      if (p.trainable && has_product_gradient(spec, p))
+        shapes.emplace(p.shape[p.shape.size() - 2], p.shape.back());
+    }
+  }
+  for (const auto& [rows, columns] : shapes) {
+    allocate_persistent(MemoryCategory::kBackwardTemp, -1, Bytes(rows * columns * param_size()));
   }
 }
 

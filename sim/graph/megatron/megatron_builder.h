@@ -64,6 +64,7 @@ class Megatron final : public GradientHooks {
   void lay_out();
   void lay_out(FlatBuffer buffer, const StageLayers& stage, bool of_experts);
   void persistent_memory();
+  void unread_gradients();
   void gather(FlatBuffer& buffer, Bucket& bucket);
   void finish_param_sync(const Place& place);
   void reduce(FlatBuffer& buffer, Bucket& bucket);

@@ -143,12 +143,12 @@ TEST(OutsideAllocator, VersionsOfNccl) {
 }
 
 TEST(LibraryBuffers, OneCublasWorkspacePerThread) {
-  const auto h100 = library_buffers(cluster_of("hopper", 8), torch("2.11"));
+  const auto h100 = library_buffers({}, cluster_of("hopper", 8), torch("2.11"));
   ASSERT_EQ(h100.size(), 2U);
   EXPECT_EQ(h100[0].first_event, EventKind::kForward);
   EXPECT_EQ(h100[1].first_event, EventKind::kBackward);
   for (const LibraryBuffer& buffer : h100) EXPECT_EQ(buffer.bytes, Bytes(32 * kMiB));
-  EXPECT_EQ(library_buffers(cluster_of("ampere", 8), torch("2.11"))[0].bytes, Bytes(8'519'680));
+  EXPECT_EQ(library_buffers({}, cluster_of("ampere", 8), torch("2.11"))[0].bytes, Bytes(8'519'680));
 }
 
 // What a GPU is called says nothing; what it hangs on says whether there is NVLS.
@@ -159,7 +159,7 @@ TEST(OutsideAllocator, TheGenerationDecidesAndNotTheKey) {
   const OutsideItems switched = memory_outside(graph, h20, torch("2.6"));
   EXPECT_EQ(mib(switched, "cuda context"), 616);
   EXPECT_EQ(mib(switched, "shard: NVLS, 16 channels"), 256);
-  EXPECT_EQ(library_buffers(h20, torch("2.11")).front().bytes, Bytes(32 * kMiB));
+  EXPECT_EQ(library_buffers({}, h20, torch("2.11")).front().bytes, Bytes(32 * kMiB));
   Cluster pcie = h20;
   pcie.gpu.key = "h100-pcie";
   pcie.node.gpu_link = BytesPerSecond(64e9);
