@@ -6,6 +6,7 @@
 
 #include "sim/base/lookup.h"
 #include "sim/graph/axes/layer_cutter.h"
+#include "sim/graph/layers/layer_writer.h"
 
 namespace foreshard {
 namespace {
@@ -178,16 +179,51 @@ class Modules {
       widens_;
 };
 
+// What a checkpoint returned is there when its module runs again (CheckpointWithoutOutput's is not):
+// that makes tensors of its own.
+void keep_result(LayerSpec& block, std::size_t o, const Marks& module) {
+  const Index made = block.operations[o].outputs.front();
+  const auto is_outside = [&](std::size_t other) { return !module[other]; };
+  bool is_saved = false;
+  for (std::size_t other = o + 1; other < block.operations.size(); ++other) {
+    is_saved |= is_outside(other) && contains(block.operations[other].saved, made);
+  }
+  if (!is_saved) return;
+  const Index kept = add_tensor(block, block.tensors[at(made)]);
+  Operation result;
+  result.name = block.operations[o].name + "_result";
+  result.function = Function::kCopy;
+  result.gradient = GradientRule::kAlias;
+  result.view = result.kept_by_selective = true;
+  result.part = block.operations[o].part;
+  result.inputs = {made};
+  for (std::size_t other = o + 1; other < block.operations.size(); ++other) {
+    if (!is_outside(other)) continue;
+    Operation& op = block.operations[other];
+    if (contains(op.released, made)) result.released = {made};
+    renumber(op, [&](Index t) { return t == made ? kept : t; });
+  }
+  result.outputs = {kept};
+  block.operations.insert(block.operations.begin() + static_cast<std::ptrdiff_t>(o) + 1,
+                          std::move(result));
+}
+
 }
 
 void recompute_modules(LayerSpec& block, std::span<const MegatronOptions::Module> modules) {
   const Modules found(block);
   for (Operation& op : block.operations) op.kept_by_selective = true;
+  Marks attention(block.operations.size());
   for (const Module module : modules) {
     const Marks marks = found.of(module);
+    if (module == Module::kCoreAttn) attention = marks;
     for (std::size_t o = 0; o < marks.size(); ++o) {
       if (marks[o]) block.operations[o].kept_by_selective = false;
     }
+  }
+  // (What the other modules that return theirs make is summed, and nobody saves it.)
+  for (std::size_t o = attention.size(); o-- > 0;) {
+    if (attention[o]) keep_result(block, o, attention);
   }
 }
 

@@ -57,6 +57,10 @@ class LayerAutograd {
   std::int64_t bytes(Index t) const { return bytes_[at(t)]; }
   // Of a tensor that ranks share, of all its parts.
   std::int64_t whole_bytes(Index t) const { return checked_multiply(bytes(t), tensor(t).split); }
+  // Of what a product gathers: the head does into memory that is always there.
+  std::int64_t gathered_bytes(Index t) const {
+    return layer_.role == LayerRole::kHead ? 0 : whole_bytes(t);
+  }
   TensorElement element(Index t) const { return elements_[at(t)]; }
   KernelCounts counts() const { return {layer_, options_, bytes_}; }
   const ModuleSpans& modules() const { return modules_; }  // empty without ProgramOptions::hooks

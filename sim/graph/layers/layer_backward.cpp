@@ -373,7 +373,8 @@ class Backward {
     std::int32_t all = LayerProgramWriter::kNoSlot, partial = LayerProgramWriter::kNoSlot;
     std::int16_t gathered = 0, reduced = 0;
     if (gathers) {
-      all = writer_.make_temporary(whole, graph_.tensor(input).name + " gathered");
+      all = writer_.make_temporary(graph_.gathered_bytes(input),
+                                   graph_.tensor(input).name + " gathered");
       gathered = writer_.launch(op.gathers, part, whole, element);
     }
     Contributions contributions;

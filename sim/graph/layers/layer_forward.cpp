@@ -260,7 +260,8 @@ class Forward {
     if (op.kind != OperationKind::kGemm || op.gathers.kind == CollectiveKind::kNone) return -1;
     const Index input = op.inputs.front();
     const std::int64_t in = graph_.bytes(input), out = graph_.whole_bytes(input);
-    whole_input_ = writer_.add_slot(category, out, graph_.tensor(input).name + " gathered");
+    whole_input_ = writer_.add_slot(category, graph_.gathered_bytes(input),
+                                    graph_.tensor(input).name + " gathered");
     writer_.allocate(whole_input_);
     const std::int16_t launched = writer_.launch(op.gathers, in, out, graph_.element(input));
     if (!graph_.options().pipelines_products) writer_.await(launched);
