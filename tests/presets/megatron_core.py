@@ -47,13 +47,15 @@ def plan(case, rank, config):
         keys |= {"attention": "eager", "compile": "none"}
     fused = {"te": "fused", "native": "compiled"}[of("entropy", "native")]
     keys["loss"] = fused if of("layers") == "te" and not of("experts") else "eager"
+    if of("fp8"):
+        keys["float8"] = {"tensorwise": "current"}.get(case["fp8"], case["fp8"])
     if axes["cp"] > 1:
         keys["context_parallel.rotate"] = {"p2p": "alltoall", "all_gather": "allgather", "a2a": "ulysses"}[of("cp_comm", "p2p")]
     if axes["tp"] > 1:
         keys["tensor_parallel.sequence"] = of("sequence", True)
     if of("chunks", 1) > 1:
         keys |= {"pipeline.schedule": "Interleaved1F1B", "pipeline.stages_per_rank": case["chunks"]}
-    said = ["--model", config, "--cluster", f"{case['world']}xh100", "--runtime", "megatron", "--sequence", of("sequence_length", 512), "--micro-batch", 2,
+    said = ["--model", config, "--cluster", f"{case['world']}x{of('gpu', 'h100')}", "--runtime", "megatron", "--sequence", of("sequence_length", 512), "--micro-batch", 2,
             "--accumulation", of("micro_batches", 4)]
     return said + [word for key, value in keys.items() for word in ("--set", f"{key}={json.dumps(value) if isinstance(value, bool) else value}")]
 

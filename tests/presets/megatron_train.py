@@ -67,6 +67,8 @@ recompute = case.get("recompute")
 fused = {"gradient_accumulation_fusion": TE, "masked_softmax_fusion": TE, "bias_activation_fusion": TE, "bias_dropout_fusion": TE}
 if TE:
     fused |= {"apply_rope_fusion": not GPT, "cross_entropy_loss_fusion": not EXPERTS, "cross_entropy_fusion_impl": case.get("entropy", "native"), "moe_permute_fusion": EXPERTS > 0, "moe_grouped_gemm": EXPERTS > 0}
+if case.get("fp8"):
+    fused |= {"fp8": "hybrid", "fp8_recipe": case["fp8"]}
 config = (MLATransformerConfig if LATENTS else TransformerConfig)(
     num_layers=4, hidden_size=WIDTH, num_attention_heads=8, bf16=True, params_dtype=torch.bfloat16, pipeline_dtype=torch.bfloat16,
     pipeline_model_parallel_size=PP, virtual_pipeline_model_parallel_size=CHUNKS if CHUNKS > 1 else None,
