@@ -21,6 +21,8 @@ def start(torch, out, seen):
     undone = [with_functions(torch, state)]
     names = {}  # of modules, by id
 
+    from torch.utils._pytree import tree_leaves
+
     outer, others = [], []  # calls before the trace: that are entered; outermost ones, with what they took
 
     def enter(module, arguments):
@@ -49,7 +51,10 @@ def start(torch, out, seen):
         if not torch.compiler.is_compiling() and outer:
             outer.pop()
             if not outer and "there" in state:
-                others.append((id(module), requested(torch)["peak"] - state.pop("there")))
+                asked, there = requested(torch), state.pop("there")
+                given = {t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in tree_leaves(output) if isinstance(t, torch.Tensor) and t.is_cuda}
+                stays = max(0, asked["current"] - there - sum(given.values()))  # (the libraries' workspaces)
+                others.append((id(module), asked["peak"] - there - stays))
         if path:
             path.pop()
 
@@ -161,8 +166,9 @@ def whose_forward(torch, module, arguments):
     """The outermost module whose forward runs: some call that by its name, without hooks. With what it was given."""
     frame = sys._getframe()
     while frame is not None:
-        of = frame.f_locals.get("self")
-        if frame.f_code.co_name == "forward" and isinstance(of, torch.nn.Module) and any(m is module for m in of.modules()):
+        # (Only of what ends soon: a frame keeps its `f_locals`, and so a loop's batch, as it was asked.)
+        of = frame.f_locals.get("self") if frame.f_code.co_name == "forward" else None
+        if isinstance(of, torch.nn.Module) and any(m is module for m in of.modules()):
             names, rest, _, values = inspect.getargvalues(frame)
             module, arguments = of, [values.get(n) for n in names[1:]] + list(values.get(rest, ()))
         frame = frame.f_back
