@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <map>
 
+#include "sim/spec/checks/plan_check.h"
+
 namespace foreshard {
 namespace {
 
@@ -54,6 +56,11 @@ SizeUnits units_of_adapters(const LayerSpec& layer) {
   }
   if (units.modules.size() == layer.parameters.size()) units.modules.clear();
   return units;
+}
+
+bool flattens_twice(const Plan& plan) {
+  return plan.runtime.kind == RuntimeKind::kFsdp1 &&
+         (plan.units.embedding != UnitPlacement::kRoot || !in_root(plan.units, LayerRole::kHead));
 }
 
 std::int32_t unit_of_name(const SizeUnits& units, const std::string& name) {

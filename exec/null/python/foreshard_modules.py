@@ -19,7 +19,7 @@ MOST_OPERATIONS = 30_000  # whose file import reads
 def start(torch, out, seen):
     handles, path, state, checkpoints, backwards = [], [], {}, [], []
     undone = [with_functions(torch, state)]
-    names = {}  # of modules, by id
+    names, strangers, unstepped = {}, set(), set()  # of modules, by id; what was asked for once
 
     from torch.utils._pytree import tree_leaves
 
@@ -35,11 +35,16 @@ def start(torch, out, seen):
                 state["there"] = requested(torch)["current"]
             if not (module.training and torch.is_grad_enabled() and any(p.is_cuda and p.requires_grad for p in module.parameters())):
                 return
-            if is_no_optimizers(torch, module):
+            if not unstepped:
+                undone.append(when_made(torch.optim.Optimizer, unstepped.clear))
+            if id(module) in unstepped or is_no_optimizers(torch, module):
+                unstepped.update(map(id, module.modules()))
                 return
             begin(module, arguments)
-        elif not path and id(module) not in names and is_stepped_with(torch, state["trace"].roots[0][1], module):
-            names.update({id(m): n for n, m in state["trace"].add_root(module) if id(m) not in names})
+        elif id(module) not in names and id(module) not in strangers:
+            if is_stepped_with(torch, state["trace"].roots[0][1], module):
+                names.update({id(m): n for n, m in state["trace"].add_root(module) if id(m) not in names})
+            strangers.update(map(id, module.modules()))
         if not path:
             state["trace"].calls.append((module, len(state["trace"].operations)))
         path.append(names.get(id(module), path[-1] if path else None))
@@ -178,6 +183,17 @@ def whose_forward(torch, module, arguments):
 def stepped_by(torch):
     """What each optimizer steps."""
     return [{id(p) for group in o.param_groups for p in group["params"]} for o in gc.get_objects() if issubclass(type(o), torch.optim.Optimizer)]
+
+
+def when_made(kind, then):
+    init = kind.__init__
+
+    def made(self, *given, **named):
+        then()
+        init(self, *given, **named)
+
+    kind.__init__ = made
+    return lambda: setattr(kind, "__init__", init)
 
 
 def is_no_optimizers(torch, module):
