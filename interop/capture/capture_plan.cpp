@@ -765,6 +765,10 @@ CapturedPlan plan_of_capture(const Capture& capture, const std::string& model_na
     const bool makes = own.makes_loss || document.value("loss_in_forward", false);
     out.line("loss_in_forward", makes ? "true" : "false", "the output of the model's forward");
   }
+  const bool has_logits = !document.value("logits_dtype", Json("")).is_null();
+  const bool is_trl = document.value("versions", Json::object()).contains("trl");
+  if (is_known && is_trl && !has_logits && document.value("loss_in_forward", false))
+    out.line("loss", "tiled-linear", "TRL's loss, whose forward returns no logits");
   // Of what compiles by itself the plan's layers are: DistributedDataParallel has it as its module.
   const Json compiled = document.value("compiled", Json::array());
   const bool is_whole = !compiled.empty() && (compiled[0] == "" || compiled[0] == "module");
