@@ -123,6 +123,10 @@ API Status cublasSgemmEx(Handle h, int ta, int tb, int m, int n, int k, const vo
   API Status cublas##letter##trsm_v2(Handle h, int, int, int, int, int m, int n, const void*,      \
                                      const void*, int, void* b, int) {                             \
     return product("cublas" #letter "trsm", h, {0, 0, m, n, m, 1}, type, type, {b});               \
+  }                                                                                                \
+  API Status cublas##letter##trsmBatched(Handle h, int, int, int, int, int m, int n, const void*,  \
+                                         const void* const*, int, void* const*, int, int batch) {  \
+    return product("cublas" #letter "trsmBatched", h, {0, 0, m, n, m, batch}, type, type, {});     \
   }
 GEMMS(S, kF32)
 GEMMS(D, kF64)

@@ -222,6 +222,14 @@ void add_attention(const Json& document, const Steps& steps, bool is_known, KeyW
   if (!word.empty()) out.line("attention", word, is_eager ? word : "kernels of attention");
 }
 
+// Of a base in four bits, which adapters alone are trained over.
+Json packed_config(const Json& document) {
+  const Json config = document.value("config", Json());
+  if (!config.is_object() || !document.contains("lora")) return Json::object();
+  const Json said = config.value("quantization_config", Json::object());
+  return said.is_object() && said.value("load_in_4bit", false) ? said : Json::object();
+}
+
 void add_adapters(const Json& document, KeyWriter& out) {
   const Json lora = document.value("lora", Json());
   if (!lora.is_object()) return;
@@ -230,16 +238,21 @@ void add_adapters(const Json& document, KeyWriter& out) {
       targets.is_string()
           ? targets.get<std::string>()
           : fmt::format("[{}]", fmt::join(targets.get<std::vector<std::string>>(), ", "));
+  bool is_packed = false, has_master = false;
   std::string base = "master";
   for (const Json& parameter : document.value("parameters", Json::array())) {
     if (parameter.value("trainable", true)) continue;
     const std::string dtype = parameter.value("dtype", "");
-    base = dtype == "torch.uint8" ? "nf4" : dtype == "torch.float32" ? "master" : "param";
-    if (base == "nf4") break;
+    is_packed |= dtype == "torch.uint8";
+    has_master |= dtype == "torch.float32";
+    base = dtype == "torch.float32" ? "master" : "param";
   }
+  if (is_packed) base = has_master ? "nf4-master" : "nf4";
+  const bool is_doubled = packed_config(document).value("bnb_4bit_use_double_quant", !is_packed);
   out.line("lora",
-           fmt::format("{{rank: {}, targets: {}, dropout: {}, base: {}}}", lora.value("rank", 0),
-                       names, lora.value("dropout", 0.0), base),
+           fmt::format("{{rank: {}, targets: {}, dropout: {}, base: {}{}}}", lora.value("rank", 0),
+                       names, lora.value("dropout", 0.0), base,
+                       is_doubled ? "" : ", double_quant: false"),
            "peft_config");
 }
 
@@ -686,7 +699,8 @@ CapturedPlan plan_of_capture(const Capture& capture, const std::string& model_na
                             file.string()));
   }
   const Json document = read_json_document(file);
-  const Json config = document.value("config", Json());
+  Json config = document.value("config", Json());
+  if (!packed_config(document).empty()) config.erase("quantization_config");
   const std::string unread = why_unread(config);
   const bool is_known = unread.empty();
   const bool has_modules = std::filesystem::exists(modules_file(capture));
@@ -751,6 +765,10 @@ CapturedPlan plan_of_capture(const Capture& capture, const std::string& model_na
     const bool makes = own.makes_loss || document.value("loss_in_forward", false);
     out.line("loss_in_forward", makes ? "true" : "false", "the output of the model's forward");
   }
+  const bool has_logits = !document.value("logits_dtype", Json("")).is_null();
+  const bool is_trl = document.value("versions", Json::object()).contains("trl");
+  if (is_known && is_trl && !has_logits && document.value("loss_in_forward", false))
+    out.line("loss", "tiled-linear", "TRL's loss, whose forward returns no logits");
   // Of what compiles by itself the plan's layers are: DistributedDataParallel has it as its module.
   const Json compiled = document.value("compiled", Json::array());
   const bool is_whole = !compiled.empty() && (compiled[0] == "" || compiled[0] == "module");
@@ -762,7 +780,7 @@ CapturedPlan plan_of_capture(const Capture& capture, const std::string& model_na
   if (own.is_held || document.value("logits_held", false)) {
     out.line("logits", "held", "the program keeps the model's output");
   }
-  add_adapters(document, out);
+  if (is_known) add_adapters(document, out);  // (modules have theirs)
   add_optimizer(document, steps, out);
   return std::move(out.made_);
 }

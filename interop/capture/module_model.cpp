@@ -910,7 +910,8 @@ class ModuleWriter {
   // Of samples that are all as long rows may be positions' or samples': a product tells.
   void widen(const std::string& name, std::int64_t width) {
     Json& tensor = layers_.back().tensors[name];
-    const std::int64_t length = sizes_.fixed_sequence();
+    const std::int64_t length =
+        captures_.size() == 1 ? captures_[0].sequence : sizes_.fixed_sequence();
     const std::int64_t each = tensor.value("per_token", std::int64_t{0});
     if (length == 0 || tensor.size() > 2 || each == 0 || each % width == 0) return;
     if (each * length % width != 0) return;

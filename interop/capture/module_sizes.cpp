@@ -62,6 +62,7 @@ struct Form {
 };
 constexpr std::int64_t kMostPositions = 1 << 12;  // of a row: a patch's pixels
 constexpr std::size_t kFixed = 3;
+constexpr std::int64_t kMostOfOne = std::int64_t{1} << 32;  // models/yaml/model_yaml_layer.h
 constexpr Form kForms[] = {
     {"per_token", [](const CapturedModules& c) { return c.batch * c.sequence; }, 1, 1},
     {"per_sequence", [](const CapturedModules& c) { return c.batch; }, 1, 0},
@@ -281,7 +282,9 @@ Json ModuleSizes::tensor(const std::vector<std::int64_t>& elements, const std::s
                          std::int64_t width) const {
   for (const Form& form : kForms) {
     const std::int64_t each = elements[0] / form.unit(captures_[0]);
-    if (each > 0 && each % width == 0 && fits(captures_, elements, form, each, form, 0)) {
+    const bool is_too_much = each > kMostOfOne && &form != &kForms[kFixed];
+    if (each > 0 && each % width == 0 && !is_too_much &&
+        fits(captures_, elements, form, each, form, 0)) {
       return typed(captures_, form, each, dtype);
     }
   }

@@ -1053,8 +1053,10 @@ void multiply_experts_in_bf16(ModelSpec& model, const Plan& plan) {
 }
 
 ModelSpec with_variants(ModelSpec model, const Plan& plan) {
-  if (plan.runtime.kind == RuntimeKind::kFsdp2 && parts_tied(plan.units)) {
+  if (flattens_twice(plan) ||
+      (plan.runtime.kind == RuntimeKind::kFsdp2 && parts_tied(plan.units))) {
     for (LayerSpec& layer : model.kinds) untie(layer);
+    if (flattens_twice(plan)) model.tied_embeddings = false;
   }
   if (plan.units.min_parameters > 0) {
     for (LayerSpec& layer : model.kinds) separate_by_size(layer, plan.units.min_parameters);

@@ -205,7 +205,8 @@ void resolve_units(const PlanDocument& document, const ModelSpec& model, Plan& p
   }
   if (!model.tied_embeddings) return;
   const bool by_trainer = reasons.count("units.embedding") > 0 && reasons.count("units.head") > 0;
-  if (by_trainer && plan.runtime.kind == RuntimeKind::kFsdp2 && parts_tied(plan.units)) return;
+  const bool is_sharded = plan.runtime.kind == RuntimeKind::kFsdp2;
+  if (by_trainer && (flattens_twice(plan) || (is_sharded && parts_tied(plan.units)))) return;
   const auto tie = [&](const char* key, UnitPlacement& placement) {
     if (document.has(key)) return;
     placement = UnitPlacement::kRoot;

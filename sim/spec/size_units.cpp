@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <map>
 
+#include "sim/spec/checks/plan_check.h"
+
 namespace foreshard {
 namespace {
 
@@ -21,8 +23,8 @@ SizeUnits units_by_size(const LayerSpec& layer, std::int64_t least) {
   const bool is_block = layer.role == LayerRole::kBlock;
   std::map<std::string, std::int64_t> left;  // of modules, "" the layer
   for (const ParameterSpec& parameter : layer.parameters) {
-    if (parameter.tied) continue;
-    std::string module = parent_of(parameter.name);
+    if (parameter.tied && layer.role != LayerRole::kHead) continue;
+    std::string module = parameter.tied ? "head" : parent_of(parameter.name);
     left[module] += parameter.numel();
     while (is_block && !module.empty()) left[module = parent_of(module)] += 0;
   }
@@ -54,6 +56,12 @@ SizeUnits units_of_adapters(const LayerSpec& layer) {
   }
   if (units.modules.size() == layer.parameters.size()) units.modules.clear();
   return units;
+}
+
+bool flattens_twice(const Plan& plan) {
+  const UnitPlacement table = plan.units.embedding;
+  return plan.runtime.kind == RuntimeKind::kFsdp1 && table != UnitPlacement::kWithHead &&
+         (table != UnitPlacement::kRoot || !in_root(plan.units, LayerRole::kHead));
 }
 
 std::int32_t unit_of_name(const SizeUnits& units, const std::string& name) {

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "sim/spec/model_spec.h"
+#include "sim/spec/plan.h"
 
 namespace foreshard {
 
@@ -25,6 +26,9 @@ SizeUnits units_of_adapters(const LayerSpec& layer);
 
 // The unit that a parameter of that name is in: -1, or a place in `modules`.
 std::int32_t unit_of_name(const SizeUnits& units, const std::string& name);
+
+// A tied table is flattened in two units: each has a copy of its own, and both are trained.
+bool flattens_twice(const Plan& plan);
 
 // Of a program's own modules, as foreshard-null saw them run: types of tensors are what they are.
 inline bool is_of_modules(const ModelSpec& model) {

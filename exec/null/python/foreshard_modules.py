@@ -19,7 +19,9 @@ MOST_OPERATIONS = 30_000  # whose file import reads
 def start(torch, out, seen):
     handles, path, state, checkpoints, backwards = [], [], {}, [], []
     undone = [with_functions(torch, state)]
-    names = {}  # of modules, by id
+    names, strangers, unstepped = {}, set(), set()  # of modules, by id; what was asked for once
+
+    from torch.utils._pytree import tree_leaves
 
     outer, others = [], []  # calls before the trace: that are entered; outermost ones, with what they took
 
@@ -33,11 +35,16 @@ def start(torch, out, seen):
                 state["there"] = requested(torch)["current"]
             if not (module.training and torch.is_grad_enabled() and any(p.is_cuda and p.requires_grad for p in module.parameters())):
                 return
-            if is_no_optimizers(torch, module):
+            if not unstepped:
+                undone.append(when_made(torch.optim.Optimizer, unstepped.clear))
+            if id(module) in unstepped or is_no_optimizers(torch, module):
+                unstepped.update(map(id, module.modules()))
                 return
             begin(module, arguments)
-        elif not path and id(module) not in names and is_stepped_with(torch, state["trace"].roots[0][1], module):
-            names.update({id(m): n for n, m in state["trace"].add_root(module) if id(m) not in names})
+        elif id(module) not in names and id(module) not in strangers:
+            if is_stepped_with(torch, state["trace"].roots[0][1], module):
+                names.update({id(m): n for n, m in state["trace"].add_root(module) if id(m) not in names})
+            strangers.update(map(id, module.modules()))
         if not path:
             state["trace"].calls.append((module, len(state["trace"].operations)))
         path.append(names.get(id(module), path[-1] if path else None))
@@ -49,7 +56,10 @@ def start(torch, out, seen):
         if not torch.compiler.is_compiling() and outer:
             outer.pop()
             if not outer and "there" in state:
-                others.append((id(module), requested(torch)["peak"] - state.pop("there")))
+                asked, there = requested(torch), state.pop("there")
+                given = {t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in tree_leaves(output) if isinstance(t, torch.Tensor) and t.is_cuda}
+                stays = max(0, asked["current"] - there - sum(given.values()))  # (the libraries' workspaces)
+                others.append((id(module), asked["peak"] - there - stays))
         if path:
             path.pop()
 
@@ -161,8 +171,9 @@ def whose_forward(torch, module, arguments):
     """The outermost module whose forward runs: some call that by its name, without hooks. With what it was given."""
     frame = sys._getframe()
     while frame is not None:
-        of = frame.f_locals.get("self")
-        if frame.f_code.co_name == "forward" and isinstance(of, torch.nn.Module) and any(m is module for m in of.modules()):
+        # (Only of what ends soon: a frame keeps its `f_locals`, and so a loop's batch, as it was asked.)
+        of = frame.f_locals.get("self") if frame.f_code.co_name == "forward" else None
+        if isinstance(of, torch.nn.Module) and any(m is module for m in of.modules()):
             names, rest, _, values = inspect.getargvalues(frame)
             module, arguments = of, [values.get(n) for n in names[1:]] + list(values.get(rest, ()))
         frame = frame.f_back
@@ -172,6 +183,17 @@ def whose_forward(torch, module, arguments):
 def stepped_by(torch):
     """What each optimizer steps."""
     return [{id(p) for group in o.param_groups for p in group["params"]} for o in gc.get_objects() if issubclass(type(o), torch.optim.Optimizer)]
+
+
+def when_made(kind, then):
+    init = kind.__init__
+
+    def made(self, *given, **named):
+        then()
+        init(self, *given, **named)
+
+    kind.__init__ = made
+    return lambda: setattr(kind, "__init__", init)
 
 
 def is_no_optimizers(torch, module):

@@ -547,7 +547,7 @@ def described_model(root):
     if compiled:
         document["compiled"] = compiled
     document["versions"] = {
-        name: getattr(sys.modules[name], "__version__", "") for name in ("torch", "transformers", "accelerate", "peft", "deepspeed") if name in sys.modules
+        name: getattr(sys.modules[name], "__version__", "") for name in ("torch", "transformers", "accelerate", "peft", "deepspeed", "trl") if name in sys.modules
     }
     return document
 

@@ -312,7 +312,8 @@ Problem problem_of_tying(const Plan& plan, const ModelSpec& model) {
   constexpr std::int32_t kRefuses = 13;
   const bool has_two = kind == RuntimeKind::kFsdp2 && parts_tied(plan.units) &&
                        fsdp2_minor(plan.runtime.version).value_or(kRefuses) < kRefuses;
-  if (!model.tied_embeddings || in_root || in_one_unit || !has_units || is_titan || has_two)
+  if (!model.tied_embeddings || in_root || in_one_unit || !has_units || is_titan || has_two ||
+      flattens_twice(plan))
     return std::nullopt;
   return contradiction(
       plan.units.embedding != UnitPlacement::kRoot ? "units.embedding" : "units.head",

@@ -34,7 +34,7 @@ x[x > 0].max()
 # TorchScript reads an optimizer's functions; what a program says of all, or asserts, holds; programs divide by what they read; no step
 # is left out for gradients that nobody computed; libraries that are not answered; the other ranks count as many.
 PROGRAM = """
-import torch, torch.distributed as dist, torch.distributed.optim
+import torch, torch.distributed as dist, torch.distributed.optim, weakref
 torch.__config__.show()
 @torch.jit.script
 def every(x):
@@ -78,7 +78,13 @@ class Twice(torch.autograd.Function):
     forward = staticmethod(lambda ctx, x: (torch.empty(8, device="cuda"), y := x.clone(), y[:, 0].add_(x[:, 1] * 2))[1])
     backward = staticmethod(lambda ctx, gradient: gradient * 2)
 twice, unstepped = Twice.apply, torch.nn.Linear(8, 8).cuda()
-twice(model(unstepped(torch.ones(4, 8, device="cuda")).detach())).sum().backward()
+def step():
+    given = torch.ones(4, 8, device="cuda")
+    there = weakref.ref(given)
+    twice(model(unstepped(given).detach())).sum().backward()
+    del given
+    assert there() is None
+step()
 optimizer.step()
 """
 
