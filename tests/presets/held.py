@@ -3,7 +3,7 @@ import pathlib
 import sys
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "reports"))
-from ask import KINDS, NORM, WORKSPACES, answer, captured, same, scheduled  # noqa: E402, F401
+from ask import KINDS, NORM, WORKSPACES, answer, ask, captured, same, scheduled  # noqa: E402, F401
 
 NCCL = {2: "int32", 4: "int64", 6: "fp16", 7: "fp32", 9: "bf16"}  # ncclDataType_t
 
