@@ -63,6 +63,11 @@ struct CapturedModules {
   std::int64_t batch = 1, sequence = 1;
 };
 
+std::filesystem::path modules_file(const Capture& capture);
+// Throws Error(kInvalidInput) for one of another version, Error(kMissingCapability) for what layers
+// have no words for.
+CapturedModules read_modules(const Capture& capture);
+
 // `captures`: the same program at different sizes, at least one. Throws Error(kMissingCapability)
 // for an operation that no layer has, naming its module, and Error(kInvalidInput) where the
 // captures are not of one program.
