@@ -10,6 +10,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <cstring>
 #include <map>
@@ -66,6 +67,25 @@ void* own_function(const char* name) {
   return is_own ? found : nullptr;
 }
 
+// What programs that look for CUDA's libraries themselves (cuDNN's frontend, ctypes) find in them.
+// Both end in a jump: whom the loader takes for the caller decides where it looks.
+[[gnu::optimize("O2")]] void* find_symbol(void* library, const char* name) {
+  if (is_cuda_symbol(name)) {
+    void* const own = own_function(name);
+    if (own != nullptr) return own;
+  }
+  return dlsym(library, name);
+}
+
+// Stand-ins lie there for every CUDA; where one is needed, another one's are not there.
+[[gnu::optimize("O2")]] void* open_library(const char* name, int flags) {
+  const char* const version = name == nullptr ? nullptr : std::strstr(name, ".so.");
+  const bool is_cuda = version != nullptr && std::strncmp(name, "libcudart", 9) == 0;
+  if (is_cuda && !is_needed(name) && is_needed(name, static_cast<std::size_t>(version + 4 - name)))
+    return dlopen("libcudart.so.of-another-cuda", flags);
+  return dlopen(name, flags);
+}
+
 struct Tables {
   std::vector<ElfW(Xword)> needed;  // places in names
   const ElfW(Sym) * symbols = nullptr;
@@ -105,6 +125,14 @@ void point(void** slot, void* function) {
   if (mprotect(begin, 2 * page, PROT_READ | PROT_WRITE) == 0) *slot = function;
 }
 
+// nullptr: what it is.
+void* called_instead(const char* name) {
+  if (std::strcmp(name, "dlsym") == 0) return reinterpret_cast<void*>(&find_symbol);
+  if (std::strcmp(name, "dlopen") == 0) return reinterpret_cast<void*>(&open_library);
+  if (!is_cuda_symbol(name) || may_stay(name) || own_function(name) != nullptr) return nullptr;
+  return refusing_function(name);
+}
+
 int patch_library(dl_phdr_info* info, std::size_t, void*) {
   static std::set<ElfW(Addr)>* const seen = new std::set<ElfW(Addr)>;
   if (!seen->insert(info->dlpi_addr).second) return 0;
@@ -127,10 +155,8 @@ int patch_library(dl_phdr_info* info, std::size_t, void*) {
       const ElfW(Sym)& symbol = t.symbols[ELF64_R_SYM(r.r_info)];
       if (symbol.st_shndx != SHN_UNDEF) continue;
       const char* const name = t.names + symbol.st_name;
-      if (!is_cuda_symbol(name) || may_stay(name) || own_function(name) != nullptr) continue;
-      void* const refusing = refusing_function(name);
-      if (refusing != nullptr)
-        point(reinterpret_cast<void**>(info->dlpi_addr + r.r_offset), refusing);
+      void* const other = called_instead(name);
+      if (other != nullptr) point(reinterpret_cast<void**>(info->dlpi_addr + r.r_offset), other);
     }
   }
   return 0;
@@ -192,19 +218,23 @@ void patch_unanswered() {
   dl_iterate_phdr(patch_library, nullptr);
 }
 
-bool is_needed(const char* library) {
-  std::pair<const char*, bool> sought{library, false};
+bool is_needed(const char* library, std::size_t length) {
+  struct {
+    const char* library;
+    std::size_t length;
+    bool found;
+  } sought{library, std::min(length, std::strlen(library) + 1), false};
   dl_iterate_phdr(
       [](dl_phdr_info* info, std::size_t, void* data) {
-        auto* const found = static_cast<std::pair<const char*, bool>*>(data);
+        auto* const s = static_cast<decltype(sought)*>(data);
         const Tables t = tables_of(*info);
         for (const ElfW(Xword) at : t.needed) {
-          if (std::strcmp(t.names + at, found->first) == 0) found->second = true;
+          if (std::strncmp(t.names + at, s->library, s->length) == 0) s->found = true;
         }
-        return found->second ? 1 : 0;
+        return s->found ? 1 : 0;
       },
       &sought);
-  return sought.second;
+  return sought.found;
 }
 
 void* driver_function(const char* name) {

@@ -17,7 +17,7 @@ def start(torch, library):
     from torch.utils._python_dispatch import TorchDispatchMode
     from torch.utils._pytree import tree_flatten, tree_map
 
-    followed = {torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.float32}
+    followed = {torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.float32, torch.bfloat16, torch.float16}
     plain = {torch.Tensor, torch.nn.Parameter}
     answer = library.foreshard_null_answer
     answer.argtypes = [ctypes.c_int64]
@@ -53,12 +53,11 @@ def start(torch, library):
                 return torch.device("cpu")
             return thing
 
-        def count(self, mask):
-            """How many elements a mask picks."""
-            return int(self.of(mask).count_nonzero())
-
     def view(tensor, held):
         return held.view(tensor.dtype).as_strided(tensor.size(), tensor.stride(), tensor.storage_offset())
+
+    def blank(thing):
+        return torch.empty_strided(thing.shape, thing.stride(), dtype=thing.dtype) if isinstance(thing, torch.Tensor) else thing
 
     def tell(at, held):
         library.foreshard_null_know(at, held.data_ptr(), held.numel())
@@ -76,6 +75,14 @@ def start(torch, library):
     }
     MASKED = {"aten::index", "aten::index_put", "aten::index_put_", "aten::masked_select"}
 
+    def count_masks(args):
+        """How many elements masks pick, which the operation reads; what they pick of may be unknown."""
+        masks = [t for t in tensors_of(args[1:]) if t.is_cuda and t.dtype in (torch.bool, torch.uint8)]
+        for mask in masks:
+            answer(int(Hosts(masks).of(mask).count_nonzero()))
+
+    SHAPED = {f"aten::{name}" for name in ("zeros_like", "ones_like", "full_like", "new_zeros", "new_ones", "new_full")}  # of no values
+
     CHOICES = {"aten::topk": -1, "aten::argmax": None, "aten::multinomial": -1}  # along which dimension, where that is not said
 
     def spread(given, places):
@@ -91,8 +98,14 @@ def start(torch, library):
             begin = time.thread_time_ns()
             kwargs = kwargs or {}
             told, on_gpu, known, is_factory = self.given(func, args, kwargs)
-            if known:
+            is_shaped = told and func._schema.name in SHAPED
+            if known and not is_shaped:
                 return self.followed(begin, func, args, kwargs, known)
+            if told and func._schema.name in MASKED:
+                try:
+                    count_masks(args)
+                except Unknown:
+                    pass
             took = time.thread_time_ns() - begin
             Values.body_ns += took
             result = self.done(took, func, args, kwargs) if told else func(*args, **kwargs)
@@ -100,8 +113,8 @@ def start(torch, library):
                 given = dict({"dim": CHOICES[func._schema.name]}, **dict(zip((a.name for a in func._schema.arguments), args)), **kwargs)
                 places = result[-1] if isinstance(result, tuple) else result
                 self.keep(Hosts([]), places, lambda: spread(given, places))
-            if is_factory and not on_gpu:
-                self.keep(Hosts([]), result, lambda: func(*args, **dict(kwargs, device=torch.device("cpu"))))
+            if is_shaped or (is_factory and not on_gpu):
+                self.keep(Hosts([]), result, lambda: func(*tree_map(blank, args), **dict(kwargs, device=torch.device("cpu"))))
             return result
 
         def done(self, took, func, args, kwargs):
@@ -126,9 +139,8 @@ def start(torch, library):
         def followed(self, begin, func, args, kwargs, known):
             hosts, made, name = Hosts(known), None, func._schema.name
             try:
-                for mask in tensors_of(args[1:]) if name in MASKED else []:
-                    if mask.is_cuda and mask.dtype in (torch.bool, torch.uint8):
-                        answer(hosts.count(mask))
+                if name in MASKED:
+                    count_masks(args)
                 if torch.Tag.nondeterministic_seeded not in func.tags:
                     told, named = tree_map(hosts.of, (args, kwargs))
                     made = func(*told, **named)
