@@ -102,10 +102,10 @@ struct GroupBroadcast {
 thread_local int group_depth = 0;
 thread_local std::vector<GroupBroadcast> group_broadcasts;
 
-// A group of sends to every rank exchanges parts: the others send this rank what it sends itself.
+// A group of sends to every rank exchanges parts, which lie one after the other: the others send
+// this rank what it sends itself.
 struct Part {
-  const void* from;
-  void* to;
+  const void* at;
   std::uint64_t bytes;
 };
 thread_local Part own_part{};
@@ -113,8 +113,11 @@ thread_local std::vector<Part> received_parts;
 
 void exchange_parts() {
   const Part own = std::exchange(own_part, {});
-  for (const Part& part : std::exchange(received_parts, {})) {
-    if (own.from != nullptr && part.bytes == own.bytes) repeat(own.from, part.to, own.bytes, 1);
+  const std::vector<Part> parts = std::exchange(received_parts, {});
+  const auto is_like_own = [&](const Part& part) { return part.bytes == own.bytes; };
+  if (own.at == nullptr || !std::all_of(parts.begin(), parts.end(), is_like_own)) return;
+  if (!parts.empty()) {
+    repeat(own.at, const_cast<void*>(parts.front().at), own.bytes, static_cast<int>(parts.size()));
   }
 }
 
@@ -251,12 +254,12 @@ API Status ncclReduce(const void* from, void* to, std::size_t count, int type, i
 API Status ncclSend(const void* from, std::size_t count, int type, int peer, Comm c,
                     StreamHandle stream) {
   const bool is_own = static_cast<const Communicator*>(c)->rank == peer;
-  if (group_depth > 0 && is_own) own_part = {from, nullptr, count * size_of(type)};
+  if (group_depth > 0 && is_own) own_part = {from, count * size_of(type)};
   return collective("send", c, stream, count, type, {from, count});
 }
 API Status ncclRecv(void* to, std::size_t count, int type, int, Comm c, StreamHandle stream) {
   forget(to, count * size_of(type));
-  if (group_depth > 0) received_parts.push_back({nullptr, to, count * size_of(type)});
+  if (group_depth > 0) received_parts.push_back({to, count * size_of(type)});
   return collective("recv", c, stream, count, type, {nullptr, 0, to, count});
 }
 API Status ncclAlltoAll(const void* from, void* to, std::size_t count, int type, Comm c,

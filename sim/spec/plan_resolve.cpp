@@ -325,6 +325,7 @@ ResolvedPlan resolve(const PlanDocument& written, const ModelSpec& model, const 
   resolve_buckets(document, plan, reasons);
   resolve_reduce_dtype(document, plan, reasons);
   resolve_states(document, plan, reasons);
+  resolve_experts(document, plan, reasons);  // units of their own, which a trainer's words count
   const Plan untrained = plan;
   resolve_trainer(document, model, plan, reasons);
   const Units asked = plan.units;
@@ -342,7 +343,6 @@ ResolvedPlan resolve(const PlanDocument& written, const ModelSpec& model, const 
     resolve_stages(document, again, reasons);
     plan = std::move(again);
   }
-  resolve_experts(document, plan, reasons);
   // communication_data_type: the compute dtype unless told otherwise.
   if (is_zero(plan.runtime.kind) && !document.has("dtype.reduce")) {
     const bool shares_sequences = plan.mesh.cp > 1;
