@@ -6,7 +6,6 @@
 (tp: the model is loaded with its own plan); with `loop`: deepspeed `deepspeed` is the configuration of an engine whose attention is deepspeed.sequence's over `ulysses` ranks
 """
 import contextlib
-import os
 import tempfile
 
 from watch import Words, said
@@ -28,18 +27,13 @@ def parallelism():
     return {"parallelism_config": ParallelismConfig(**{key: handlers[key](**size) if key in handlers else size for key, size in sizes.items()})} if sizes else {}
 
 
-def loaded(made, tp, mesh):
-    """As from_pretrained cuts it."""
-    with tempfile.TemporaryDirectory() as folder:
-        made.save_pretrained(folder)
-        return type(made).from_pretrained(folder, dtype=getattr(torch, dtype), attn_implementation=attention, tp_plan="auto", tp_size=tp, device_mesh=mesh)
-
-
 def model(tp=1, mesh=None):
     config = transformers.AutoConfig.for_model(**case["model"])
     made = getattr(transformers, case["model"]["architectures"][0])._from_config(config, dtype=getattr(torch, dtype), attn_implementation=attention)
-    if tp > 1:
-        made = loaded(made, tp, mesh)
+    if tp > 1:  # from_pretrained cuts it
+        with tempfile.TemporaryDirectory() as folder:
+            made.save_pretrained(folder)
+            made = type(made).from_pretrained(folder, dtype=getattr(torch, dtype), attn_implementation=attention, tp_plan="auto", tp_size=tp, device_mesh=mesh)
     if lora:
         import peft
 
@@ -170,39 +164,34 @@ def accelerate():
 
 
 def deepspeed():
-    """A loop of one's own: attention on queries, keys and values that DistributedAttention exchanges, each rank with its part of the positions."""
+    """A loop of one's own, whose attention DistributedAttention exchanges; each rank has its part of the positions."""
+    import deepspeed as library
     import deepspeed.runtime.sequence_parallel.parallel_state_sp as groups
     from deepspeed.sequence.layer import DistributedAttention
-    from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-    import deepspeed as engines
+    library.init_distributed()
+    groups.initialize_sequence_parallel(run["ulysses"])
+    sdpa = transformers.integrations.sdpa_attention.sdpa_attention_forward
+    within = []  # the module that attends
 
-    engines.init_distributed()
-    ranks = run["ulysses"]
-    groups.initialize_sequence_parallel(ranks)
-    module = None
-
-    def local(query, key, value, *_, **more):
-        return sdpa_attention_forward(module, *(each.transpose(1, 2) for each in (query, key, value)), None, **more)[0]
+    def local(*queries_keys_values, **more):
+        return sdpa(within.pop(), *(each.transpose(1, 2) for each in queries_keys_values), None, **more)[0]
 
     exchanged = DistributedAttention(local, groups.get_sequence_parallel_group(), scatter_idx=2, gather_idx=1)
 
-    def attend(of, query, key, value, _, **more):
-        nonlocal module
-        module = of
+    def attend(module, query, key, value, _, **more):
+        within.append(module)
         return exchanged(*(each.transpose(1, 2) for each in (query, key, value)), 0, **more), None
 
     transformers.AttentionInterface.register("sdpa", attend)
     made = model()
     if run.get("gradient_checkpointing"):
         made.gradient_checkpointing_enable()
-    engine, *_ = engines.initialize(model=made, optimizer=torch.optim.AdamW(made.parameters(), lr=1e-4), config=run["deepspeed"], mpu=groups)
-    own = length // ranks
-    here = int(os.environ["RANK"]) % ranks * own
-    ids = torch.zeros(engine.train_micro_batch_size_per_gpu(), own, dtype=torch.long, device="cuda")
-    positions = torch.arange(here, here + own, device="cuda").expand_as(ids)
+    engine, *_ = library.initialize(model=made, optimizer=torch.optim.AdamW(made.parameters(), lr=1e-4), config=run["deepspeed"], mpu=groups)
+    ids = torch.zeros(engine.train_micro_batch_size_per_gpu(), length // run["ulysses"], dtype=torch.long, device="cuda")
+    places = torch.arange(ids.shape[1], device="cuda").expand_as(ids)
     for _ in range(3 * run.get("accum", 1)):
-        engine.backward(engine(input_ids=ids, position_ids=positions, labels=ids, shift_labels=ids, use_cache=False).loss)
+        engine.backward(engine(input_ids=ids, position_ids=places, labels=ids, shift_labels=ids, use_cache=False).loss)
         engine.step()
 
 
