@@ -171,7 +171,7 @@ def deepspeed():
 
     library.init_distributed()
     groups.initialize_sequence_parallel(run["ulysses"])
-    sdpa = transformers.integrations.sdpa_attention.sdpa_attention_forward
+    sdpa = transformers.AttentionInterface()["sdpa"]
     within = []  # the module that attends
 
     def local(*queries_keys_values, **more):
