@@ -43,7 +43,7 @@ struct UnitWords {
   std::string key, value, source;
   bool widens = false;
 };
-std::vector<UnitWords> words_of_units(const Json& document);
+std::vector<UnitWords> words_of_units(const Json& document, std::int64_t sequence_ranks);
 
 // The text under a key; empty where there is none.
 std::string text_in(const Json& of, const char* key);

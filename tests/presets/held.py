@@ -24,7 +24,7 @@ def step_collectives(capture, norm=NORM):
                 rows = steps.pop() + rows
             steps.append(rows)
             rows, threads = [], set()
-        elif letter == "X" and names[int(rest[4])] in KINDS:
+        elif letter == "X" and names[int(rest[4])] in (*KINDS, "all_to_all"):
             kind, whole, group = names[int(rest[4])], int(rest[5]), ranks[rest[3]]
             sent = whole // group if kind == "all_gather" else whole
             received = whole // group if kind == "reduce_scatter" else whole
