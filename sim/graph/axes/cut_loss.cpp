@@ -37,6 +37,7 @@ class LossCutter : LayerWriter {
   LayerSpec run_in_place() {
     const Index wide = fp32_of("float", {0}, "logits_fp32", width_);
     last().gradient = GradientRule::kOwn;
+    last().released = {0};
     const Index greatest = fp32_of("max", {wide}, "logits_max", 1);
     const Index maximum = all_reduce(greatest, "logits_max of all", /*maximum=*/true);
     // What is read and written counts twice.
@@ -49,7 +50,7 @@ class LossCutter : LayerWriter {
     divide.gradient = GradientRule::kOwn;
     divide.in_place = true;
     divide.saved = {wide};
-    divide.released = {greatest, chosen, sum, 0};
+    divide.released = {greatest, chosen, sum};
     if (ranks_ > 1) append(divide.released, {maximum, chosen_of_all, total});
     return finish(loss);
   }

@@ -117,7 +117,7 @@ class LayerAutograd {
   }
   // Its gradient is added where it is kept, by the product that makes it.
   bool has_fused_gradient(Index p) const {
-    return options_.fused_gradients && has_product_gradient(layer_, parameter(p)) && !parameter(p).tied;
+    return options_.fused_gradients && has_product_gradient(layer_, parameter(p));
   }
   std::int64_t gradient_bytes(Index p, DType dtype) const {
     if (has_fused_gradient(p)) return 0;
@@ -125,6 +125,10 @@ class LayerAutograd {
     return checked_multiply(whole > 0 ? whole : parameter(p).numel(), size_of(dtype));
   }
   std::int64_t gradient_bytes(Index p) const { return gradient_bytes(p, gradient_dtype_of(p)); }
+  // Of the gradient that another use made first: of a table the head's, which its product adds up.
+  std::int64_t earlier_gradient_bytes(Index p) const {
+    return options_.fused_gradients && layer_.role == LayerRole::kEmbedding ? 0 : gradient_bytes(p);
+  }
 
  private:
   void find_releases();

@@ -130,7 +130,8 @@ class Finisher {
 
   Bytes slot_bytes(std::int32_t slot) const {
     if (slot >= LayerPhaseProgram::kEarlierGradient) {
-      return allocated_size(graph_.gradient_bytes(static_cast<Index>(slot - LayerPhaseProgram::kEarlierGradient)));
+      return allocated_size(
+          graph_.earlier_gradient_bytes(static_cast<Index>(slot - LayerPhaseProgram::kEarlierGradient)));
     }
     if (slot >= LayerPhaseProgram::kWaiting) {
       return allocated_size(graph_.bytes(graph_.layer().joins));
