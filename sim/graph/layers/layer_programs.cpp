@@ -268,7 +268,9 @@ std::vector<Variant> variants_of(const ModelSpec& model, const Plan& plan) {
     }
     // A stage holds what it was given and what it returns.
     const bool is_loss = layer.role == LayerRole::kLoss;
-    variant.input_is_held = instance.begins_stage || (is_loss && plan.mesh.pp > 1);
+    // PyTorch's last stage returns the logits, Megatron-Core's the loss.
+    const bool returns_logits = plan.mesh.pp > 1 && plan.runtime.kind != RuntimeKind::kMegatron;
+    variant.input_is_held = instance.begins_stage || (is_loss && returns_logits);
     variant.ends_stage = l + 1 < model.order.size() ? model.order[l + 1].begins_stage : !is_loss;
     if (l > 0 && !instance.begins_stage) {
       const std::int32_t before = model.order[l - 1].kind;

@@ -104,9 +104,10 @@ void Megatron::act(const PipelineAction& action) {
   FORESHARD_CHECK(action.kind == Kind::kBackward, "an action that no plan has");
   run_backward();
   const std::int32_t last = end_layer() - 1;
-  const bool has_loss = spec_of(last).role == LayerRole::kLoss;
-  std::int32_t held = has_loss ? input_buffer(last) : output_buffer(last) + 1;
-  StepBuilder::free(held);
+  if (spec_of(last).role != LayerRole::kLoss) {
+    std::int32_t held = output_buffer(last) + 1;
+    StepBuilder::free(held);
+  }
   if (!model_.order[at(begin_layer())].begins_stage) return;
   std::int32_t input = input_buffer(begin_layer());
   StepBuilder::free(input);
