@@ -137,7 +137,13 @@ void Megatron::gradient_ready(std::int32_t p) { ready_.push_back(p); }
 // that are added one by one.
 void Megatron::backward_ended(std::int32_t layer) {
   cut();
-  if (amax_ranks_ != kNoCommunicator && is_block(layer) && !is_block(layer - 1)) sum_amaxes(2, 6);
+  if (amax_ranks_ != kNoCommunicator && is_block(layer)) {
+    // A checkpoint is a context of its own.
+    const bool is_checkpointed = recompute_of(layer) == Recompute::kFull;
+    if (is_checkpointed) sum_amaxes(3, 9);
+    if (is_checkpointed || !is_block(layer - 1)) sum_amaxes(2, 6);
+    if (is_checkpointed && !is_block(layer + 1)) sum_amaxes(2, 6);
+  }
   std::int64_t fused = 0, added = 0, launches = 0;
   for (const std::int32_t p : ready_) {
     const Parameter& each = parameter(p);
