@@ -64,9 +64,10 @@ TEST(ReadMegatron, ExpertsGraphsAndDispatchers) {
   EXPECT_EQ(whole.value("megatron.overlap_expert_parallel"), "true");
   EXPECT_EQ(whole.value("expert_parallel.dispatcher"), "deepep");
   EXPECT_NO_THROW(document_of(PlanDocument{}, whole));
-  for (const auto& [words, loss] : {std::pair{"cross_entropy_loss_fusion: false, cross_entropy_fusion_impl: te", "eager"},
-                                    {"cross_entropy_loss_fusion: true, cross_entropy_fusion_impl: native", "compiled"},
-                                    {"cross_entropy_fusion_impl: te", "fused"}}) {
+  for (const auto& [words, loss] :
+       {std::pair{"cross_entropy_loss_fusion: false, cross_entropy_fusion_impl: te", "eager"},
+        {"cross_entropy_loss_fusion: true, cross_entropy_fusion_impl: native", "compiled"},
+        {"cross_entropy_fusion_impl: te", "fused"}}) {
     EXPECT_EQ(job(words).value("loss"), loss);
   }
   EXPECT_EQ(job("cuda_graph_impl: transformer_engine").value("megatron.cuda_graphs"), "modules");
