@@ -173,6 +173,7 @@ class Expansion {
   // What still has a name, and what ended with the kernel.
   void finish(Index out) {
     Operation& last = operations_.back();
+    last.scan = kernel_.scan;  // norms behind it are the mixer's (module_kernels.cpp)
     append(last.released, alive_);
     for (const Index t : kernel_.released) {
       if (!contains(kernel_.outputs, t) && t != out) last.released.push_back(t);
