@@ -1,10 +1,5 @@
-// Every variant is searched for its best plan alone, each for what is not slower than the best so
-// far: of equally fast ones the first wins, which is the job as it was given. The tables are then
-// made of the one that won.
-//
-// Variants over axes are made where they are asked for or needed, and taken by what their layers
-// and the collectives inside them take: the first that fits is then near the best, and most of the
-// others are given up after a graph for each of their families (sim/search/best_first.cpp).
+// The tables of a search are made of the variant that won. Variants over axes are made where they
+// are asked for or needed.
 #include "planner/job_search.h"
 
 #include <fmt/format.h>
@@ -20,167 +15,110 @@
 #include "planner/search_space.h"
 #include "sim/search/knobs.h"
 #include "sim/search/search.h"
+#include "sim/search/variant_search.h"
 #include "sim/spec/checks/plan_check.h"
 
 namespace foreshard {
 namespace {
 
-void add_counts(SearchResult& all, const SearchResult& other, std::int64_t sign) {
-  all.enumerated += sign * other.enumerated;
-  all.rejected_memory += sign * other.rejected_memory;
-  all.simulated += sign * other.simulated;
-  all.pruned += sign * other.pruned;
-}
-
-// Which of two results without a best plan answers better: one that at least fits, else the
-// smaller.
-bool is_nearer(const SearchResult& a, const SearchResult& b) {
-  if (a.riskier || b.riskier) {
-    return a.riskier && (!b.riskier || a.riskier->seconds < b.riskier->seconds);
-  }
-  return a.smallest && (!b.smallest || a.smallest->peak_allocated < b.smallest->peak_allocated);
-}
-
-// The rule under which any of the codes may run the job. Both outlive it.
-FitRule rule_of(StackOdds& odds, const std::shared_ptr<ReservedMemory>& replays, FitRule rule) {
-  rule.probability = std::ref(odds);
-  rule.replays = replays;
-  rule.may_be = [&odds](const Plan& plan, const Fit& least, double enough) {
-    return odds.may_be(plan, least, enough);
-  };
-  rule.share = odds.share();
-  return rule;
-}
-
 // The best of all variants so far.
-class VariantSearch {
+class Variants {
  public:
-  VariantSearch(const SearchOptions& options,
-                const std::function<SearchMemory(std::size_t)>& memory_after, bool each_mesh)
-      : options_(options), memory_after_(memory_after), each_mesh_(each_mesh) {}
+  Variants(const SearchOptions& options,
+           const std::function<SearchMemory(std::size_t)>& memory_after, bool each_mesh)
+      : options_(options),
+        memory_after_(memory_after),
+        each_mesh_(each_mesh),
+        search_(calls(), options_) {}
+  Variants(const Variants&) = delete;
 
-  // With the tables where there is one alone, else for the best plan. Where something was looked at
-  // before, what does not even fit is no answer.
+  // With the tables where there is one alone, else for the best plan.
   void look_at(const std::vector<JobVariant>& variants) {
-    const bool is_first = looked_ == 0;
-    std::vector<std::size_t> starts;
     for (const JobVariant& variant : variants) {
-      starts.push_back(places_);
+      all_.push_back({&variant, places_});
       if (memory_after_) places_ += plans_of(variant).size();
     }
-    const bool is_alone = is_first && variants.size() == 1;
-    const SearchDetail detail = is_alone ? options_.detail : SearchDetail::kBest;
-    const std::vector<SpaceFloor> floors = floors_of(variants);
-    for (std::size_t v = 0; v < variants.size(); ++v) {
-      all_.push_back({&variants[v], looked_ + v, starts[v], floors[v]});
-    }
-    for (const std::size_t v : search_order(floors)) consider(all_[looked_ + v], detail, is_first);
-    looked_ += variants.size();
+    search_.look_at(variants.size());
   }
 
   // Whose plan holds; null: none.
-  const JobVariant* best_variant() const { return found_.best ? best_.variant : nullptr; }
+  const JobVariant* best_variant() const {
+    return search_.plan() ? all_[*search_.best()].variant : nullptr;
+  }
   // Whether other axes may be faster.
   bool leaves_room() const {
-    if (!found_.best) return true;
-    const Numbered& first = all_.front();
-    const Time bare = first.floor.bare > Time() ? first.floor.bare : floor(*first.variant).bare;
-    return foreshard::leaves_room(*found_.best, bare);
+    if (!search_.plan()) return true;
+    const Time bare = search_.floors()[0].bare;
+    return foreshard::leaves_room(*search_.plan(), bare > Time() ? bare : floor(0).bare);
   }
 
   // Variants over other axes than the first that the loss in parts may make the best.
   std::vector<const JobVariant*> promising() const {
     std::vector<const JobVariant*> list;
-    for (const Numbered& at : all_) {
-      const bool may_win = each_mesh_ || may_win_in_parts(at.floor, best());
-      if (may_win && at.variant->space.base.mesh != all_[0].variant->space.base.mesh)
-        list.push_back(at.variant);
+    const Candidate* best = search_.plan() ? &*search_.plan() : nullptr;
+    for (std::size_t v = 0; v < all_.size(); ++v) {
+      const bool may_win = each_mesh_ || may_win_in_parts(search_.floors()[v], best);
+      if (may_win && mesh(v) != mesh(0)) list.push_back(all_[v].variant);
     }
     return list;
   }
 
   // Of the variant that won, with counts of all. Throws where no variant is possible.
   JobSearch answer() {
-    if (best_.variant == nullptr) throw *failure_;
-    if (!has_detail_ && options_.detail == SearchDetail::kAll) {
-      add_counts(counts_, found_, -1);
-      JobVariant around = *best_.variant;
-      if (found_.best) around.space = settled(around.space, found_.best->plan);
-      const bool is_known = around.space.base == best_.variant->space.base;
-      found_ = search_of(around, is_known ? memory_of(best_) : SearchMemory(), SearchDetail::kAll,
-                         std::nullopt);
-      add_counts(counts_, found_, 1);
+    if (!search_.best()) throw *search_.failure();
+    const std::size_t best = *search_.best();
+    const JobVariant& chosen = *all_[best].variant;
+    if (!search_.has_detail() && options_.detail == SearchDetail::kAll) {
+      const std::optional<Candidate>& plan = search_.plan();
+      search_.replace_found(
+          search_of(best, plan ? settled(chosen.space, plan->plan) : chosen.space, options_));
     }
-    JobSearch answer{*best_.variant, std::move(found_), 0, {}};
-    answer.result.enumerated = counts_.enumerated;
-    answer.result.rejected_memory = counts_.rejected_memory;
-    answer.result.simulated = counts_.simulated;
-    answer.result.pruned = counts_.pruned;
+    JobSearch answer{chosen, search_.found(), 0, {}};
+    const SearchResult& counts = search_.counts();
+    answer.result.enumerated = counts.enumerated;
+    answer.result.rejected_memory = counts.rejected_memory;
+    answer.result.simulated = counts.simulated;
+    answer.result.pruned = counts.pruned;
+    for (const std::size_t v : search_.given_up()) {
+      const auto places = static_cast<std::int64_t>(plans_of(*all_[v].variant).size());
+      answer.result.enumerated += places;
+      answer.result.pruned += places;
+    }
     if (each_mesh_ && meshes_.size() > 1) answer.meshes = std::move(meshes_);
-    for (const auto& [pp, step] : pipelines_) answer.pipelines.push_back(step);
+    answer.pipelines = pipelines();
     return answer;
   }
 
  private:
   struct Numbered {
     const JobVariant* variant = nullptr;
-    std::size_t number = 0;
     std::size_t start = 0;  // of its places
-    SpaceFloor floor;
+    std::optional<double> seconds = {};
   };
 
-  const Candidate* best() const { return found_.best ? &*found_.best : nullptr; }
+  VariantSearch::Variants calls() {
+    VariantSearch::Variants calls = {
+        [this](std::size_t v) -> const SearchSpace& { return all_[v].variant->space; },
+        [this](std::size_t v) { return floor(v); },
+        [this](std::size_t v, const SearchSpace& space, const SearchOptions& own) {
+          SearchResult result = search_of(v, space, own);
+          if (result.best) all_[v].seconds = result.best->seconds;
+          std::optional<double>& step = step_with(mesh(v));
+          if (result.best && (!step || result.best->seconds < *step)) step = all_[v].seconds;
+          return result;
+        }};
+    if (each_mesh_) {
+      calls.own_limit = [this](std::size_t v) { return step_with(mesh(v)).value_or(kAnyStep); };
+    }
+    return calls;
+  }
 
-  SpaceFloor floor(const JobVariant& variant) const {
+  const Mesh& mesh(std::size_t v) const { return all_[v].variant->space.base.mesh; }
+
+  SpaceFloor floor(std::size_t v) const {
+    const JobVariant& variant = *all_[v].variant;
     return floor_of(variant.space, variant.job.model, cost_model(variant.job), options_.fit.terms,
                     samples_);
-  }
-
-  std::vector<SpaceFloor> floors_of(const std::vector<JobVariant>& variants) const {
-    std::vector<const SearchSpace*> spaces;
-    for (const JobVariant& variant : variants) spaces.push_back(&variant.space);
-    return variant_floors(
-        spaces, [&](std::size_t v) { return floor(variants[v]); }, options_.threads);
-  }
-
-  void consider(const Numbered& at, SearchDetail detail, bool is_first) {
-    std::optional<double> limit;
-    if (!is_first) limit = kAnyStep;
-    const bool has_limit = found_.best && options_.objective == Objective::kTime;
-    const double tie = 1 + (at.number < best_.number ? options_.tie : -options_.tie);
-    const double to_beat = has_limit ? found_.best->seconds * tie : kAnyStep;
-    note_pipeline(at);
-    if (has_limit) {
-      limit = found_.best->unfinished_seconds * tie;
-      if (each_mesh_) limit = step_with(at.variant->space.base.mesh).value_or(kAnyStep) * tie;
-      if (at.floor.layers.seconds() >= (each_mesh_ ? *limit : to_beat)) {
-        const auto places = static_cast<std::int64_t>(plans_of(*at.variant).size());
-        counts_.enumerated += places;
-        counts_.pruned += places;
-        return;
-      }
-    }
-    try {
-      SearchResult r = search_of(*at.variant, memory_of(at), detail, limit);
-      add_counts(counts_, r, 1);
-      compare_mesh(*at.variant, r.best);
-      std::optional<double>& step = pipelines_[at.variant->space.base.mesh.pp].seconds;
-      if (r.best && (!step || r.best->seconds < *step)) step = r.best->seconds;
-      const bool wins =
-          best_.variant == nullptr ||
-          (found_.best
-               ? r.best && (has_limit ? r.best->seconds < to_beat
-                                      : r.best->peak_allocated <= found_.best->peak_allocated)
-               : r.best || is_nearer(r, found_));
-      if (!wins) return;
-      found_ = std::move(r);
-      best_ = at;
-      has_detail_ = detail == options_.detail;
-    } catch (const Error& error) {
-      // A global batch that does not divide over these ranks.
-      if (error.exit_code() != ExitCode::kInvalidInput) throw;
-      failure_ = error;
-    }
   }
 
   // Of all variants with these axes so far.
@@ -191,31 +129,28 @@ class VariantSearch {
     if (found == meshes_.end()) found = meshes_.insert(found, {mesh, std::nullopt});
     return found->seconds;
   }
-  void compare_mesh(const JobVariant& variant, const std::optional<Candidate>& best) {
-    std::optional<double>& step = step_with(variant.space.base.mesh);
-    if (best && (!step || best->seconds < *step)) step = best->seconds;
+
+  std::vector<PipelineStep> pipelines() const {
+    std::map<std::int64_t, PipelineStep> by_ranks;
+    for (std::size_t v = 0; v < all_.size(); ++v) {
+      const std::int64_t pp = mesh(v).pp;
+      const double layers = search_.floors()[v].layers.seconds();
+      PipelineStep& step =
+          by_ranks.emplace(pp, PipelineStep{pp, std::nullopt, layers}).first->second;
+      step.at_least = std::min(step.at_least, layers);
+      const std::optional<double>& seconds = all_[v].seconds;
+      if (seconds && (!step.seconds || *seconds < *step.seconds)) step.seconds = seconds;
+    }
+    std::vector<PipelineStep> list;
+    for (const auto& [pp, step] : by_ranks) list.push_back(step);
+    return list;
   }
 
-  void note_pipeline(const Numbered& at) {
-    const std::int64_t pp = at.variant->space.base.mesh.pp;
-    const double layers = at.floor.layers.seconds();
-    const auto [known, is_new] = pipelines_.emplace(pp, PipelineStep{pp, std::nullopt, layers});
-    if (!is_new) known->second.at_least = std::min(known->second.at_least, layers);
-  }
-
-  SearchMemory memory_of(const Numbered& at) const {
-    return memory_after_ ? memory_after_(at.start) : SearchMemory();
-  }
-
-  SearchResult search_of(const JobVariant& variant, const SearchMemory& memory, SearchDetail detail,
-                         std::optional<double> limit) const {
-    const bool begins = limit && found_.best;
-    const SearchSpace space = begins ? begun_as(variant.space, found_.best->plan) : variant.space;
-    SearchOptions own = options_;
-    own.detail = detail;
-    own.faster_than = limit;
+  SearchResult search_of(std::size_t v, const SearchSpace& space, SearchOptions own) const {
+    const JobVariant& variant = *all_[v].variant;
     const CostModel costs = cost_model(variant.job);
-    if (space.base == variant.space.base) own.memory = memory;
+    const bool is_known = memory_after_ && space.base == variant.space.base;
+    own.memory = is_known ? memory_after_(all_[v].start) : SearchMemory();
     const StackSet stacks = stack_set(variant.job, costs);
     StackOdds odds(stacks, replays_);
     own.fit = rule_of(odds, replays_, options_.fit);
@@ -227,17 +162,11 @@ class VariantSearch {
   const std::function<SearchMemory(std::size_t)>& memory_after_;
   const bool each_mesh_;
   std::vector<MeshStep> meshes_;
-  std::map<std::int64_t, PipelineStep> pipelines_;  // by ranks
   const std::shared_ptr<ReservedMemory> replays_ = std::make_shared<ReservedMemory>();
   const std::shared_ptr<StageSamples> samples_ = std::make_shared<StageSamples>();
-  std::size_t looked_ = 0;  // variants
   std::vector<Numbered> all_;
   std::size_t places_ = 0;  // of them, where their memory is asked
-  Numbered best_;
-  SearchResult found_;  // of it
-  bool has_detail_ = false;
-  SearchResult counts_;
-  std::optional<Error> failure_;
+  VariantSearch search_;
 };
 
 }
@@ -245,7 +174,7 @@ class VariantSearch {
 JobSearch search_job(const SearchVariants& variants, const SearchOptions& options,
                      const std::function<SearchMemory(std::size_t)>& memory_after) {
   const auto start = std::chrono::steady_clock::now();
-  VariantSearch all(options, memory_after, variants.each_mesh);
+  Variants all(options, memory_after, variants.each_mesh);
   std::vector<JobVariant> others, around;
   all.look_at(variants.list);
   if (variants.otherwise && all.leaves_room()) {
@@ -263,7 +192,7 @@ JobSearch search_job(const SearchVariants& variants, const SearchOptions& option
 
 namespace {
 
-// What the depth of a search judges by: as VariantSearch::search_of.
+// What the depth of a search judges by: as Variants::search_of.
 struct Depth {
   explicit Depth(const JobSearch& found, const SearchOptions& options)
       : job(found.chosen.job),

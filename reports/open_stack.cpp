@@ -151,6 +151,16 @@ bool StackOdds::may_be(const Plan& plan, const Fit& least, double enough) {
   return odds.sure >= enough;
 }
 
+FitRule rule_of(StackOdds& odds, std::shared_ptr<ReservedMemory> replays, FitRule rule) {
+  rule.probability = std::ref(odds);
+  rule.replays = std::move(replays);
+  rule.may_be = [&odds](const Plan& plan, const Fit& least, double enough) {
+    return odds.may_be(plan, least, enough);
+  };
+  rule.share = odds.share();
+  return rule;
+}
+
 namespace {
 
 // "" where none of the codes is unread.

@@ -12,6 +12,7 @@
 #include "sim/cost/cost_model.h"
 #include "sim/memory/capacity.h"
 #include "sim/memory/reserved_forecast.h"
+#include "sim/search/search.h"
 #include "sim/spec/model_spec.h"
 #include "sim/spec/open_stack.h"
 #include "sim/spec/plan.h"
@@ -71,6 +72,9 @@ class StackOdds {
   const StackSet& set_;
   std::shared_ptr<Codes> codes_;
 };
+
+// The rule under which any of the codes may run a job. Both outlive it.
+FitRule rule_of(StackOdds& odds, std::shared_ptr<ReservedMemory> replays, FitRule rule);
 
 // Its figures.
 struct StackOutcome {

@@ -13,6 +13,7 @@
 #include <span>
 #include <vector>
 
+#include "exec/compute/rotary_table.h"
 #include "exec/device/accelerator.h"
 #include "sim/graph/axes/rank_part.h"
 #include "sim/spec/model_spec.h"
@@ -26,14 +27,6 @@ struct Parameter {
   at::Tensor gradient;      // reduce dtype, the same shape; undefined in forward
   bool* written = nullptr;  // whether the gradient holds something to add to
 };
-
-// cos and sin, [positions, head_dim / 2], fp32.
-struct RotaryTable {
-  at::Tensor cos, sin;
-};
-// Frequency i is theta^(-2i / head_dim), rescaled as `scaling` says (not kOther).
-RotaryTable rotary_table(std::int64_t positions, std::int64_t head_dim, double theta,
-                         const RopeScaling& scaling = {});
 
 struct MicroBatch {
   std::int64_t sequences = 0;

@@ -43,7 +43,7 @@ struct UnitWords {
   std::string key, value, source;
   bool widens = false;
 };
-std::vector<UnitWords> words_of_units(const Json& document);
+std::vector<UnitWords> words_of_units(const Json& document, std::int64_t sequence_ranks);
 
 // The text under a key; empty where there is none.
 std::string text_in(const Json& of, const char* key);
@@ -62,6 +62,11 @@ struct CapturedModules {
   Json document;
   std::int64_t batch = 1, sequence = 1;
 };
+
+std::filesystem::path modules_file(const Capture& capture);
+// Throws Error(kInvalidInput) for one of another version, Error(kMissingCapability) for what layers
+// have no words for.
+CapturedModules read_modules(const Capture& capture);
 
 // `captures`: the same program at different sizes, at least one. Throws Error(kMissingCapability)
 // for an operation that no layer has, naming its module, and Error(kInvalidInput) where the

@@ -35,13 +35,38 @@ struct Steps {
   std::int64_t first_reduction = std::numeric_limits<std::int64_t>::max();  // in which backward
   std::int64_t half_products = 0, products = 0;
   std::string attention;  // the kernel that most calls take
+  // Ranks that share each sequence, by whose collectives, and how keys and values come round.
+  std::int64_t sequence_ranks = 1;
+  std::string rotate;
   // While the optimizer steps: bytes that it holds beside what is there, that its kernels move.
   std::int64_t held = 0, moved = 0, launches = 0;
   bool scans = false;  // a recurrent mixer's kernel ran
 };
 
+// A collective of activations: DeepSpeed-Ulysses' all-to-alls; the ring's sends, of keys and values
+// in forward (alltoall) or of their gradients alone (allgather).
+void read_exchange(const CapturedCall& call, const std::string& name, std::int64_t ranks,
+                   bool in_backward, Steps& steps) {
+  constexpr std::int64_t kNumbers = 1 << 12;  // bytes
+  if (call.values[1] < kNumbers) return;
+  if (name == "all_to_all") {
+    steps.rotate = "ulysses";
+  } else if (name != "send") {
+    return;
+  } else if (!in_backward) {
+    steps.rotate = "alltoall";
+  } else if (steps.rotate.empty()) {
+    steps.rotate = "allgather";
+  }
+  steps.sequence_ranks = ranks;
+}
+
 Steps read_steps(const Capture& capture) {
   Steps steps;
+  std::map<std::int64_t, std::int64_t> ranks;  // of communicators
+  for (const CapturedCall& call : capture.calls) {
+    if (call.kind == CapturedCall::Kind::kCommunicator) ranks[call.values[0]] = call.values[1];
+  }
   const StepRange range = steady_step(capture);
   std::int32_t main = -1;
   for (const CapturedCall& call : capture.calls) {
@@ -66,9 +91,20 @@ Steps read_steps(const Capture& capture) {
       if (before >= 0) steps.held = std::max(steps.held, there - before);
     }
     constexpr std::int64_t kNumbers = 1 << 16;  // bytes: norms and losses have fewer
-    if (call.kind == CapturedCall::Kind::kCollective && call.values[1] > kNumbers &&
+    const bool is_collective = call.kind == CapturedCall::Kind::kCollective;
+    if (is_collective) {
+      read_exchange(call, name, ranks[call.values[0]], in_backward || call.thread != main, steps);
+    }
+    if (is_collective && call.values[1] > kNumbers &&
         (name == "reduce_scatter" || name == "all_reduce")) {
       steps.first_reduction = std::min(steps.first_reduction, steps.micro_batches);
+      if (name == "all_reduce" && !in_backward && call.thread == main && before < 0) {
+        throw Error(ExitCode::kMissingCapability,
+                    fmt::format("{}: the forward sums activations over {} ranks (tensor parallel), "
+                                "which no plan is made of; foreshard predict --capture forecasts "
+                                "the step as it is",
+                                capture.path, ranks[call.values[0]]));
+      }
     }
     const auto kernel = captured_kernel(capture, call, Pass::kForward);
     if (!kernel) continue;
@@ -191,6 +227,7 @@ void add_batch(const Json& document, const Steps& steps, const Extents& own, Key
     sequence = own.sequence;
   }
   if (batch < 1) return;
+  sequence *= steps.sequence_ranks;
   const std::string length =
       has_words && sequence > 0 ? fmt::format("sequence: {}, ", sequence) : std::string();
   const char* const padded = document.value("padded", false) ? ", padded: true" : "";
@@ -332,82 +369,6 @@ void add_optimizer(const Json& document, const Steps& steps, KeyWriter& out) {
                            ? ""
                            : steps_own(optimizers, steps, states, implementation)),
            name);
-}
-
-std::filesystem::path modules_file(const Capture& capture) {
-  return std::filesystem::path(capture.path) / "modules.json";
-}
-
-// Kernels between a mark and its end, by what it says: [m, n, k, how many] of products that are
-// alike, in the order of the first ones, and of the others together [bytes, 0, 0, how many].
-std::map<std::string, Json> marked_kernels(const Capture& capture) {
-  std::map<std::string, Json> made;
-  std::string within;
-  for (const CapturedCall& call : capture.calls) {
-    const std::string& name = capture.name_of(call);
-    if (call.kind == CapturedCall::Kind::kMark && name.starts_with("kernels "))
-      within = name.substr(name.find(' ') + 1);
-    if (within.empty() || within == "end") continue;
-    const auto kernel = captured_kernel(capture, call, Pass::kForward);
-    if (!kernel) continue;
-    const Kernel& of = kernel->kernel;
-    Json& all = made[within];
-    if (all.is_null()) all.push_back({0, 0, 0, 0});
-    Json* same = &all[0];
-    if (of.kind == KernelKind::kGemm) {
-      const Json shape = {of.m * of.groups, of.n, of.k};
-      const auto it = std::ranges::find_if(all, [&](const Json& e) {
-        return e[0] == shape[0] && e[1] == shape[1] && e[2] == shape[2];
-      });
-      const auto at = it - all.begin();
-      if (it == all.end()) all.push_back({shape[0], shape[1], shape[2], 0});
-      same = &all[static_cast<std::size_t>(at)];
-    } else {
-      (*same)[0] = (*same)[0].get<std::int64_t>() + of.bytes.count();
-    }
-    (*same)[3] = (*same)[3].get<std::int64_t>() + 1;
-  }
-  return made;
-}
-
-CapturedModules modules_of(const Capture& capture) {
-  CapturedModules made;
-  made.path = modules_file(capture).string();
-  made.document = read_json_document(modules_file(capture));
-  if (made.document.value("schema", "") != "foreshard.capture.modules/2") {
-    throw Error(ExitCode::kInvalidInput,
-                made.path + ": is of an earlier foreshard-null; expected a capture of this one");
-  }
-  const std::map<std::string, Json> kernels = marked_kernels(capture);
-  made.document["products"] = value_of(kernels, "before", Json::array());
-  for (Json& operation : made.document.at("operations")) {
-    if (!operation.contains("mark")) continue;
-    const std::string mark = std::to_string(operation["mark"].get<std::int64_t>());
-    operation["products"] = value_of(kernels, mark, Json::array());
-    operation["backward_products"] = value_of(kernels, mark + " backward", Json::array());
-  }
-  const auto refuse = [&](const std::string& why) {
-    throw Error(
-        ExitCode::kMissingCapability,
-        made.path + ": " + why + "; foreshard predict --capture forecasts the step as it is");
-  };
-  const std::size_t count = made.document.value("count", std::size_t{0});
-  if (count > made.document.at("operations").size()) {
-    refuse(
-        fmt::format("its first forward has {} operations (a loop over positions?), more than "
-                    "layers are made of: capture two batches of a shorter sequence",
-                    count));
-  }
-  if (made.document.value("differentiates_twice", false))
-    refuse("the program differentiates a gradient (create_graph), which layers have no words for");
-  const Json hidden = made.document.value("hidden", Json::array());
-  if (!hidden.empty()) {
-    refuse(hidden[0].get<std::string>() +
-           " runs modules inside of a torch.autograd.Function (reversible blocks), whose backward "
-           "is its own: capture the model without it, and say recompute: full where it runs them "
-           "again");
-  }
-  return made;
 }
 
 // Of what the model hands on: several rows of an input may be one sample's, as a crystal's atoms.
@@ -553,8 +514,8 @@ void count_products(const Json& operations, Steps& steps) {
 }
 
 OwnModel own_model(const Capture& capture, const std::vector<Capture>& others, Steps& steps) {
-  std::vector<CapturedModules> all = {modules_of(capture)};
-  for (const Capture& other : others) all.push_back(modules_of(other));
+  std::vector<CapturedModules> all = {read_modules(capture)};
+  for (const Capture& other : others) all.push_back(read_modules(other));
   std::vector<Json*> documents;
   for (CapturedModules& each : all) documents.push_back(&each.document);
   fold_loops(documents);
@@ -649,20 +610,25 @@ void add_flat(const Json& flat, KeyWriter& out) {
 }
 
 // What DeepSpeed's own configuration says, but for what the run shows.
-void add_deepspeed(const Capture& capture, const Json& config, KeyWriter& out) {
+void add_deepspeed(const Capture& capture, const Json& config, std::int64_t sequence_ranks,
+                   KeyWriter& out) {
   const ForeignPlan said = read_deepspeed(parse_json(config.dump(1), "DeepSpeed's configuration"));
   std::map<std::string, std::vector<std::string>> groups;
   // Its optimizer has the parameters in fp32 wherever the model's are in 16 bits.
   groups["dtype"] = {"master: fp32"};
   const bool is_sharded = said.value("runtime") != "ddp";
   if (!said.has("mesh.shard")) {
-    groups["mesh"] = {fmt::format("shard: {}", is_sharded ? capture.world : 1),
-                      fmt::format("replicate: {}", is_sharded ? 1 : capture.world)};
+    const std::int64_t ranks = capture.world / sequence_ranks;
+    groups["mesh"] = {fmt::format("shard: {}", is_sharded ? ranks : 1),
+                      fmt::format("replicate: {}", is_sharded ? 1 : ranks)};
+    if (sequence_ranks > 1) groups["mesh"].push_back(fmt::format("cp: {}", sequence_ranks));
   }
   for (const auto& [key, value] : said.keys) {
     const std::size_t dot = key.find('.');
     const std::string group = key.substr(0, dot);
     if (dot == std::string::npos || group == "batch" || group == "optimizer") continue;
+    const bool follows = sequence_ranks > 1 && !config.contains("communication_data_type");
+    if (follows && key == "dtype.reduce") continue;
     groups[group].push_back(fmt::format("{}: {}", key.substr(dot + 1), value));
   }
   for (const auto& [group, words] : groups) {
@@ -729,6 +695,7 @@ CapturedPlan plan_of_capture(const Capture& capture, const std::string& model_na
   }
   KeyWriter out;
   Steps steps = read_steps(capture);
+  if (!is_known) steps.sequence_ranks = 1;  // a program's own exchanges may be of anything
   OwnModel own;
   if (is_known) {
     own.text = config.dump(1) + "\n";
@@ -758,14 +725,18 @@ CapturedPlan plan_of_capture(const Capture& capture, const std::string& model_na
   add_batch(document, steps, own.extents, out);
   const Json units = document.value("units", Json::array());
   if (document.contains("deepspeed")) {
-    add_deepspeed(capture, document.at("deepspeed"), out);
+    add_deepspeed(capture, document.at("deepspeed"), steps.sequence_ranks, out);
   } else if (units.empty()) {
     add_whole(capture, document, steps, out);
   } else {
-    for (const UnitWords& words : words_of_units(document)) {
+    for (const UnitWords& words : words_of_units(document, steps.sequence_ranks)) {
       out.line(words.key, words.value, words.source);
       out.widens |= words.widens;
     }
+  }
+  if (steps.sequence_ranks > 1) {
+    out.line("context_parallel", fmt::format("{{rotate: {}}}", steps.rotate),
+             fmt::format("exchanges of {} ranks", steps.sequence_ranks));
   }
   if (document.contains("fsdp1")) add_flat(document.at("fsdp1"), out);
   if (steps.micro_batches > 1 && capture.world > 1) {

@@ -192,7 +192,7 @@ std::string text_in(const Json& of, const char* key) {
   return it != of.end() && it->is_string() ? it->get<std::string>() : std::string();
 }
 
-std::vector<UnitWords> words_of_units(const Json& document) {
+std::vector<UnitWords> words_of_units(const Json& document, std::int64_t sequence_ranks) {
   Json units = document.at("units");
   const bool second_table = has_second_table(document);
   const auto with_table = std::ranges::find_if(units, [&](const Json& unit) {
@@ -210,7 +210,9 @@ std::vector<UnitWords> words_of_units(const Json& document) {
   });
   std::vector<UnitWords> words = {
       {"mesh",
-       fmt::format("{{shard: {}, replicate: {}}}", mesh.back(), mesh.size() > 1 ? mesh.front() : 1),
+       fmt::format("{{shard: {}, replicate: {}{}}}", mesh.back() / sequence_ranks,
+                   mesh.size() > 1 ? mesh.front() : 1,
+                   sequence_ranks > 1 ? fmt::format(", cp: {}", sequence_ranks) : ""),
        fmt::format("{} parameter groups of fully_shard", units.size())},
       {"units", words_of(place(document, units), second_table), "modules of the parameter groups"},
       {"reshard_after_forward", reshard_words(units), "post_forward_mesh_info of each"},

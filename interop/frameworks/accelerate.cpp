@@ -72,21 +72,33 @@ void read_wrapping(ForeignReader& reader) {
   }
 }
 
+// Ranks that share each sequence: `key` is cp or sp.
+std::int64_t read_sequence_ranks(ForeignReader& reader, const char* key) {
+  const ConfigNode* node = reader.find(mesh(key));
+  const std::int64_t ranks = node == nullptr ? 1 : node->as_int(1);
+  if (ranks > 1) reader.map(mesh(key), "mesh.cp", fmt::format("{}", ranks));
+  return ranks;
+}
+
 // No trainer here loads a model in parts: ranks of tp are replicas whose gradients nobody adds up.
-// Those of cp have each a part of the sequence, and shard with the others.
-void read_mesh(ForeignReader& reader, const Ranks& ranks, ForeignPlan& plan) {
+void read_mesh(ForeignReader& reader, const Ranks& ranks) {
   const auto degree = [&](const char* key, const char* why) {
     const ConfigNode* node = reader.find(mesh(key));
     const std::int64_t ranks_of = node == nullptr ? 1 : node->as_int(1);
     if (ranks_of > 1 && *why != '\0') reader.unsupported(mesh(key), why);
     return ranks_of;
   };
-  degree("sp", "parallelism over heads is not modelled");
+  degree("sp", "DeepSpeed's, without FSDP");
   const std::int64_t tp = degree("tp", "its ranks are taken as replicas");
-  plan.sequence_parts = degree("cp", "gathers of keys and values are not counted");
-  const std::int64_t shard = degree("dp_shard", "") * plan.sequence_parts;
+  const std::int64_t cp = read_sequence_ranks(reader, "cp");
+  const std::string strategy = "parallelism_config.parallelism_config_cp_comm_strategy";
+  if (const ConfigNode* node = reader.find(strategy); node != nullptr && cp > 1) {
+    static constexpr std::string_view kWords[] = {"allgather", "alltoall"};
+    reader.map(strategy, "context_parallel.rotate", std::string(kWords[node->as_choice(kWords)]));
+  }
+  const std::int64_t shard = degree("dp_shard", "");
   const std::int64_t replicate = degree("dp_replicate", "") * tp;
-  if (shard * replicate > 1) {
+  if (shard * replicate * cp > 1) {
     reader.map(mesh("dp_shard"), "mesh.shard", fmt::format("{}", shard));
     reader.map(mesh("dp_replicate"), "mesh.replicate", fmt::format("{}", replicate));
   } else if (ranks.all > 0) {
@@ -95,10 +107,10 @@ void read_mesh(ForeignReader& reader, const Ranks& ranks, ForeignPlan& plan) {
   }
 }
 
-void read_fsdp2(ForeignReader& reader, const Ranks& ranks, ForeignPlan& plan) {
+void read_fsdp2(ForeignReader& reader, const Ranks& ranks) {
   reader.map(fsdp("version"), "runtime", "fsdp2");
   reader.assume("trainer", "accelerate", "the file is Accelerate's");
-  read_mesh(reader, ranks, plan);
+  read_mesh(reader, ranks);
   reader.take("fsdp2");
   read_precision(reader, true);
 }
@@ -168,8 +180,10 @@ void read_zero(ForeignReader& reader, const Ranks& ranks) {
   reader.clipping(key("gradient_clipping"));
   if (number > 0) {
     reader.take("zero_offload");
+    const std::int64_t sp = read_sequence_ranks(reader, "sp");
+    if (sp > 1) reader.assume("context_parallel.rotate", "ulysses", "sp_backend: deepspeed");
     if (ranks.all > 0) {
-      reader.map("num_processes", "mesh.shard", fmt::format("{}", ranks.all));
+      reader.map("num_processes", "mesh.shard", fmt::format("{}", ranks.all / sp));
       reader.assume("mesh.replicate", "1", "ZeRO partitions over all ranks");
     }
   }
@@ -198,7 +212,7 @@ ForeignPlan read_accelerate(const ConfigNode& root) {
   if (type == 0) {
     const ConfigNode* version = reader.find(fsdp("version"));
     if (version != nullptr && version->as_int(1, 2) == 2) {
-      read_fsdp2(reader, ranks, plan);
+      read_fsdp2(reader, ranks);
     } else {
       read_fsdp1(reader, ranks);
     }

@@ -32,7 +32,6 @@ struct ForeignPlan {
   std::set<std::string, std::less<>> assumed;  // of them, those that no line of the file says
   // Processes that the file counts, which its mesh follows from; 0: it counts none.
   std::int64_t ranks = 0;
-  std::int64_t sequence_parts = 1;  // of which each rank has one
   ImportLedger ledger;
 
   // "" where it says nothing of the key.

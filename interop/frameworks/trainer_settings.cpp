@@ -477,10 +477,6 @@ class TrainerReader {
       reader_.ignore(key, is_packed ? "sequences are full; attention is taken over all of each"
                                     : "sequences are taken as long as they may be");
     }
-    const auto length = parse_number<std::int64_t>(plan_.value("batch.sequence"));
-    if (length && sharding_ != nullptr && sharding_->sequence_parts > 1) {
-      plan_.set("batch.sequence", fmt::format("{}", *length / sharding_->sequence_parts));
-    }
     if (!is_packed && plan_.value("batch.micro_batch") != "1") {
       reader_.assume("batch.padded", "true", "samples that are not packed are padded");
     }

@@ -21,6 +21,7 @@
 #include "sim/memory/outside_allocator.h"
 #include "sim/memory/reserved_forecast.h"
 #include "sim/search/search.h"
+#include "sim/search/variant_search.h"
 #include "sim/simulate/folded.h"
 #include "sim/simulate/forecast.h"
 #include "sim/simulate/simulate.h"
@@ -196,89 +197,56 @@ void judge_each(std::size_t count, const Judging& judging,
   if (stopped) throw Error(ExitCode::kInterrupted, std::string(judging.who) + " was stopped");
 }
 
-namespace {
-
-std::vector<SpaceFloor> floors_of(const std::vector<SizedJob>& jobs, const MemoryTerms& terms) {
-  std::vector<const SearchSpace*> spaces;
-  for (const SizedJob& job : jobs) spaces.push_back(&job.space);
-  return variant_floors(
-      spaces,
-      [&](std::size_t v) { return floor_of(jobs[v].space, jobs[v].model, jobs[v].costs, terms); },
-      1);
-}
-
-}
-
 std::optional<SizedPlan> best_plan(const JobVariants& variants, const MemoryTerms& terms,
                                    int draws) {
   SearchOptions options = {.threads = 1, .detail = SearchDetail::kBest};
   options.fit.terms = terms;
   options.fit.keeps_riskier = false;
+  options.fit.samples = std::make_shared<StageSamples>();
   options.faster_than = kAnyStep;
-  const SizedJob* of = nullptr;
-  std::size_t number = 0;
-  std::optional<Candidate> best;
-  std::int64_t enumerated = 0, simulated = 0;
-  std::vector<std::pair<const Mesh*, SpaceFloor>> looked;
-  // Each for what is not slower than the best so far: of equally fast ones the first wins.
-  const auto look_at = [&](const std::vector<SizedJob>& jobs, std::size_t before) {
-    const std::vector<SpaceFloor> floors = floors_of(jobs, terms);
-    for (std::size_t v = 0; v < jobs.size(); ++v) {
-      looked.emplace_back(&jobs[v].space.base.mesh, floors[v]);
-    }
-    for (const std::size_t v : search_order(floors)) {
-      const SizedJob& job = jobs[v];
-      double to_beat = kAnyStep;
-      // With axes that share a sequence it may divide all the same.
-      if (job.space.global_batch % job.space.base.mesh.data_parallel() != 0) continue;
-      if (best) {
-        const double tie = before + v < number ? options.tie : -options.tie;
-        to_beat = best->seconds * (1 + tie);
-        options.faster_than = best->unfinished_seconds * (1 + tie);
-        if (floors[v].layers.seconds() >= to_beat) continue;
-      }
-      StackOdds odds(job.stacks, job.replays);
-      options.fit.probability = std::ref(odds);
-      options.fit.replays = job.replays;
-      options.fit.may_be = [&](const Plan& plan, const Fit& least, double enough) {
-        return odds.may_be(plan, least, enough);
-      };
-      options.fit.share = odds.share();
-      const SearchResult found =
-          search(best ? begun_as(job.space, best->plan) : job.space, job.model, job.costs, options);
-      enumerated += found.enumerated;
-      simulated += found.simulated;
-      if (!found.best || found.best->seconds >= to_beat) continue;
-      best = found.best;
-      of = &job;
-      number = before + v;
-    }
+  std::vector<const SizedJob*> jobs;
+  const auto search_of = [&](std::size_t v, const SearchSpace& space, SearchOptions own) {
+    const SizedJob& job = *jobs[v];
+    StackOdds odds(job.stacks, job.replays);
+    own.fit = rule_of(odds, job.replays, std::move(own.fit));
+    return search(space, job.model, job.costs, own);
   };
-  look_at(variants.list, 0);
+  const auto floor = [&](std::size_t v) {
+    const SizedJob& job = *jobs[v];
+    return floor_of(job.space, job.model, job.costs, terms, options.fit.samples);
+  };
+  const auto space = [&](std::size_t v) -> const SearchSpace& { return jobs[v]->space; };
+  VariantSearch all({space, floor, search_of}, options);
+  const auto look_at = [&](const std::vector<SizedJob>& more) {
+    for (const SizedJob& job : more) jobs.push_back(&job);
+    all.look_at(more.size());
+  };
+  look_at(variants.list);
   std::vector<SizedJob> others, around;
-  if (variants.otherwise && (!best || best->recomputes())) {
-    others = variants.otherwise(best ? std::optional(number) : std::nullopt);
-    look_at(others, looked.size());
+  if (variants.otherwise && (!all.plan() || all.plan()->recomputes())) {
+    others = variants.otherwise(all.plan() ? all.best() : std::nullopt);
+    look_at(others);
   }
   if (variants.around) {
     std::vector<std::size_t> promising;
     // (The loss in parts shuts out tensor parallelism, which may have won without it.)
-    const bool is_open = !best || best->plan.mesh.tp > 1;
-    for (std::size_t v = 0; v < looked.size(); ++v) {
-      const auto& [mesh, floor] = looked[v];
-      const bool is_asked = is_open || v < variants.list.size() || v == number;
-      const bool may_win = may_win_in_parts(floor, best ? &*best : nullptr);
-      if (is_asked && may_win && *mesh != *looked[0].first) promising.push_back(v);
+    const bool is_open = !all.plan() || all.plan()->plan.mesh.tp > 1;
+    for (std::size_t v = 0; v < jobs.size(); ++v) {
+      const bool is_asked = is_open || v < variants.list.size() || v == *all.best();
+      const bool may_win = may_win_in_parts(all.floors()[v], all.plan() ? &*all.plan() : nullptr);
+      if (is_asked && may_win && space(v).base.mesh != space(0).base.mesh) promising.push_back(v);
     }
     around = variants.around(promising);
-    look_at(around, looked.size());
+    look_at(around);
   }
-  if (!best) return std::nullopt;
-  const Sizing sizing{draws, of->stacks.of(best->plan), of->replays.get()};
-  SizedPlan sized = size_up(of->model, best->plan, of->costs, sizing);
-  sized.job = std::make_shared<SizedJob>(*of);
-  sized.enumerated = enumerated;
-  sized.simulated = simulated;
+  if (!all.plan()) return std::nullopt;
+  const SizedJob& of = *jobs[*all.best()];
+  const Plan& best = all.plan()->plan;
+  SizedPlan sized =
+      size_up(of.model, best, of.costs, {draws, of.stacks.of(best), of.replays.get()});
+  sized.job = std::make_shared<SizedJob>(of);
+  sized.enumerated = all.counts().enumerated;
+  sized.simulated = all.counts().simulated;
   return sized;
 }
 

@@ -126,7 +126,7 @@ void add_background(const Cluster& cluster, Calibration& calibration) {
   if (!cluster.layout) return;
   double sd = 0;
   for (const SwitchLink& link : cluster.layout->links) sd = std::max(sd, link.background_log_sd);
-  double& spread = calibration.spread[static_cast<std::size_t>(Factor::kInterNode)].log_sd;
+  double& spread = calibration.spread[at(Factor::kInterNode)].log_sd;
   if (sd > 0) spread = std::hypot(spread, sd);
 }
 
@@ -183,7 +183,7 @@ std::size_t hash_of(const Kernel& kernel) {
     h = (h ^ static_cast<std::uint64_t>(value)) * 0x9E3779B97F4A7C15ULL;
     h ^= h >> 29;
   }
-  return static_cast<std::size_t>(h);
+  return at(h);
 }
 
 // Where they were not measured, broadcast and reduce are one pass over the ring like a
@@ -599,7 +599,7 @@ void CostModel::price_row(std::span<const Kernel> kernels, const FactorDraw& dra
   for (const Kernel& kernel : kernels) prices.push_back(price(kernel));
   const double hot = heat(kernels, prices);
   for (KernelPrice& p : prices) {
-    p.seconds *= draw[static_cast<std::size_t>(p.factor)];
+    p.seconds *= draw[at(p.factor)];
     if (p.factor == Factor::kGemm) p.seconds *= hot;
     if (p.factor != Factor::kMemoryBound) p.seconds *= slowest_;  // clocks differ, memory hardly
   }
@@ -609,7 +609,7 @@ CostTable CostModel::price(const EventGraph& graph, const FactorDraw& draw) cons
   CostTable table;
   table.works.reserve(graph.works.size());
   table.evidence.reserve(graph.works.size());
-  auto scale = [&](Factor f) { return draw[static_cast<std::size_t>(f)]; };
+  auto scale = [&](Factor f) { return draw[at(f)]; };
   const double host = scale(Factor::kHost);
   // The overlap factor scales the excess over 1: no overlap is ever free of charge or a gain.
   const double overlap = scale(Factor::kOverlap);

@@ -285,6 +285,8 @@ struct ReservedReplay::State {
     // Ages of blocks, of which a garbage collection takes the oldest, do not repeat.
     if (inputs.folds && !clock && settings.garbage_collection_threshold == 0) {
       runs = log.repeated(graph);
+      is_marked = inputs.stops_when_settled;
+      if (is_marked) places.resize(block_of.size(), 0);
     }
   }
 
@@ -309,7 +311,9 @@ struct ReservedReplay::State {
     Standing before;
     std::uint32_t run = 0;
     auto empties = log.empties.begin();
-    for (std::size_t r = 0; r + 1 < log.row_begin.size() && !failed; ++r) {
+    const std::size_t rows = log.row_begin.size() - 1;
+    for (std::size_t r = 0; r < rows && !failed; ++r) {
+      if (is_marked && r % kRowsOfPart == 0 && goes_on_as_before(r / kRowsOfPart)) return;
       if (run < kMostCompared && run < runs.count && log.row_begin[r] == runs.at(run)) {
         Standing now = standing(run);
         if (run > 0 && now == before && leave_out(run, now, r)) run = runs.count;
@@ -324,12 +328,14 @@ struct ReservedReplay::State {
         for (const std::int32_t tensor : log.states) allocate(tensor);
       }
       for (std::uint32_t i = log.row_begin[r]; i < log.row_begin[r + 1] && !failed; ++i) {
-        for (const LibraryBlock& block : log.library) {
-          if (step == 1 && block.action == i && !failed) take(block.bytes, block.stream, -1);
+        if (step == 1) {
+          for (const LibraryBlock& block : log.library) {
+            if (block.action == i && !failed) take(block.bytes, block.stream, -1);
+          }
+          if (failed) break;
         }
-        if (failed) break;
         const std::int32_t action = log.actions[i];
-        empties = std::find_if(empties, log.empties.end(), [&](auto at) { return at >= i; });
+        while (empties != log.empties.end() && *empties < i) ++empties;
         if (empties != log.empties.end() && *empties == i) allocator.empty_cache();
         action >= 0 ? allocate(action) : free(~action, log.recorded[i]);
       }
@@ -401,7 +407,8 @@ struct ReservedReplay::State {
         return log.bytes[b] == log.bytes[left] && log.stream[b] == log.stream[left];
       });
       if (same == freed.end()) continue;
-      std::swap(block_of[*same], block_of[left]);
+      stand(*same, block_of[left]);
+      stand(left, CachingAllocator::kNoBlock);
       freed.erase(same);
     }
   }
@@ -428,8 +435,7 @@ struct ReservedReplay::State {
   static constexpr std::uint32_t kMostCompared = 6;
 
   Standing standing(std::uint32_t run) const {
-    const AllocatorStats& stats = allocator.stats();
-    Standing now{{}, stats.num_device_alloc + stats.num_device_free + stats.num_alloc_retries};
+    Standing now{{}, calls()};
     for (std::uint32_t i = runs.begin; i < runs.at(run); ++i) {
       if (log.actions[i] < 0) continue;
       const auto tensor = at(log.actions[i]);
@@ -459,22 +465,100 @@ struct ReservedReplay::State {
       return at(log.actions[at(from + live.action)]);
     };
     for (const Standing::Live& live : now.live) {
-      CachingAllocator::BlockId& block = block_of[tensor_of(live, runs.at(run))];
-      blocks.push_back(block);
-      block = CachingAllocator::kNoBlock;
+      const std::size_t tensor = tensor_of(live, runs.at(run));
+      blocks.push_back(block_of[tensor]);
+      stand(tensor, CachingAllocator::kNoBlock);
     }
     for (std::size_t i = 0; i < blocks.size(); ++i) {
-      block_of[tensor_of(now.live[i], runs.end())] = blocks[i];
+      stand(tensor_of(now.live[i], runs.end()), blocks[i]);
     }
     r = behind;
     return true;
+  }
+
+  // Where all blocks stand that tensors have, as a sum that each is added to and taken from.
+  void stand(std::size_t tensor, CachingAllocator::BlockId block) {
+    block_of[tensor] = block;
+    if (!is_marked) return;
+    standing_now -= places[tensor];
+    places[tensor] = 0;
+    if (block == CachingAllocator::kNoBlock) return;
+    places[tensor] = Fingerprint()
+                         .add(static_cast<std::int64_t>(tensor))
+                         .add(allocator.address_of(block))
+                         .add(allocator.size_of(block))
+                         .value();
+    standing_now += places[tensor];
   }
 
   void allocate(std::int32_t tensor) {
     const auto b = at(tensor);
     if (log.bytes[b] == 0 || failed) return;  // PyTorch allocates nothing for no bytes
     FORESHARD_CHECK(block_of[b] == CachingAllocator::kNoBlock, "a buffer is allocated twice");
-    block_of[b] = take(log.bytes[b], log.stream[b], log.buffer[b]);
+    stand(b, take(log.bytes[b], log.stream[b], log.buffer[b]));
+  }
+
+  // Of a part of a step's rows.
+  struct Part {
+    std::uint64_t standing = 0;  // where it began
+    std::int64_t calls = -1;     // to the driver before it; -1: it was left out
+    StepReserved peaks;
+    std::int64_t most_reserved = 0, allocated_then = 0;
+
+    void join(const Part& other) {
+      peaks.peak_allocated = std::max(peaks.peak_allocated, other.peaks.peak_allocated);
+      peaks.peak_active = std::max(peaks.peak_active, other.peaks.peak_active);
+      peaks.peak_reserved = std::max(peaks.peak_reserved, other.peaks.peak_reserved);
+      peaks.peak_inactive_split =
+          std::max(peaks.peak_inactive_split, other.peaks.peak_inactive_split);
+      if (other.most_reserved > most_reserved) {
+        most_reserved = other.most_reserved;
+        allocated_then = 0;
+      }
+      if (other.most_reserved == most_reserved) {
+        allocated_then = std::max(allocated_then, other.allocated_then);
+      }
+    }
+  };
+
+  std::int64_t calls() const {
+    const AllocatorStats& stats = allocator.stats();
+    return stats.num_device_alloc + stats.num_device_free + stats.num_alloc_retries;
+  }
+
+  void begin_part() {
+    allocator.reset_peak_stats();
+    most_reserved = allocated_then = 0;
+  }
+  // The rows since the part began.
+  void end_part() {
+    const PoolStats& all = allocator.stats().all;
+    Part& part = parts.back();
+    part.peaks.peak_allocated = Bytes(all.allocated_bytes.peak);
+    part.peaks.peak_active = Bytes(all.active_bytes.peak);
+    part.peaks.peak_reserved = Bytes(all.reserved_bytes.peak);
+    part.peaks.peak_inactive_split = Bytes(all.inactive_split_bytes.peak);
+    part.most_reserved = most_reserved;
+    part.allocated_then = allocated_then;
+    whole.join(part);
+  }
+
+  // Where blocks stand as they stood at this row of the step before, and the driver was not called
+  // in between, all that follows repeats.
+  bool goes_on_as_before(std::size_t number) {
+    end_part();
+    begin_part();
+    parts.resize(number + 2);  // (The first is of what comes before the rows.)
+    Part& part = parts.back();
+    part.standing = standing_now;
+    part.calls = calls();
+    if (step < 3 || number + 1 >= parts_before.size()) return false;
+    const Part& same = parts_before[number + 1];
+    if (same.standing != part.standing || same.calls != part.calls) return false;
+    for (std::size_t p = number + 1; p < parts_before.size(); ++p) whole.join(parts_before[p]);
+    parts.clear();
+    is_settled = true;
+    return true;
   }
 
   // `buffer` is what the trace names: -1 for a library's.
@@ -514,7 +598,7 @@ struct ReservedReplay::State {
     } else {
       allocator.free(block_of[b]);
     }
-    block_of[b] = CachingAllocator::kNoBlock;
+    stand(b, CachingAllocator::kNoBlock);
     if (traced != nullptr) take_history(log.buffer[b]);
   }
 
@@ -555,9 +639,16 @@ struct ReservedReplay::State {
   std::vector<TracedAction>* traced = nullptr;  // every entry is also appended there
   AllocatorStats seen;
   std::int64_t most_reserved = 0, allocated_then = 0;
+  static constexpr std::size_t kRowsOfPart = 16;
+  bool is_marked = false;
+  std::vector<std::uint64_t> places;  // by tensor: its share of standing_now
+  std::uint64_t standing_now = 0;
+  std::vector<Part> parts, parts_before;  // of this step and of the one before
+  Part whole;                             // this step
   EventId row = kNoEvent;
   int step = 0;
   bool failed = false;
+  bool is_settled = false;
 };
 
 ReservedReplay::ReservedReplay(const EventGraph& graph, const AllocatorSettings& settings,
@@ -567,6 +658,7 @@ ReservedReplay::~ReservedReplay() = default;
 ReservedReplay::ReservedReplay(ReservedReplay&&) noexcept = default;
 ReservedReplay& ReservedReplay::operator=(ReservedReplay&&) noexcept = default;
 
+bool ReservedReplay::is_settled() const { return state_->is_settled; }
 bool ReservedReplay::out_of_memory() const { return state_->failed; }
 int ReservedReplay::step() const { return state_->step; }
 EventId ReservedReplay::row() const { return state_->row; }
@@ -603,25 +695,24 @@ const CachingAllocator& ReservedReplay::allocator() const { return state_->alloc
 
 StepReserved ReservedReplay::run_step() {
   State& s = *state_;
+  FORESHARD_CHECK(!s.is_settled, "a replay goes on that was not replayed to the end");
   if (s.failed) return {};
   ++s.step;
-  s.allocator.reset_peak_stats();
+  s.begin_part();
   s.stalls.clear();
-  s.most_reserved = s.allocated_then = 0;
+  s.whole = {};
+  s.parts_before = std::exchange(s.parts, std::vector<State::Part>(1));
   const AllocatorStats before = s.allocator.stats();
   s.run_rows();
+  if (!s.is_settled) s.end_part();
   const AllocatorStats& after = s.allocator.stats();
-  StepReserved result;
-  result.peak_allocated = Bytes(after.all.allocated_bytes.peak);
-  result.peak_active = Bytes(after.all.active_bytes.peak);
-  result.peak_reserved = Bytes(after.all.reserved_bytes.peak);
-  result.peak_inactive_split = Bytes(after.all.inactive_split_bytes.peak);
+  StepReserved result = s.whole.peaks;
   result.reserved_after = Bytes(after.all.reserved_bytes.current);
   result.retries = after.num_alloc_retries - before.num_alloc_retries;
   result.device_allocs = after.num_device_alloc - before.num_device_alloc;
   result.device_frees = after.num_device_free - before.num_device_free;
-  if (s.most_reserved > 0) {
-    result.fragmentation = 1 - as_double(s.allocated_then) / as_double(s.most_reserved);
+  if (s.whole.most_reserved > 0) {
+    result.fragmentation = 1 - as_double(s.whole.allocated_then) / as_double(s.whole.most_reserved);
   }
   return result;
 }

@@ -49,6 +49,9 @@ struct ReplayInputs {
   const RowTimes* times = nullptr;  // null: nothing is waited for
   Buckets buckets = Buckets::kFromTheStart;
   bool folds = true;  // micro-batches that repeat are replayed until they do, and then left out
+  // The first step that goes on as the one before, without a call to the driver, is the last; where
+  // blocks lie when it ends is not told.
+  bool stops_when_settled = false;
 };
 
 // Host work of a row beyond its own: the driver was asked for memory or given some back.
@@ -123,8 +126,9 @@ class ReservedReplay {
   // memory runs out.
   StepReserved run_step();
   bool out_of_memory() const;
-  int step() const;     // the last one run, from 1
-  EventId row() const;  // the last one reached
+  bool is_settled() const;  // ReplayInputs::stops_when_settled: no step comes after
+  int step() const;         // the last one run, from 1
+  EventId row() const;      // the last one reached
   // Rows of the last step with stalls, ascending.
   const std::vector<HostStall>& stalls() const;
   std::size_t actions_per_step() const;

@@ -104,7 +104,8 @@ Buckets buckets_of(const Plan& plan) {
 
 ReservedForecast forecast_reserved(const EventGraph& graph, const Plan& plan,
                                    const Cluster& cluster, const RowTimes* times) {
-  const ReplayInputs inputs(library_buffers(graph, cluster, plan.runtime), times, buckets_of(plan));
+  ReplayInputs inputs(library_buffers(graph, cluster, plan.runtime), times, buckets_of(plan));
+  inputs.stops_when_settled = true;
   return decide(graph, plan, cluster, Order::kDevice, [&](const DeviceMemory& memory) {
     ReservedReplay replay(graph, plan.allocator, memory, inputs);
     Settled settled = settle(replay);
@@ -123,7 +124,8 @@ ReservedMemory::~ReservedMemory() = default;
 
 ReservedForecast ReservedMemory::recall(const EventGraph& graph, const Plan& plan,
                                         const Cluster& cluster, Rows rows) {
-  const ReplayInputs inputs(library_buffers(graph, cluster, plan.runtime), nullptr, buckets_of(plan));
+  ReplayInputs inputs(library_buffers(graph, cluster, plan.runtime), nullptr, buckets_of(plan));
+  inputs.stops_when_settled = true;
   return decide(graph, plan, cluster, Order::kEndless, [&](const DeviceMemory& memory) {
     ReservedReplay replay(graph, plan.allocator, memory, inputs);
     const ReservedReplay::Identity identity = replay.identity();

@@ -148,7 +148,7 @@ bool Places::holds(std::size_t i) {
 
 void Places::assess_next(std::set<Rank>& ranked, std::optional<Time> bound) {
   std::vector<std::size_t> asked;
-  const bool is_open = options_.detail == SearchDetail::kAll;
+  const bool is_open = options_.keep_within > 0;
   const std::size_t most = is_open ? failed_ : std::min(failed_, at(arena_.max_concurrency() - 1));
   for (auto next = ranked.begin(); next != ranked.end() && asked.size() <= most;) {
     const auto [step, peak, i] = *next;

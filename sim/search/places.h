@@ -110,8 +110,8 @@ class Places {
   void judge_anew(std::size_t i);
   void assess(std::size_t i);
   // Where only a plan that holds will do: assesses the first of `ranked` that may, in parallel with
-  // one more for each that failed to so far (where tables show them, however many threads there
-  // are), and takes out what cannot.
+  // one more for each that failed to so far (where SearchResult::close shows them, however many
+  // threads there are), and takes out what cannot.
   void assess_next(std::set<Rank>& ranked, std::optional<Time> bound);
   // By the rule's upper bound, of a share of the odds that are asked for; as if it held under every
   // other code.

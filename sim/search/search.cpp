@@ -1,11 +1,7 @@
 // What a search looks at: places.h. How: search_parts.h.
 #include "sim/search/search.h"
 
-#include <oneapi/tbb/parallel_for.h>
-#include <oneapi/tbb/task_arena.h>
-
 #include <algorithm>
-#include <numeric>
 #include <utility>
 
 #include "sim/search/axes.h"
@@ -108,14 +104,6 @@ SpaceFloor floor_of(const SearchSpace& space, const ModelSpec& model, const Cost
   return floor;
 }
 
-std::vector<std::size_t> search_order(const std::vector<SpaceFloor>& floors) {
-  std::vector<std::size_t> order(floors.size());
-  std::iota(order.rbegin(), order.rend(), std::size_t{0});
-  std::ranges::stable_sort(
-      order, {}, [&](std::size_t v) { return std::pair(floors[v].smallest, floors[v].layers); });
-  return order;
-}
-
 SearchResult search(const SearchSpace& space, const ModelSpec& model, const CostModel& costs,
                     const SearchOptions& options) {
   Places places(space, model, costs, options);
@@ -156,25 +144,6 @@ SearchResult search(const SearchSpace& space, const ModelSpec& model, const Cost
 bool leaves_room(const Candidate& best, Time bare) {
   constexpr double kClose = 1.03;  // (assumed: what waits less gains less than it costs)
   return best.recomputes() || best.seconds > bare.seconds() * kClose;
-}
-
-// Floors do not depend on each other.
-std::vector<SpaceFloor> variant_floors(std::span<const SearchSpace* const> spaces,
-                                       const std::function<SpaceFloor(std::size_t)>& floor,
-                                       int threads) {
-  const bool has_axes = std::ranges::any_of(spaces, [](const SearchSpace* space) {
-    return !space->base.mesh.is_plain() || space->base.mesh.pp > 1;
-  });
-  std::vector<SpaceFloor> floors(spaces.size());
-  if (!has_axes) return floors;
-  oneapi::tbb::task_arena arena(threads > 0 ? threads : oneapi::tbb::task_arena::automatic);
-  arena.execute([&] {
-    oneapi::tbb::parallel_for(std::size_t{0}, spaces.size(), [&](std::size_t v) {
-      const SearchSpace& space = *spaces[v];
-      if (space.global_batch % space.base.mesh.data_parallel() == 0) floors[v] = floor(v);
-    });
-  });
-  return floors;
 }
 
 }

@@ -17,7 +17,6 @@
 #include <functional>
 #include <memory>
 #include <optional>
-#include <span>
 #include <string>
 #include <vector>
 
@@ -185,10 +184,6 @@ inline constexpr double kLossInParts = 0.95;
 SpaceFloor floor_of(const SearchSpace& space, const ModelSpec& model, const CostModel& costs,
                     const MemoryTerms& terms, std::shared_ptr<StageSamples> samples = nullptr);
 
-// The numbers of spaces in the order in which to search them for their one best plan: the likeliest
-// to have it first, of equal ones the last.
-std::vector<std::size_t> search_order(const std::vector<SpaceFloor>& floors);
-
 // The space around the values that `best` was finished with (SearchSpace::finish), which may let
 // another plan win: what tables are of.
 SearchSpace settled(SearchSpace space, const Plan& best);
@@ -197,15 +192,6 @@ SearchSpace begun_as(SearchSpace space, const Plan& best);
 
 SearchResult search(const SearchSpace& space, const ModelSpec& model, const CostModel& costs,
                     const SearchOptions& options);
-
-// For searches that look at the variants of a job one after the other.
-
-// floor_of() each of the spaces, which `floor` says by its number, where they differ in axes; not
-// known of the others, and of those whose batch does not divide over their ranks: with them there
-// is nothing to search. threads 0: all there are.
-std::vector<SpaceFloor> variant_floors(std::span<const SearchSpace* const> spaces,
-                                       const std::function<SpaceFloor(std::size_t)>& floor,
-                                       int threads);
 
 // Whether plans over other axes may be faster than the best one without, whose space's layers take
 // `bare`: where it recomputes, or waits for more than a few hundredths.

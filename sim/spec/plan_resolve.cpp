@@ -326,6 +326,7 @@ ResolvedPlan resolve(const PlanDocument& written, const ModelSpec& model, const 
   resolve_buckets(document, plan, reasons);
   resolve_reduce_dtype(document, plan, reasons);
   resolve_states(document, plan, reasons);
+  resolve_experts(document, plan, reasons);  // units of their own, which a trainer's words count
   const Plan untrained = plan;
   resolve_trainer(document, model, plan, reasons);
   const Units asked = plan.units;
@@ -343,11 +344,13 @@ ResolvedPlan resolve(const PlanDocument& written, const ModelSpec& model, const 
     resolve_stages(document, again, reasons);
     plan = std::move(again);
   }
-  resolve_experts(document, plan, reasons);
   // communication_data_type: the compute dtype unless told otherwise.
   if (is_zero(plan.runtime.kind) && !document.has("dtype.reduce")) {
-    plan.reduce_dtype = plan.param_dtype;
-    reasons["dtype.reduce"] = "DeepSpeed's communication_data_type follows the compute dtype";
+    const bool shares_sequences = plan.mesh.cp > 1;
+    plan.reduce_dtype = shares_sequences ? DType::kFp32 : plan.param_dtype;
+    reasons["dtype.reduce"] = shares_sequences
+                                  ? "DeepSpeed's seq_parallel_communication_data_type"
+                                  : "DeepSpeed's communication_data_type follows the compute dtype";
   }
   if (is_zero(plan.runtime.kind) && !plan.zero.overlap_comm) {
     plan.zero.overlap_comm = plan.runtime.kind == RuntimeKind::kZero3;

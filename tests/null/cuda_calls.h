@@ -74,6 +74,8 @@ int ncclCommInitRank(void**, int, UniqueId, int);
 int ncclAllGather(const void*, void*, std::size_t, int, void*, void*);
 int ncclReduceScatter(const void*, void*, std::size_t, int, int, void*, void*);
 int ncclBroadcast(const void*, void*, std::size_t, int, int, void*, void*);
+int ncclSend(const void*, std::size_t, int, int, void*, void*);
+int ncclRecv(void*, std::size_t, int, int, void*, void*);
 int ncclGroupStart();
 int ncclGroupEnd();
 void foreshard_null_mark(const char*);

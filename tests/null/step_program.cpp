@@ -154,6 +154,21 @@ void list() {
     cudaMemcpyAsync(&read, each, sizeof read, kDeviceToHost, nullptr);
     expect(read == given, "what each rank gave");
   }
+  const std::int64_t sent[2] = {60, 70};
+  std::int64_t arrived[2] = {};
+  void *from = nullptr, *to = nullptr;
+  cudaMalloc(&from, sizeof sent);
+  cudaMalloc(&to, sizeof sent);
+  cudaMemcpyAsync(from, sent, sizeof sent, kHostToDevice, nullptr);
+  ncclGroupStart();
+  for (int rank = 0; rank < 2; ++rank) {
+    ncclSend(static_cast<char*>(from) + 8 * rank, 1, kNcclInt64, rank, communicator, nullptr);
+    ncclRecv(static_cast<char*>(to) + 8 * rank, 1, kNcclInt64, rank, communicator, nullptr);
+  }
+  ncclGroupEnd();
+  cudaMemcpyAsync(arrived, to, sizeof arrived, kDeviceToHost, nullptr);
+  expect(arrived[0] == sent[0] && arrived[1] == sent[0],
+         "ranks send this one what it sends itself");
 }
 
 // A step in a CUDA graph, its memory and optimizer within: captured once, launched three times.

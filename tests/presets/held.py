@@ -3,7 +3,7 @@ import pathlib
 import sys
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "reports"))
-from ask import KINDS, NORM, WORKSPACES, answer, captured, same, scheduled  # noqa: E402, F401
+from ask import KINDS, NORM, WORKSPACES, answer, ask, captured, same, scheduled  # noqa: E402, F401
 
 NCCL = {2: "int32", 4: "int64", 6: "fp16", 7: "fp32", 9: "bf16"}  # ncclDataType_t
 
@@ -24,7 +24,7 @@ def step_collectives(capture, norm=NORM):
                 rows = steps.pop() + rows
             steps.append(rows)
             rows, threads = [], set()
-        elif letter == "X" and names[int(rest[4])] in KINDS:
+        elif letter == "X" and names[int(rest[4])] in (*KINDS, "all_to_all"):
             kind, whole, group = names[int(rest[4])], int(rest[5]), ranks[rest[3]]
             sent = whole // group if kind == "all_gather" else whole
             received = whole // group if kind == "reduce_scatter" else whole

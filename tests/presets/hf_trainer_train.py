@@ -2,8 +2,10 @@
 """transformers' own Trainer, or a loop as Accelerate's examples have it, on a model of a few blocks and words of zeros.
 
     hf_trainer_train.py CASE.json      `run`: arguments of TrainingArguments, `seq`, `padded`, `dtype` and `attn` of the model, `lora` (PEFT's arguments); `model` is a config.json
-(one of images has no `seq`), with `loop`: accelerate also `accelerator`, `plugin`, `policy` (of mixed precision), `hsdp` (replicas, shards), `deepspeed`, `ddp` (arguments each), and `hold` the outputs; `frozen`: the table of words is
+(one of images has no `seq`), with `loop`: accelerate also `accelerator`, `plugin`, `policy` (of mixed precision), `deepspeed`, `ddp` (arguments each), and `hold` the outputs; `frozen`: the table of words is; `parallelism`: arguments of ParallelismConfig
+(tp: the model is loaded with its own plan); with `loop`: deepspeed `deepspeed` is the configuration of an engine whose attention is deepspeed.sequence's over `ulysses` ranks
 """
+import contextlib
 import tempfile
 
 from watch import Words, said
@@ -16,9 +18,22 @@ import torch  # noqa: E402
 import transformers  # noqa: E402
 
 
-def model():
+def parallelism():
+    from accelerate import ParallelismConfig
+    from accelerate.utils import DeepSpeedSequenceParallelConfig, TorchContextParallelConfig
+
+    sizes = run.get("parallelism", {})
+    handlers = {"sp_handler": DeepSpeedSequenceParallelConfig, "cp_handler": TorchContextParallelConfig}
+    return {"parallelism_config": ParallelismConfig(**{key: handlers[key](**size) if key in handlers else size for key, size in sizes.items()})} if sizes else {}
+
+
+def model(tp=1, mesh=None):
     config = transformers.AutoConfig.for_model(**case["model"])
     made = getattr(transformers, case["model"]["architectures"][0])._from_config(config, dtype=getattr(torch, dtype), attn_implementation=attention)
+    if tp > 1:  # from_pretrained cuts it
+        with tempfile.TemporaryDirectory() as folder:
+            made.save_pretrained(folder)
+            made = type(made).from_pretrained(folder, dtype=getattr(torch, dtype), attn_implementation=attention, tp_plan="auto", tp_size=tp, device_mesh=mesh)
     if lora:
         import peft
 
@@ -35,6 +50,13 @@ class Padded(Words):
         mask = torch.ones_like(self.ids)
         mask[-(len(mask) // 8):] = 0
         return {**super().__getitem__(at), "attention_mask": mask}
+
+
+class Placed(Words):
+    """With positions, which Ulysses wants of a batch."""
+
+    def __getitem__(self, at):
+        return {**super().__getitem__(at), "position_ids": torch.arange(length)}
 
 
 class Labelled(torch.utils.data.Dataset):
@@ -73,16 +95,18 @@ def words():
     config = transformers.AutoConfig.for_model(**case["model"])
     if hasattr(config, "image_size") or hasattr(config, "vision_config"):
         return Seen(config)
-    rows = (Padded if padded else Words)(length)
+    rows = (Padded if padded else Placed if run.get("parallelism", {}).get("sp_size") else Words)(length)
     heads = {"ForSequenceClassification": ["labels"], "ForQuestionAnswering": ["start_positions", "end_positions"]}
     labels = next((names for head, names in heads.items() if case["model"]["architectures"][0].endswith(head)), None)
     return Labelled(rows, labels) if labels else rows
 
 
 def trainer():
+    axes = parallelism()
+    tp = axes["parallelism_config"].tp_size if axes else 1
     with tempfile.TemporaryDirectory() as folder:
-        args = transformers.TrainingArguments(output_dir=folder, max_steps=3, report_to="none", save_strategy="no", disable_tqdm=True, **run)
-        transformers.Trainer(model=model(), args=args, train_dataset=[words()[0]] * 4096).train()
+        args = transformers.TrainingArguments(output_dir=folder, max_steps=3, report_to="none", save_strategy="no", disable_tqdm=True, **axes, **{key: value for key, value in run.items() if key != "parallelism"})
+        transformers.Trainer(model=model(tp), args=args, train_dataset=[words()[0]] * 4096).train()
 
 
 def policy():
@@ -94,20 +118,19 @@ def policy():
 
 
 def accelerate():
-    from accelerate import Accelerator, DeepSpeedPlugin, FullyShardedDataParallelPlugin, ParallelismConfig
+    from accelerate import Accelerator, DeepSpeedPlugin, FullyShardedDataParallelPlugin
     from accelerate.utils import DistributedDataParallelKwargs, GradientAccumulationPlugin
 
-    accum, more = run.get("accum", 1), dict(run.get("accelerator", {}))
+    accum, more = run.get("accum", 1), {**run.get("accelerator", {}), **parallelism()}
+    axes = more.get("parallelism_config")
     if run.get("plugin"):
         more["fsdp_plugin"] = FullyShardedDataParallelPlugin(**run["plugin"], **policy())
     if run.get("deepspeed"):
         more["deepspeed_plugin"] = DeepSpeedPlugin(gradient_accumulation_steps=accum, **run["deepspeed"])
     if run.get("ddp"):
         more["kwargs_handlers"] = [DistributedDataParallelKwargs(**run["ddp"])]
-    if run.get("hsdp"):
-        more["parallelism_config"] = ParallelismConfig(dp_replicate_size=run["hsdp"][0], dp_shard_size=run["hsdp"][1])
     accelerator = Accelerator(gradient_accumulation_plugin=GradientAccumulationPlugin(num_steps=accum, sync_each_batch=run.get("sync_each_batch", False)), **more)
-    made = model()
+    made = model(axes.tp_size if axes else 1, accelerator.torch_device_mesh)
     if run.get("gradient_checkpointing"):
         made.gradient_checkpointing_enable(**({"gradient_checkpointing_kwargs": {"use_reentrant": True}} if run.get("reentrant") else {}))
     if run.get("plugin", {}).get("fsdp_version") == 1:  # an optimizer of the parameters before they are flat would step none
@@ -119,9 +142,18 @@ def accelerate():
     for step, batch in enumerate(loader):
         if step == 3 * accum:
             break
-        with accelerator.accumulate(made):
-            outputs = made(**batch)
-            loss = outputs.loss
+        over_positions = contextlib.nullcontext()
+        if axes and axes.cp_size > 1:
+            batch["shift_labels"] = torch.nn.functional.pad(batch["labels"], (0, 1), value=-100)[:, 1:].contiguous()
+            buffers = list(batch.values())
+            over_positions = accelerator.maybe_context_parallel(buffers=buffers, buffer_seq_dims=[1] * len(buffers), no_restore_buffers=set(buffers))
+        with over_positions, accelerator.accumulate(made):
+            if axes and axes.sp_size > 1:  # as Accelerate's guide has it
+                batch = {key: value.to(accelerator.device) for key, value in batch.items()}
+                loss, outputs = transformers.integrations.deepspeed.deepspeed_sp_compute_loss(accelerator, made, batch, True, axes)
+            else:
+                outputs = made(**batch)
+                loss = outputs.loss
             if not run.get("hold"):
                 del outputs
             accelerator.backward(loss)
@@ -131,4 +163,36 @@ def accelerate():
             optimizer.zero_grad()
 
 
-{"trainer": trainer, "accelerate": accelerate}[loop]()
+def deepspeed():
+    """A loop of one's own, whose attention DistributedAttention exchanges; each rank has its part of the positions."""
+    import deepspeed as library
+    import deepspeed.runtime.sequence_parallel.parallel_state_sp as groups
+    from deepspeed.sequence.layer import DistributedAttention
+
+    library.init_distributed()
+    groups.initialize_sequence_parallel(run["ulysses"])
+    sdpa = transformers.AttentionInterface()["sdpa"]
+    within = []  # the module that attends
+
+    def local(*queries_keys_values, **more):
+        return sdpa(within.pop(), *(each.transpose(1, 2) for each in queries_keys_values), None, **more)[0]
+
+    exchanged = DistributedAttention(local, groups.get_sequence_parallel_group(), scatter_idx=2, gather_idx=1)
+
+    def attend(module, query, key, value, _, **more):
+        within.append(module)
+        return exchanged(*(each.transpose(1, 2) for each in (query, key, value)), 0, **more), None
+
+    transformers.AttentionInterface.register("sdpa", attend)
+    made = model()
+    if run.get("gradient_checkpointing"):
+        made.gradient_checkpointing_enable()
+    engine, *_ = library.initialize(model=made, optimizer=torch.optim.AdamW(made.parameters(), lr=1e-4), config=run["deepspeed"], mpu=groups)
+    ids = torch.zeros(engine.train_micro_batch_size_per_gpu(), length // run["ulysses"], dtype=torch.long, device="cuda")
+    places = torch.arange(ids.shape[1], device="cuda").expand_as(ids)
+    for _ in range(3 * run.get("accum", 1)):
+        engine.backward(engine(input_ids=ids, position_ids=places, labels=ids, shift_labels=ids, use_cache=False).loss)
+        engine.step()
+
+
+{"trainer": trainer, "accelerate": accelerate, "deepspeed": deepspeed}[loop]()

@@ -10,12 +10,12 @@ from watch import said
 
 case = said()
 config, folder = case["model"], tempfile.TemporaryDirectory()
-options = {"model.name": {"llama": "llama3", "qwen3": "qwen3"}[config["model_type"]], "model.flavor": "case", "job.dump_folder": folder.name, "training.steps": 3, **case["run"]}
+options = {"model.name": "llama3" if config["model_type"] == "llama" else "qwen3", "model.flavor": "case", "job.dump_folder": folder.name, "training.steps": 3, **case["run"]}
 sys.argv[1:] = [word for name, value in options.items() for word in ([f"--{name}"] if value is True else [f"--{name}", str(value)])]
 
 import torch  # noqa: E402
 from torchtitan import train  # noqa: E402; reads sys.argv
-from torchtitan.models import llama3, qwen3  # noqa: E402
+from torchtitan.models import llama3, moe, qwen3  # noqa: E402
 
 
 class Words:
@@ -34,6 +34,9 @@ def sizes():
     common = {"dim": width, "n_layers": config["num_hidden_layers"], "n_heads": config["num_attention_heads"], "n_kv_heads": config["num_key_value_heads"], "vocab_size": config["vocab_size"]}
     if config["model_type"] == "llama":  # its width of an MLP is a multiple of `multiple_of`, here the first
         return llama3.TransformerModelArgs(**common, multiple_of=config["intermediate_size"], ffn_dim_multiplier=0.1)
+    if config["model_type"] == "qwen3_moe":
+        routes = moe.MoEArgs(num_experts=config["num_experts"], num_shared_experts=0, top_k=config["num_experts_per_tok"], score_func="softmax", route_norm=True, score_before_experts=False)
+        common |= {"moe_enabled": True, "moe_inter_dim": config["moe_intermediate_size"], "moe_args": routes}
     return qwen3.Qwen3ModelArgs(**common, hidden_dim=config["intermediate_size"], head_dim=config["head_dim"], enable_weight_tying=config["tie_word_embeddings"])
 
 

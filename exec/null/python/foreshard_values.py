@@ -39,7 +39,7 @@ def start(torch, library):
                 at, size = storage.data_ptr(), storage.nbytes()
                 if at in self.storages or not 0 < size <= MOST_BYTES:
                     continue
-                held = torch.empty(size, dtype=torch.uint8)
+                held = torch.empty(size, dtype=torch.uint8, device="cpu")  # said, as `zero.Init` and `with torch.device` have another
                 if library.foreshard_null_known(at, held.data_ptr(), size) != 0:
                     self.storages[at] = held
 
@@ -88,7 +88,7 @@ def start(torch, library):
     def spread(given, places):
         """What floats choose nobody knows: each as often (experts' rows are those of balanced routing)."""
         dim, of = given["dim"], given["self"]
-        return torch.arange(places.numel()).remainder(of.numel() if dim is None else of.shape[dim]).reshape(places.shape)
+        return torch.arange(places.numel(), device="cpu").remainder(of.numel() if dim is None else of.shape[dim]).reshape(places.shape)
 
     class Values(TorchDispatchMode):
         times = 1.0  # as long as its body here takes the host with what calls it
@@ -165,11 +165,11 @@ def start(torch, library):
 
         def keep(self, hosts, result, made):
             results = tree_flatten(result)[0]
-            if not all(isinstance(t, torch.Tensor) and t.is_cuda and t.dtype in followed and t.untyped_storage().nbytes() <= MOST_BYTES for t in results):
+            if not all(type(t) in plain and t.is_cuda and t.dtype in followed and t.untyped_storage().nbytes() <= MOST_BYTES for t in results):
                 return
             for tensor, values in zip(results, tree_flatten(made())[0]):
                 if tensor.shape == values.shape and tensor.numel() > 0:
-                    held = torch.zeros(tensor.untyped_storage().nbytes(), dtype=torch.uint8)
+                    held = torch.zeros(tensor.untyped_storage().nbytes(), dtype=torch.uint8, device="cpu")
                     view(tensor, held).copy_(values)
                     tell(tensor.untyped_storage().data_ptr(), held)
 

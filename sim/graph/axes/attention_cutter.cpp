@@ -127,7 +127,19 @@ void AttentionCutter::attend_with_heads(Operation op) {
     return part_.add_tensor(std::move(spec), part_.places[at(from)]);
   };
   const std::int8_t part = op.part;
-  for (const Index own : Indices(op.inputs)) {
+  const std::int64_t ranks = part_.plan.mesh.cp;
+  const std::int64_t repeats = std::max<std::int64_t>(1, ranks / op.attention.kv_heads);
+  const Index queries = op.inputs.front();
+  for (Index own : Indices(op.inputs)) {
+    if (own != queries && repeats > 1) {
+      TensorSpec spec = part_.layer.tensors[at(own)];
+      spec.name += " repeated";
+      spec.per_token *= repeats;
+      const Index all = part_.add_tensor(std::move(spec), part_.places[at(own)]);
+      part_.move(own, all, part);
+      replace_read(op, own, all);
+      own = all;
+    }
     const Index heads = change(own, " by heads");
     Operation& there = part_.move(own, heads, part);
     there.collective = there.collective_backward = exchange;
@@ -138,9 +150,9 @@ void AttentionCutter::attend_with_heads(Operation op) {
   for (Indices* list : {&op.outputs, &op.saved}) {
     std::replace(list->begin(), list->end(), result, heads);
   }
-  op.attention.heads /= part_.plan.mesh.cp;
-  op.attention.kv_heads /= part_.plan.mesh.cp;
-  op.attention.query_ranks = op.attention.key_ranks = part_.plan.mesh.cp;
+  op.attention.heads /= ranks;
+  op.attention.kv_heads = op.attention.kv_heads * repeats / ranks;
+  op.attention.query_ranks = op.attention.key_ranks = ranks;
   part_.layer.operations.push_back(std::move(op));
   Operation& back = part_.move(heads, result, part);
   back.collective = back.collective_backward = exchange;

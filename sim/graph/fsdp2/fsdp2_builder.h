@@ -219,6 +219,7 @@ class Fsdp2 final : public StepBuilder {
   void begin_step_frame();
   void end_step_frame();
   void log_step();
+  std::int64_t fetched_samples() const;
   void cut_batch();
   std::vector<std::int32_t> block_mask(std::int64_t queries);
   void drop_batch_parts();

@@ -103,8 +103,13 @@ void Fsdp2::replace_row_order(EventKind kind, std::int32_t layer) {
   held = made;
 }
 
+// A pipeline is given the samples of all its micro-batches at once.
+std::int64_t Fsdp2::fetched_samples() const {
+  return plan_.batch.micro_batch * (is_pipelined() ? given_microbatches() : 1);
+}
+
 std::int64_t Fsdp2::whole_labels() const {
-  return label_bytes(model_, plan_.batch.micro_batch, plan_.batch.sequence);
+  return label_bytes(model_, fetched_samples(), plan_.batch.sequence);
 }
 
 std::int32_t Fsdp2::counted(std::int64_t bytes) {
@@ -121,9 +126,11 @@ void Fsdp2::begin_step_frame() {
   if (is_wrapped()) zero_grad();
   if (logging_) log("zero_grad");
   token_count_ = counted(8);
-  for (std::int64_t m = 0; m < plan_.batch.accumulation; ++m) {
+  const std::int64_t fetches =
+      plan_.batch.accumulation / (is_pipelined() ? call_microbatches() : 1);
+  for (std::int64_t m = 0; m < fetches; ++m) {
     StepBuilder::free(fetched_labels_);
-    batches_.push_back(fetched(input_bytes(model_, plan_.batch.micro_batch, plan_.batch.sequence)));
+    batches_.push_back(fetched(input_bytes(model_, fetched_samples(), plan_.batch.sequence)));
     batches_.push_back(fetched(whole_labels()));
     std::int32_t valid = counted(whole_labels() / 8), sum = counted(8);
     StepBuilder::free(valid);
@@ -170,9 +177,9 @@ void Fsdp2::cut_batch() {
     batch_parts_.push_back(fetched(whole / cp));
     StepBuilder::free(ordered);
   };
-  cut(input_bytes(model_, plan_.batch.micro_batch, plan_.batch.sequence));
+  cut(input_bytes(model_, fetched_samples(), plan_.batch.sequence));
   cut(whole_labels());
-  cut(row * plan_.batch.micro_batch);
+  cut(row * fetched_samples());
   const std::vector<std::int32_t> part = block_mask(plan_.batch.sequence / cp);
   append(batch_parts_, part);
   free_all(mask);

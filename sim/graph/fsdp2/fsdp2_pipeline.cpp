@@ -146,6 +146,7 @@ void Fsdp2::run_call() {
     input_labels_ = allocate(MemoryCategory::kInput, Stream::kCompute, -1,
                              Bytes(label_bytes(model_, samples, plan_.batch.sequence)));
   }
+  if (framed()) cut_batch();
   free_all(kept_);
   run_rows();
   free_all(sent_gradients_);
@@ -161,6 +162,7 @@ void Fsdp2::run_call() {
   }
   StepBuilder::free(input_tokens_);
   StepBuilder::free(input_labels_);
+  drop_batch_parts();
   for (const Stage& each : stages_) {
     enter_stage(each.stage);
     if (spec_of(end_ - 1).role != LayerRole::kLoss) continue;

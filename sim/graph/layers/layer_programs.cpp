@@ -368,7 +368,7 @@ LayerPrograms::Setting LayerPrograms::setting_of(const Plan& plan) {
   }
   setting.refers = plan.reference != Reference::kNone;
   setting.evaluates = plan.evaluation.in_step || setting.refers;
-  setting.divides_loss = plan.step_frame != StepFrame::kPlain;
+  setting.divides_loss = plan.step_frame != StepFrame::kPlain && plan.mesh.pp == 1;
   if (cuts_layers(plan)) {
     setting.mesh = joined_data_ranks(plan.mesh);
     setting.tensor_parallel = plan.tensor_parallel;

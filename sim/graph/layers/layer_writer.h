@@ -13,6 +13,11 @@ inline Index add_tensor(LayerSpec& layer, TensorSpec spec) {
   return static_cast<Index>(layer.tensors.size() - 1);
 }
 // Precondition: the layer has it.
+inline Operation pass(std::string name, Function function, Index from, Index to) {
+  return Operation{
+      .name = std::move(name), .function = function, .inputs = {from}, .outputs = {to}};
+}
+
 inline const TensorSpec& tensor(const LayerSpec& layer, Index index) {
   return layer.tensors[at(index)];
 }

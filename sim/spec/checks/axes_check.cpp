@@ -186,7 +186,9 @@ Problem problem_of_heads(const Plan& plan, const ModelSpec& model) {
     for (const Operation& op : layer.operations) {
       const AttentionShape& shape = op.attention;
       if (op.kind != OperationKind::kAttention || shape.kv_heads % ranks == 0) continue;
-      const bool shares_keys = plan.runtime.kind == RuntimeKind::kMegatron && !shares_heads;
+      // deepspeed/runtime/sequence_parallel/ulysses_sp.py repeats fewer heads for each rank.
+      const bool shares_keys =
+          plan.runtime.kind == RuntimeKind::kMegatron ? !shares_heads : is_zero(plan.runtime.kind);
       if (shares_keys && ranks % shape.kv_heads == 0 && shape.heads % ranks == 0) continue;
       if (shape.kv_heads % plan.mesh.tp == 0) {
         const std::int64_t left = shape.kv_heads / plan.mesh.tp;

@@ -255,6 +255,15 @@ TEST(Verbs, AModelWrittenAsYamlForecastsAsTheBuiltInOne) {
   EXPECT_EQ(run("predict --model own.yaml --cluster 8xh100 --runtime native").exit_code, 6);
 }
 
+// The head's unit, which stays, is the one behind 48 blocks and their experts.
+TEST(Verbs, TorchtitansFrameStandsAroundExpertsAndStages) {
+  const std::string job =
+      "predict --json --model qwen3-30b-a3b --cluster 64xh100 --sequence 4096 --set mesh.ep=8 "
+      "--set trainer=torchtitan --set stack=torchtitan_2026";
+  EXPECT_EQ(json_of(run(job)).at("plan").at("reshard_after_forward").at(0).at("units"), 97);
+  EXPECT_EQ(run(job + " --set mesh.pp=4 --accumulation 8").exit_code, 0);
+}
+
 TEST(Verbs, ModelsThatReadImagesForecast) {
   expect_says(ok("predict --model llava-1.5-7b --cluster 8xh100 --set batch.images=1"),
               "7.06 B parameters");

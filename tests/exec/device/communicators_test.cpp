@@ -21,29 +21,29 @@
 namespace foreshard {
 namespace {
 
-class Part final : public DeviceCommunicator {
+class Silent : public DeviceCommunicator {
  public:
-  explicit Part(const CommunicatorPart& part) : part_(part) {}
-  int index() const override { return part_.index; }
-  int size() const override { return part_.size; }
   void all_gather(void*, std::size_t, DType) override {}
   void reduce_scatter(const void*, void*, std::size_t, DType) override {}
   void all_reduce(float*, std::size_t) override {}
   void all_reduce(double*, std::size_t) override {}
+};
+
+class Part final : public Silent {
+ public:
+  explicit Part(const CommunicatorPart& part) : part_(part) {}
+  int index() const override { return part_.index; }
+  int size() const override { return part_.size; }
 
  private:
   CommunicatorPart part_;
 };
 
-class Whole final : public DeviceCommunicator {
+class Whole final : public Silent {
  public:
   explicit Whole(World& world) : world_(world) {}
   int index() const override { return world_.rank(); }
   int size() const override { return world_.size(); }
-  void all_gather(void*, std::size_t, DType) override {}
-  void reduce_scatter(const void*, void*, std::size_t, DType) override {}
-  void all_reduce(float*, std::size_t) override {}
-  void all_reduce(double*, std::size_t) override {}
 
   // As ncclCommSplit: members of one colour, in the order of their keys.
   std::unique_ptr<DeviceCommunicator> split(const CommunicatorPart& part) override {
@@ -179,14 +179,10 @@ TEST(WatchedCommunicator, WhatACallThrowsInTimePasses) {
 }
 
 // Through the path that a job takes: a rank whose peer never makes the call is told which.
-class StuckWhole final : public DeviceCommunicator {
+class StuckWhole final : public Silent {
  public:
   int index() const override { return 0; }
   int size() const override { return 1; }
-  void all_gather(void*, std::size_t, DType) override {}
-  void reduce_scatter(const void*, void*, std::size_t, DType) override {}
-  void all_reduce(float*, std::size_t) override {}
-  void all_reduce(double*, std::size_t) override {}
   std::unique_ptr<DeviceCommunicator> split(const CommunicatorPart&) override {
     return std::make_unique<Stuck>();
   }

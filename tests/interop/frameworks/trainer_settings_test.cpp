@@ -207,10 +207,9 @@ TEST(TrainerSettings, AdaptersUnderFullyShardAreEachCodesOwn) {
   const std::string trl =
       "model_name_or_path: a/b\nlearning_rate: 0.1\nmax_length: 512\n"
       "use_peft: true\nload_in_4bit: true\n";
-  // Of 16 ranks, 4 x 2 shard and have 256 words each.
   expect(trainer(trl, &sharding),
-         "lora.base nf4-master; ignored packed; units.adapters_alone; mesh.shard 8; "
-         "mesh.replicate 2; batch.sequence 256");
+         "lora.base nf4-master; ignored packed; units.adapters_alone; mesh.shard 4; "
+         "mesh.cp 2; mesh.replicate 2; batch.sequence 512");
   expect(trainer(trl + "dtype: bfloat16\nbnb_4bit_quant_storage: bfloat16\n", &sharding),
          "lora.base nf4; ignored; dtype.master bf16");
   const std::string axolotl = "base_model: a/b\nmicro_batch_size: 1\nadapter: lora\n";

@@ -1,5 +1,6 @@
 // Micro-batches that repeat are left out of a replay once they do: steps, calls to the driver and
-// where every block lies are those of the whole replay.
+// where every block lies are those of the whole replay; and those of steps, where a replay stops
+// once they settle.
 #include <gtest/gtest.h>
 #include <rapidcheck.h>
 #include <rapidcheck/gtest.h>
@@ -77,8 +78,18 @@ RC_GTEST_PROP(FoldedReplayProperty, IsTheWholeReplay, ()) {
   ReplayInputs whole_inputs;
   whole_inputs.folds = false;
   ReservedReplay whole(graph, settings, memory, whole_inputs), folded(graph, settings, memory);
-  for (int step = 0; step < 4; ++step) {
-    RC_ASSERT(whole.run_step() == folded.run_step());
+  ReplayInputs early;
+  early.stops_when_settled = true;
+  ReservedReplay settled(graph, settings, memory, early);
+  for (int step = 0; step < 5; ++step) {
+    const StepReserved told = whole.run_step();
+    RC_ASSERT(folded.run_step() == told);
+    if (settled.is_settled()) {
+      RC_ASSERT(told.device_allocs + told.device_frees == 0);
+    } else {
+      RC_ASSERT(settled.run_step() == told);
+      RC_ASSERT(settled.stalls() == whole.stalls());
+    }
     RC_ASSERT(whole.stalls() == folded.stalls());
     RC_ASSERT(whole.out_of_memory() == folded.out_of_memory());
     RC_ASSERT(whole.row() == folded.row());

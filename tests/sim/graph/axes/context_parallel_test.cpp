@@ -45,9 +45,8 @@ Sum all_to_alls(const EventGraph& graph) {
 double attention_flops(const EventGraph& graph) {
   double sum = 0;
   for (const Row& row : graph.rows) {
-    const Work& work = graph.works[row.work];
-    for (std::uint32_t k = work.kernels_begin; k < work.kernels_end; ++k) {
-      if (graph.kernels[k].kind == KernelKind::kAttention) sum += graph.kernels[k].flops.count();
+    for (const Kernel& kernel : graph.kernels_of(graph.works[row.work])) {
+      if (kernel.kind == KernelKind::kAttention) sum += kernel.flops.count();
     }
   }
   return sum;
@@ -191,9 +190,8 @@ TEST(ContextParallel, MegatronsRingIsNarrower) {
 double expert_flops(const EventGraph& graph) {
   double sum = 0;
   for (const Row& row : graph.rows) {
-    const Work& work = graph.works[row.work];
-    for (std::uint32_t k = work.kernels_begin; k < work.kernels_end; ++k) {
-      if (graph.kernels[k].groups > 1) sum += graph.kernels[k].flops.count();
+    for (const Kernel& kernel : graph.kernels_of(graph.works[row.work])) {
+      if (kernel.groups > 1) sum += kernel.flops.count();
     }
   }
   return sum;
@@ -265,8 +263,7 @@ Kernels kernels_of(const EventGraph& graph) {
   Kernels sum;
   for (const Row& row : graph.rows) {
     const Work& work = graph.works[row.work];
-    for (std::uint32_t k = work.kernels_begin; k < work.kernels_end; ++k) {
-      const Kernel& kernel = graph.kernels[k];
+    for (const Kernel& kernel : graph.kernels_of(work)) {
       if (kernel.kind == KernelKind::kGemm) ++sum.products;
       const bool moves = work.kind == EventKind::kForward && kernel.kind == KernelKind::kMemory;
       if (moves) sum.moved += kernel.bytes.count();

@@ -424,9 +424,8 @@ TEST(Megatron, ExpertsMultiplyTwiceABlock) {
   const EventGraph graph = build_training_step(model, plan);
   std::map<EventKind, std::int64_t> grouped;
   for (const Row& row : graph.rows) {
-    const Work& work = graph.works[row.work];
-    for (std::uint32_t k = work.kernels_begin; k < work.kernels_end; ++k) {
-      if (graph.kernels[k].groups > 1) ++grouped[row.kind];
+    for (const Kernel& kernel : graph.kernels_of(graph.works[row.work])) {
+      if (kernel.groups > 1) ++grouped[row.kind];
     }
   }
   EXPECT_EQ(grouped[EventKind::kForward], 2 * 48);
@@ -442,9 +441,7 @@ TEST(Megatron, RoutersLaunchMapsAndSums) {
     const EventGraph graph = build_training_step(load_zoo_model(name), plan);
     std::map<EventKind, std::int64_t> counts;
     for (const Row& row : graph.rows) {
-      const Work& work = graph.works[row.work];
-      for (std::uint32_t k = work.kernels_begin; k < work.kernels_end; ++k) {
-        const Kernel& kernel = graph.kernels[k];
+      for (const Kernel& kernel : graph.kernels_of(graph.works[row.work])) {
         const bool is_map = kernel.bytes.count() <= 8 * 1024 * 128 &&
                             kernel.kind == KernelKind::kMemory && kernel.bytes.count() > 0;
         if (is_map) ++counts[row.kind];

@@ -170,9 +170,8 @@ TEST(Stages, HalvesOfBackwardsRecomputeForEachGroupOfWeights) {
     const EventGraph graph = build_training_step(model, plan);
     std::int64_t products = 0;
     for (const Row& row : graph.rows) {
-      const Work& work = graph.works[row.work];
-      for (std::uint32_t k = work.kernels_begin; k < work.kernels_end; ++k) {
-        products += graph.kernels[k].kind == KernelKind::kGemm ? 1 : 0;
+      for (const Kernel& kernel : graph.kernels_of(graph.works[row.work])) {
+        products += kernel.kind == KernelKind::kGemm ? 1 : 0;
       }
     }
     return products;
